@@ -1,0 +1,77 @@
+"""Append-only JSON lines that survive a crash: each record is on disk before the next step begins."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """A file of JSON lines with one writer. Every ``append`` is flushed and fsynced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._mend_last_line()
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, record: Record) -> None:
+        """Write one record. Raises OSError when the disk is full or read-only: what was written before stays."""
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def _mend_last_line(self) -> None:
+        """End a line that a crash cut off, so that the next record does not continue it."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
+        with self.path.open("rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def read(path: Path) -> tuple[list[Record], list[str]]:
+    """The records of a journal, and a complaint for every line that is no JSON object (a cut-off line, say)."""
+    records, complaints = [], []
+    for number, line in _lines(path):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            complaints.append(f"{path}:{number}: not a complete record, left out: {line[:60]!r}")
+    return records, complaints
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+
+
+class Follower:
+    """Reads what has been added to a journal since the last look, complete lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def poll(self) -> list[Record]:
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            chunk = file.read()
+        complete = chunk[: chunk.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [json.loads(line) for line in complete.splitlines() if line.strip()]

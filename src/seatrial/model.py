@@ -1,0 +1,345 @@
+"""The nouns of seatrial: frozen records that every other module reads and none mutates.
+
+A subject is a place, written as text: ``node3``, ``node3/gpu5``, ``node3/rank1`` (a process without a GPU),
+``node3->node7``, ``cluster``. Times are Unix seconds, durations seconds, sizes bytes (1 KiB = 1024 B),
+bandwidths GB/s with 1 GB = 1e9 B, as nccl-tests prints them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, PlainSerializer
+
+CLUSTER = "cluster"
+
+_BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
+
+
+class SeatrialError(Exception):
+    """An error of the user's input or machine: the message says what was read, where, and what was expected."""
+
+
+class UsageError(SeatrialError):
+    """The command line, a trial file or a promise that the machine cannot keep. Exit code 2."""
+
+
+class NotApplicable(Exception):
+    """Raised by a check that cannot apply where it runs. The message is the reason shown beside SKIP."""
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from ``"8GiB"``, ``"512 B"`` or a plain number of bytes.
+
+    Raises ValueError on anything else, decimal units (``MB``) among them: they would be read two ways.
+    """
+    match = _SIZE.fullmatch(str(text))
+    if not match:
+        units = ", ".join(_BINARY_UNITS)
+        raise ValueError(f"{text!r} is not a size: write a number and one of {units} (1 KiB = 1024 B)")
+    value = float(match[1]) * _BINARY_UNITS[match[2] or "B"]
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(value)
+
+
+def format_bytes(count: float) -> str:
+    """The shortest exact form: 1048576 → ``1MiB``; a size that no unit divides keeps one decimal: ``1.5GiB``."""
+    for unit in reversed(_BINARY_UNITS):
+        scaled = count / _BINARY_UNITS[unit]
+        if scaled >= 1:
+            return f"{scaled:.0f}{unit}" if scaled == int(scaled) else f"{scaled:.1f}{unit}"
+    return f"{count:.0f}B"
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class Frozen(BaseModel):
+    """Base of every record: immutable, and a key that nobody declared is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Outcome(StrEnum):
+    """What one verdict says. The six are never merged: "measured bad" is not "could not be measured"."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"  # does not apply here; the reason says why
+    UNJUDGED = "UNJUDGED"  # measured, and nothing known to judge it by
+    ERROR = "ERROR"  # could not be measured
+
+
+# Worst first: the order in which a report and a summary of several verdicts care.
+WORST_FIRST = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS, Outcome.SKIP)
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome that a summary shows. No outcome at all is UNJUDGED: nothing was said."""
+    return min(outcomes, key=WORST_FIRST.index, default=Outcome.UNJUDGED)
+
+
+class Scope(StrEnum):
+    """Where a check runs, and how often."""
+
+    NODE = "NODE"  # once on every node, no torch needed
+    GPU = "GPU"  # in every process on its own GPU (or its share of a CPU machine), no communication
+    CLUSTER = "CLUSTER"  # in all processes together, in one process group
+
+
+class Phase(StrEnum):
+    """The chapters of a trial, in the order of the report."""
+
+    ENVIRONMENT = "Environment"
+    INTERCONNECT = "Interconnect"
+    SINGLE_GPU = "Single-GPU training"
+    DISTRIBUTED = "Distributed training"
+
+
+class Metric(Frozen):
+    """One measured number. ``samples`` are the single readings behind ``value``, where there are several."""
+
+    name: str
+    value: FiniteFloat
+    unit: str
+    subject: str
+    samples: tuple[FiniteFloat, ...] = ()
+
+
+class Fact(Frozen):
+    """Something observed that is no number to judge: a version, a transport, an inventory."""
+
+    name: str
+    value: JsonValue
+
+
+class Series(Frozen):
+    """A curve to draw: y over x, both of one length, such as busbw over message size."""
+
+    name: str
+    subject: str
+    x: tuple[FiniteFloat, ...]
+    y: tuple[FiniteFloat, ...]
+    x_unit: str
+    y_unit: str
+
+
+class Artifact(Frozen):
+    """A file that a check left in the run directory (path relative to it)."""
+
+    path: str
+    title: str
+
+
+Observation = Metric | Fact | Series | Artifact
+
+
+class Measurement(Frozen):
+    """What one check brought back from one process. At most one of ``error`` and ``skipped`` is set."""
+
+    check: str
+    subject: str
+    rank: int | None = None
+    metrics: tuple[Metric, ...] = ()
+    facts: dict[str, JsonValue] = {}
+    series: tuple[Series, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    error: str | None = None
+    skipped: str | None = None
+    started: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the check ran to its end here: nothing is left to run again."""
+        return self.error is None
+
+
+_LIMIT = re.compile(r"\s*(>=|<=|==|>|<)\s*(-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+
+
+class Limit(Frozen):
+    """A threshold written as in ``"> 350 GB/s"``: comparison, number, unit."""
+
+    op: Literal[">=", ">", "<=", "<", "=="]
+    value: FiniteFloat
+    unit: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """Read ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError on anything else."""
+        match = _LIMIT.fullmatch(str(text))
+        if not match:
+            raise ValueError(f"{text!r} is not a threshold: expected a comparison and a number, such as '> 350 GB/s'")
+        op, number, unit = match.groups()
+        if unit in _BINARY_UNITS:
+            return cls(op=op, value=parse_bytes(f"{number}{unit}"), unit="B")
+        return cls(op=op, value=float(number), unit=unit)
+
+    def holds(self, value: float) -> bool:
+        return {
+            ">=": value >= self.value,
+            ">": value > self.value,
+            "<=": value <= self.value,
+            "<": value < self.value,
+            "==": value == self.value,
+        }[self.op]
+
+    def __str__(self) -> str:
+        """Exact, so that it reads back as the same limit."""
+        number = int(self.value) if self.value == int(self.value) else self.value
+        return f"{self.op} {number} {self.unit}".strip()
+
+
+ParsedLimit = Annotated[
+    Limit,
+    BeforeValidator(lambda value: Limit.parse(value) if isinstance(value, str) else value),
+    PlainSerializer(str, return_type=str),
+]
+
+
+def format_value(value: float, unit: str) -> str:
+    """A number as a person reads it: bytes in binary units, yes/no for a bool, four significant digits otherwise."""
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "bool":
+        return "yes" if value else "no"
+    digits = f"{value:,.0f}" if value == int(value) or abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{digits} {unit}".strip()
+
+
+class Rule(Frozen):
+    """How one metric of a check is judged: against ``expect``, or against ``baseline``, a key of the SKU data.
+
+    A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
+    ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
+    ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
+    """
+
+    metric: str
+    expect: ParsedLimit | None = None
+    baseline: str | None = None
+    fail_below: float = 0.90
+    warn_below: float = 0.95
+    breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
+    where: dict[str, str] = {}
+    why: str
+    remedy: str
+
+
+class Verdict(Frozen):
+    """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""
+
+    check: str
+    subject: str
+    metric: str = ""
+    outcome: Outcome
+    reason: str
+    evidence: str = ""
+    remedy: str = ""
+    judged_by: str = ""
+
+
+class Finding(Frozen):
+    """A diagnosis: what is wrong, where, how sure we are, why we say so, and what to do first."""
+
+    what: str
+    where: str
+    confidence: Literal["high", "medium", "low"]
+    why: str
+    first_command: str = ""
+    remedy: str = ""
+    source: str = ""
+
+
+class Job(Frozen):
+    """One process start that runs several checks. It is all that a worker on a node gets to know."""
+
+    name: str
+    placement: Literal["nodes", "ranks"]
+    device: Literal["cuda", "cpu"]
+    nodes: int
+    ranks_per_node: int
+    checks: tuple[str, ...]
+    options: dict[str, dict[str, JsonValue]]
+    promised_gpus: int | None
+    limit_s: float
+    env: dict[str, str] = {}
+
+
+class JobState(StrEnum):
+    """How a job ended."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"  # a process exited with an error or was killed
+    HUNG = "HUNG"  # a process went silent
+    TIMEOUT = "TIMEOUT"  # alive, yet over the limit
+    CANCELLED = "CANCELLED"
+
+
+class JobResult(Frozen):
+    """What became of one attempt at a job. ``culprit`` is the rank or node at fault, ``cause`` why."""
+
+    job: str
+    attempt: int
+    launcher: str
+    state: JobState
+    started: float
+    seconds: float
+    startup_s: float
+    culprit: str = ""
+    cause: str = ""
+
+
+class Verb(StrEnum):
+    """What a trial decides."""
+
+    ACCEPTED = "ACCEPTED"
+    REJECTED = "REJECTED"
+    INCOMPLETE = "INCOMPLETE"
+
+
+class Decision(Frozen):
+    """The one answer, and in a sentence why, and of what it does not speak."""
+
+    value: Verb
+    reason: str
+    scope: str = ""
+
+
+class Timing(Frozen):
+    """Seconds that one part of the trial took: a check, or what seatrial itself needed."""
+
+    name: str
+    kind: Literal["check", "overhead"]
+    seconds: float
+
+
+class Trial(Frozen):
+    """The whole record, the source of truth of a run: trial.json."""
+
+    schema_version: Literal["1"] = "1"
+    seatrial: str
+    name: str
+    command: tuple[str, ...]
+    host: str
+    started: float
+    seconds: float
+    config: dict[str, Any]
+    origins: dict[str, str]
+    environment: dict[str, JsonValue]
+    jobs: tuple[Job, ...]
+    left_out: dict[str, str] = Field(default={}, description="checks of the trial that --only or --skip left out")
+    stopped: str = Field(default="", description="what ended the trial before its time")
+    results: tuple[JobResult, ...]
+    measurements: tuple[Measurement, ...]
+    verdicts: tuple[Verdict, ...]
+    findings: tuple[Finding, ...]
+    timings: tuple[Timing, ...]
+    decision: Decision

@@ -1,0 +1,88 @@
+"""Starting the real program, and waiting for what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from seatrial.model import Trial
+
+TAG = "SEATRIAL_TEST_TAG"
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first truthy answer of ``condition``; an AssertionError when the time is up."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+    return answer
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+class Program:
+    """``seatrial`` as a user runs it: a process of its own, its output captured."""
+
+    def __init__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+        self.tag = os.urandom(8).hex()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "seatrial", *map(str, arguments)],
+            env={**os.environ, "COLUMNS": "200", TAG: self.tag, **(env or {})},
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, seconds: float = 120) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        try:
+            out, err = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return self.process.returncode, out, err
+
+    def left_behind(self) -> list[int]:
+        """Processes of this program that still run."""
+        return [process.pid for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(TAG) == self.tag and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+def run(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
+    return Program(*arguments, env=env, cwd=cwd).finish()
+
+
+def pulses(run_dir: Path, job: str, attempt: int = 1) -> Iterator[dict[str, Any]]:
+    """What the ranks of a job say they are doing, by rank."""
+    for path in sorted((run_dir / "jobs" / job / f"attempt{attempt}").glob("rank*.alive")):
+        try:
+            yield json.loads(path.read_text())
+        except (OSError, ValueError):  # between two versions of it
+            continue
+
+
+def all_doing(run_dir: Path, job: str, check: str, ranks: int) -> list[dict[str, Any]]:
+    """The ranks' pulses once all of them are at ``check``."""
+    found = list(pulses(run_dir, job))
+    return found if len(found) == ranks and all(pulse["doing"] == check for pulse in found) else []
+
+
+def load(run_dir: Path) -> Trial:
+    return Trial.model_validate_json((run_dir / "trial.json").read_text())

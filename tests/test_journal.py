@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from seatrial.journal import Follower, Journal, read
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "deep" / "j.jsonl")
+    journal.append({"a": 1})
+    journal.append({"b": "ü"})
+    assert read(journal.path) == ([{"a": 1}, {"b": "ü"}], [])
+
+
+def test_a_line_cut_off_by_a_crash_is_named_and_loses_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_text('{"a": 1}\n{"b": 2}\n{"c": [1, 2')
+    records, complaints = read(path)
+    assert records == [{"a": 1}, {"b": 2}]
+    assert len(complaints) == 1
+    assert f"{path}:3" in complaints[0]
+
+
+def test_writing_goes_on_behind_a_cut_off_line(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_text('{"a": 1}\n{"cut')
+    Journal(path).append({"d": 4})
+    assert read(path)[0] == [{"a": 1}, {"d": 4}]
+
+
+def test_hostile_bytes_are_a_complaint(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b'\xff\xfe\x00\n[1]\n{"a": 1}\n')
+    records, complaints = read(path)
+    assert records == [{"a": 1}]
+    assert len(complaints) == 2
+
+
+def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    follower = Follower(path)
+    assert follower.poll() == []
+    path.write_text('{"a": 1}\n{"b"')
+    assert follower.poll() == [{"a": 1}]
+    with path.open("a") as file:
+        file.write(": 2}\n")
+    assert follower.poll() == [{"b": 2}]
+    assert follower.poll() == []

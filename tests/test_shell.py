@@ -1,0 +1,86 @@
+"""Real processes: what was started must be gone after stop(), however it behaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seatrial import shell
+from tests.processes import alive, until
+
+# A child whose own child lives in another session and ignores SIGTERM, as the worst of training scripts do.
+STUBBORN_FAMILY = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+grandchild = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+open(sys.argv[1], "w").write(f"{os.getpid()} {grandchild.pid}")
+time.sleep(600)
+"""
+
+
+def start(tmp_path: Path, *argv: str) -> shell.Child:
+    return shell.start([sys.executable, *argv], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
+
+
+def family(tmp_path: Path) -> tuple[shell.Child, list[int]]:
+    pids = tmp_path / "pids"
+    child = start(tmp_path, "-c", STUBBORN_FAMILY, str(pids))
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    return child, [int(pid) for pid in pids.read_text().split()]
+
+
+def test_output_and_exit_code_come_back(tmp_path: Path) -> None:
+    child = start(tmp_path, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+    until(lambda: child.poll() is not None)
+    assert child.poll() == 7
+    assert (tmp_path / "out").read_text() == "out\n"
+    assert (tmp_path / "err").read_text() == "err\n"
+
+
+def test_stop_ends_a_family_that_ignores_sigterm_in_other_sessions(tmp_path: Path) -> None:
+    child, pids = family(tmp_path)
+    shell.stop(child, grace_s=0.3)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_stop_ends_orphans_and_the_stopped(tmp_path: Path) -> None:
+    child, (pid, grandchild) = family(tmp_path)
+    os.kill(grandchild, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    shell.stop(child, grace_s=0.3)
+    assert not alive(grandchild)
+
+
+def test_stop_of_what_has_ended_is_harmless(tmp_path: Path) -> None:
+    child = start(tmp_path, "-c", "pass")
+    until(lambda: child.poll() is not None)
+    shell.stop(child)
+    assert child.poll() == 0
+
+
+def test_a_child_ends_when_we_are_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from seatrial import shell; p = Path(sys.argv[1]);"
+        "argv = [sys.executable, '-c', 'import time; time.sleep(600)'];"
+        "child = shell.start(argv, env={}, stdout=p/'o', stderr=p/'e');"
+        "(p / 'pid').write_text(str(child.process.pid)); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    pid_file = tmp_path / "pid"
+    until(lambda: pid_file.exists() and bool(pid_file.read_text()))
+    pid = int(pid_file.read_text())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    until(lambda: not alive(pid))
+
+
+def test_what_cannot_start_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nosuchprogram"):
+        shell.start(["nosuchprogram"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
