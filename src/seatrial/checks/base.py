@@ -1,0 +1,69 @@
+"""What a check is: declared, not programmed.
+
+A check is one file in this folder that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator that yields
+metrics, facts, series and artifacts as it goes, so that what was measured before a crash is kept. It observes: it
+never judges, kills, installs or writes outside ``place.out``. It does not know which launcher started it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seatrial.model import Frozen, Observation, Phase, Rule, Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a check finds itself: one process of ``world_size``, on one device of one node."""
+
+    node: str
+    rank: int
+    world_size: int
+    local_rank: int
+    device: str  # "cuda:3" or "cpu"
+    promised_gpus: int | None  # GPUs a node is said to have; None where nobody said
+    out: Path  # this check's own folder for artifacts, the same on all ranks; exists
+    run_dir: Path  # artifacts are named relative to it
+    root: Path = Path("/")  # of /proc, /sys and /etc: tests point it elsewhere
+    note: Callable[[str], None] = lambda _text: None  # a word on progress, shown live
+    promised_nodes: int = 1
+    gpu_index: int | None = None  # NVML's index of our GPU, which CUDA_VISIBLE_DEVICES may have renumbered
+
+    @property
+    def subject(self) -> str:
+        """This process as a subject: ``node3/gpu5``, or ``node3/rank1`` without a GPU."""
+        if not self.device.startswith("cuda"):
+            return f"{self.node}/rank{self.rank}"
+        index = self.device.partition(":")[2] if self.gpu_index is None else self.gpu_index
+        return f"{self.node}/gpu{index}"
+
+
+class Options(Frozen):
+    """Options of a check that a trial file may set. A check without options uses this empty one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What must be there for a check to apply. What is missing gives SKIP, or ERROR where it was promised."""
+
+    gpus: bool = False
+    ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The declaration of one check."""
+
+    name: str
+    title: str
+    phase: Phase
+    scope: Scope
+    metrics: Mapping[str, str]  # name (or a pattern such as "busbw.*") → unit
+    rules: tuple[Rule, ...]
+    measure: Callable[[Place, Any], Iterator[Observation]]
+    limit_s: float  # after so long the check is given up; generous: a limit is for hangs, not for slowness
+    needs: Needs = field(default_factory=Needs)
+    options: type[Options] = Options

@@ -1,0 +1,33 @@
+"""Measurements × rules × baselines → verdicts and a decision. Pure: no clock, no file but our own data, no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from seatrial.checks.base import Check
+from seatrial.config import CheckSettings
+from seatrial.judge.baselines import skus
+from seatrial.judge.rules import judge_check
+from seatrial.model import CLUSTER, Measurement, Outcome, Verdict
+
+
+def judge(
+    settings: Mapping[str, CheckSettings],
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    left_out: Mapping[str, str],
+    trial: str,
+) -> tuple[Verdict, ...]:
+    """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them."""
+    verdicts: list[Verdict] = []
+    for name, setting in settings.items():
+        if name in left_out:
+            reason = f"left out by {left_out[name]}"
+            verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.SKIP, reason=reason))
+        elif name not in checks:
+            reason = "this version of seatrial has no such check, so that nothing can judge it"
+            verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason))
+        else:
+            own = [measurement for measurement in measurements if measurement.check == name]
+            verdicts += judge_check(checks[name], own, setting.expect, trial, skus())
+    return tuple(verdicts)

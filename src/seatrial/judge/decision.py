@@ -1,0 +1,50 @@
+"""Verdicts → the decision. It fails closed: only what was measured, judged and found good is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from seatrial.model import Decision, Outcome, Verb, Verdict, worst
+
+_GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
+
+
+def decide(
+    required: Mapping[str, bool],
+    verdicts: Sequence[Verdict],
+    left_out: Mapping[str, str],
+    scope: str,
+    stopped: str = "",
+) -> Decision:
+    """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
+
+    ``stopped`` says what ended the trial before its time, if anything did.
+    """
+    failed = sorted({verdict.check for verdict in verdicts if verdict.outcome is Outcome.FAIL})
+    if failed:
+        return Decision(value=Verb.REJECTED, reason=f"{_count(failed)} failed: {', '.join(failed)}", scope=scope)
+    missing = ([stopped] if stopped else []) + _missing(required, verdicts, left_out)
+    if missing:
+        return Decision(value=Verb.INCOMPLETE, reason="; ".join(missing), scope=scope)
+    warned = sorted({verdict.check for verdict in verdicts if verdict.outcome is Outcome.WARN})
+    reason = f"all {sum(required.values())} required checks passed"
+    return Decision(
+        value=Verb.ACCEPTED, reason=reason + (f", with warnings in {', '.join(warned)}" if warned else ""), scope=scope
+    )
+
+
+def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out: Mapping[str, str]) -> list[str]:
+    """Every reason why nothing can be accepted yet, in words."""
+    needed = [name for name, is_required in required.items() if is_required]
+    said = {name: [verdict.outcome for verdict in verdicts if verdict.check == name] for name in needed}
+    reasons = [f"{name} was left out by {flag}" for name, flag in left_out.items() if name in needed]
+    for name, outcomes in said.items():
+        if name not in left_out and worst(outcomes) not in _GOOD:
+            reasons.append(f"{name} is {worst(outcomes)}")
+    if not any(outcome in (Outcome.PASS, Outcome.WARN) for outcomes in said.values() for outcome in outcomes):
+        reasons.append("nothing that the decision needs was measured")
+    return reasons
+
+
+def _count(names: Sequence[str]) -> str:
+    return "1 check" if len(names) == 1 else f"{len(names)} checks"

@@ -1,0 +1,136 @@
+"""Rules × measurements → verdicts. Pure: the same record judged again, with the same rules, gives the same verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check
+from seatrial.judge import baselines
+from seatrial.judge.baselines import Sku
+from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
+
+
+def judge_check(
+    check: Check, measurements: Sequence[Measurement], expect: Mapping[str, Limit], trial: str, known: Sequence[Sku]
+) -> list[Verdict]:
+    """Every verdict on one check. A threshold of the trial outranks the check's own rules on the same metric.
+
+    Fails closed: a rule whose metric a place did not measure is an ERROR there, a check that no rule judged UNJUDGED.
+    """
+    if not measurements:
+        return [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.ERROR, reason="not measured")]
+    verdicts = list(_unmeasured(check.name, measurements))
+    measured = [measurement for measurement in measurements if not measurement.skipped]
+    for group in _groups(check.scope, measured):
+        for rule in _effective(check.rules, expect, trial):
+            verdicts += _apply(check.name, rule, group, trial if rule.metric in expect else "", known)
+    if not verdicts:
+        reason = "measured, and no rule judges it"
+        verdicts = [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason)]
+    return verdicts
+
+
+def _groups(scope: Scope, measured: Sequence[Measurement]) -> list[Sequence[Measurement]]:
+    """Measurements that together must hold what a rule asks for: all ranks of a collective, else each place alone."""
+    if scope is Scope.CLUSTER:
+        return [measured] if measured else []
+    return [[measurement] for measurement in measured]
+
+
+def _unmeasured(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
+    for measurement in measurements:
+        subject = measurement.subject
+        if measurement.error:
+            yield Verdict(check=check, subject=subject, outcome=Outcome.ERROR, reason=measurement.error)
+        elif measurement.skipped:
+            yield Verdict(check=check, subject=subject, outcome=Outcome.SKIP, reason=measurement.skipped)
+
+
+def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -> list[Rule]:
+    own = {rule.metric: rule for rule in rules}
+    why, remedy = f"the trial {trial} asks for it", ""
+    trial_rules = [
+        Rule(
+            metric=metric,
+            expect=limit,
+            why=own[metric].why if metric in own else why,
+            remedy=own[metric].remedy if metric in own else remedy,
+        )
+        for metric, limit in expect.items()
+    ]
+    return [rule for rule in rules if rule.metric not in expect] + trial_rules
+
+
+def _apply(check: str, rule: Rule, group: Sequence[Measurement], trial: str, known: Sequence[Sku]) -> Iterator[Verdict]:
+    facts = {name: value for measurement in group for name, value in measurement.facts.items()}
+    subject = group[0].subject if len(group) == 1 else CLUSTER
+    outside = [f"{name} is {facts[name]}" for name, value in rule.where.items() if facts.get(name, value) != value]
+    if outside:
+        needed = ", ".join(f"{name} is {value}" for name, value in rule.where.items())
+        reason = f"applies where {needed}; here {', '.join(outside)}"
+        yield Verdict(check=check, subject=subject, metric=rule.metric, outcome=Outcome.SKIP, reason=reason)
+        return
+    metrics = [metric for measurement in group for metric in measurement.metrics if metric.name == rule.metric]
+    if not metrics and not any(measurement.error for measurement in group):  # an error has been told already
+        reason = f"{rule.metric} was not measured, so that nothing is known of this: {rule.why}"
+        yield Verdict(check=check, subject=subject, metric=rule.metric, outcome=Outcome.ERROR, reason=reason)
+    for metric in metrics:
+        yield _verdict(check, rule, metric, facts, trial, known)
+
+
+def _verdict(
+    check: str, rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Sequence[Sku]
+) -> Verdict:
+    outcome, reason, judged_by = _compare(rule, metric, facts, trial, known)
+    bad = outcome not in (Outcome.PASS, Outcome.SKIP)
+    return Verdict(
+        check=check,
+        subject=metric.subject,
+        metric=metric.name,
+        outcome=outcome,
+        reason=f"{reason}: {rule.why}" if bad and rule.why else reason,
+        evidence=_evidence(metric),
+        remedy=rule.remedy if bad else "",
+        judged_by=judged_by,
+    )
+
+
+def _compare(
+    rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Sequence[Sku]
+) -> tuple[Outcome, str, str]:
+    value = format_value(metric.value, metric.unit)
+    if rule.expect is not None:
+        limit = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit or metric.unit)}"
+        judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
+        if rule.expect.holds(metric.value):
+            return Outcome.PASS, f"{metric.name} is {value}", judged_by
+        return rule.breach, f"{metric.name} is {value}, expected {limit}", judged_by
+    found = baselines.find(rule.baseline or metric.name, facts, known)
+    if isinstance(found, str):
+        return Outcome.UNJUDGED, f"{metric.name} is {value}, and {found}", ""
+    return _against_baseline(rule, metric, found[0], found[1])
+
+
+def _against_baseline(rule: Rule, metric: Metric, sku: Sku, expected: baselines.Expected) -> tuple[Outcome, str, str]:
+    share = metric.value / expected.value
+    reason = (
+        f"{metric.name} is {format_value(metric.value, metric.unit)}, {share:.1%} of the "
+        f"{format_value(expected.value, expected.unit)} that {sku.name} is known to reach"
+    )
+    judged_by = (
+        f"SKU {sku.name}: {expected.value:g} {expected.unit} ({expected.source}); "
+        f"fails under {rule.fail_below:.0%}, warns under {rule.warn_below:.0%}"
+    )
+    if share < rule.fail_below:
+        return Outcome.FAIL, reason, judged_by
+    return (Outcome.WARN if share < rule.warn_below else Outcome.PASS), reason, judged_by
+
+
+def _evidence(metric: Metric) -> str:
+    text = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}"
+    if len(metric.samples) > 1:
+        low, high = (format_value(bound, metric.unit) for bound in (min(metric.samples), max(metric.samples)))
+        text += f", {len(metric.samples)} samples from {low} to {high}"
+    return text

@@ -1,0 +1,85 @@
+"""The decision fails closed, whatever verdicts it is given."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seatrial.config import CheckSettings
+from seatrial.judge import judge
+from seatrial.judge.decision import decide
+from seatrial.model import Outcome, Verb, Verdict
+
+NAMES = ("a", "b", "c")
+verdicts = st.lists(
+    st.builds(
+        Verdict,
+        check=st.sampled_from(NAMES),
+        subject=st.just("n0"),
+        outcome=st.sampled_from(list(Outcome)),
+        reason=st.just("r"),
+    ),
+    max_size=8,
+)
+
+
+def verdict(check: str, outcome: Outcome) -> Verdict:
+    return Verdict(check=check, subject="n0", outcome=outcome, reason="r")
+
+
+def decided(*said: Verdict, required: dict[str, bool] | None = None, left_out: dict[str, str] | None = None) -> Verb:
+    return decide(required or {"a": True}, said, left_out or {}, "").value
+
+
+@given(verdicts, st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1))
+def test_accepted_only_when_every_required_check_was_measured_and_good(
+    said: list[Verdict], required: dict[str, bool]
+) -> None:
+    decision = decide(required, said, {}, "")
+    outcomes = {name: [one.outcome for one in said if one.check == name] for name in required if required[name]}
+    if any(one.outcome is Outcome.FAIL for one in said):
+        assert decision.value is Verb.REJECTED
+    elif decision.value is Verb.ACCEPTED:
+        assert all(outcomes.values()), "a required check without any verdict"
+        flat = [outcome for own in outcomes.values() for outcome in own]
+        assert not {Outcome.ERROR, Outcome.UNJUDGED} & set(flat)
+        assert {Outcome.PASS, Outcome.WARN} & set(flat), "nothing but skips"
+    else:
+        assert decision.reason
+
+
+def test_the_simple_cases() -> None:
+    assert decided(verdict("a", Outcome.PASS)) is Verb.ACCEPTED
+    assert decided(verdict("a", Outcome.WARN)) is Verb.ACCEPTED
+    assert decided(verdict("a", Outcome.FAIL), verdict("a", Outcome.PASS)) is Verb.REJECTED
+    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.ERROR)) is Verb.INCOMPLETE
+    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.UNJUDGED)) is Verb.INCOMPLETE
+
+
+def test_nothing_measured_is_not_accepted() -> None:
+    assert decided() is Verb.INCOMPLETE
+    assert decided(verdict("a", Outcome.SKIP)) is Verb.INCOMPLETE
+    assert decided(verdict("a", Outcome.PASS), required={"a": False}) is Verb.INCOMPLETE
+
+
+def test_a_check_that_is_not_required_may_be_missing_but_not_bad() -> None:
+    required = {"a": True, "b": False}
+    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), required=required) is Verb.ACCEPTED
+    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.FAIL), required=required) is Verb.REJECTED
+
+
+def test_what_was_left_out_keeps_the_trial_incomplete() -> None:
+    said = (verdict("a", Outcome.PASS), verdict("b", Outcome.SKIP))
+    required = {"a": True, "b": True}
+    assert decided(*said, required=required, left_out={"b": "--skip"}) is Verb.INCOMPLETE
+    assert decided(*said, required=required) is Verb.ACCEPTED
+
+
+def test_a_trial_that_was_stopped_is_incomplete_and_says_by_what() -> None:
+    decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", "interrupted")
+    assert (decision.value, decision.reason) == (Verb.INCOMPLETE, "interrupted")
+
+
+def test_a_check_of_an_older_version_is_unjudged_and_a_lost_one_an_error() -> None:
+    said = judge({"gone.check": CheckSettings(), "lost.check": CheckSettings()}, [], {}, {}, "old")
+    assert [one.outcome for one in said] == [Outcome.UNJUDGED, Outcome.UNJUDGED]

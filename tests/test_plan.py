@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.config import CheckSettings, Cluster, Config
+from seatrial.model import Observation, Phase, Scope, UsageError
+from seatrial.plan import Devices, make_plan
+
+
+def never(place: Place, options: Options) -> Iterator[Observation]:
+    raise AssertionError("planning measures nothing")
+
+
+def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float = 10) -> Check:
+    return Check(
+        name=name,
+        title=name,
+        phase=Phase.ENVIRONMENT,
+        scope=scope,
+        metrics={},
+        rules=(),
+        measure=never,
+        limit_s=limit_s,
+        needs=needs or Needs(),
+    )
+
+
+CHECKS = {
+    check.name: check
+    for check in (
+        declared("host.a", Scope.NODE),
+        declared("gpu.b", Scope.GPU, Needs(gpus=True)),
+        declared("all.c", Scope.CLUSTER, Needs(ranks=2), limit_s=20),
+        declared("all.d", Scope.CLUSTER),
+    )
+}
+
+
+def config(nodes: int = 1, gpus: int | None = None) -> Config:
+    return Config(
+        name="t",
+        cluster=Cluster(nodes=nodes, gpus_per_node=gpus),
+        checks={name: CheckSettings(options={"of": name}) for name in CHECKS},
+    )
+
+
+def test_checks_that_share_a_placement_share_a_job() -> None:
+    plan = make_plan(config(nodes=2), CHECKS, Devices(4))
+    assert [(job.name, job.checks) for job in plan.jobs] == [
+        ("nodes", ("host.a",)),
+        ("ranks", ("gpu.b", "all.c", "all.d")),
+    ]
+    nodes, ranks = plan.jobs
+    assert (nodes.nodes, nodes.ranks_per_node) == (2, 1)
+    assert (ranks.nodes, ranks.ranks_per_node, ranks.device) == (2, 4, "cuda")
+    assert ranks.limit_s == 180 + 10 + 20 + 10
+    assert ranks.options["all.c"] == {"of": "all.c"}
+
+
+def test_without_a_gpu_two_ranks_rehearse_on_the_cpu() -> None:
+    plan = make_plan(config(), CHECKS, Devices(0))
+    assert (plan.jobs[1].ranks_per_node, plan.jobs[1].device) == (2, "cpu")
+    (skipped,) = plan.settled
+    assert (skipped.check, skipped.skipped) == ("gpu.b", "no GPU on this machine, and none promised")
+
+
+def test_gpus_that_should_be_there_are_never_replaced_by_the_cpu() -> None:
+    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs promised, 0 usable"))
+    assert [job.name for job in plan.jobs] == ["nodes"]
+    assert {one.check: one.error for one in plan.settled} == dict.fromkeys(
+        ("gpu.b", "all.c", "all.d"), "8 GPUs promised, 0 usable"
+    )
+
+
+def test_a_check_for_several_ranks_is_skipped_on_one_gpu() -> None:
+    plan = make_plan(config(), CHECKS, Devices(1))
+    (skipped,) = plan.settled
+    assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this placement has 1")
+
+
+def test_only_and_skip_take_patterns_and_are_remembered() -> None:
+    plan = make_plan(config(), CHECKS, Devices(2), only=["all.*", "host.a"], skip=["all.d"])
+    assert [job.checks for job in plan.jobs] == [("host.a",), ("all.c",)]
+    assert plan.left_out == {"gpu.b": "--only", "all.d": "--skip"}
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"no check of this trial matches 'host\.b'; did you mean 'host\.a'"):
+        make_plan(config(), CHECKS, Devices(2), only=["host.b"])
+
+
+def test_what_is_done_is_not_planned_again() -> None:
+    plan = make_plan(config(), CHECKS, Devices(2), done=["host.a", "all.c"])
+    assert [job.checks for job in plan.jobs] == [("gpu.b", "all.d")]
