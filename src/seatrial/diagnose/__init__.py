@@ -1,0 +1,71 @@
+"""Failed jobs and their logs → findings: what went wrong, where, how sure we are, what to do first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from seatrial.diagnose.signatures import Match, search
+from seatrial.model import Finding, JobResult, JobState, Measurement
+
+# A log is read from its end: what broke stands there, and a runaway log must not exhaust memory.
+_TAIL_BYTES = 4 * 2**20
+
+
+def diagnose(results: Sequence[JobResult], measurements: Sequence[Measurement], run_dir: Path) -> tuple[Finding, ...]:
+    """Findings for a trial, the surest first, each once per place. A symptom shows only where no cause was found."""
+    findings = {(finding.what, finding.where): finding for finding in _from_errors(measurements)}
+    told = {what for what, _ in findings}
+    for finding in _from_jobs(results, run_dir):  # only what no error has told already
+        if finding.what not in told:
+            findings.setdefault((finding.what, finding.where), finding)
+    return tuple(findings.values())
+
+
+def explain(path: Path) -> tuple[Finding, ...]:
+    """Findings for one log file. Raises OSError when it cannot be read."""
+    return tuple(_finding(match, where="", confidence="medium") for match in _causes(search(_tail(path), str(path))))
+
+
+def _from_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
+    for measurement in measurements:
+        if measurement.error:
+            for match in _causes(search(measurement.error.splitlines(), measurement.check)):
+                yield _finding(match, measurement.subject, "high")
+
+
+def _from_jobs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
+    for result in results:
+        if result.state in (JobState.COMPLETED, JobState.CANCELLED):
+            continue
+        folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
+        logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())
+        matches = [match for log in logs for match in search(_tail(log), str(log.relative_to(run_dir)))]
+        for match in _causes(matches):
+            yield _finding(match, result.culprit or result.job, "medium")
+
+
+def _causes(matches: Iterable[Match]) -> list[Match]:
+    """Causes; symptoms only when nothing better was found."""
+    found = list(matches)
+    return [match for match in found if match.signature.role == "cause"] or found
+
+
+def _finding(match: Match, where: str, confidence: str) -> Finding:
+    return Finding.model_validate(
+        {
+            "what": match.signature.title,
+            "where": where,
+            "confidence": confidence,
+            "why": f"{match.signature.cause} Seen: {match.line[:300]}",
+            "first_command": match.signature.first_command,
+            "remedy": match.signature.fix,
+            "source": match.source,
+        }
+    )
+
+
+def _tail(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read().decode("utf-8", errors="replace").splitlines()
