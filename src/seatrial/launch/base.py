@@ -1,0 +1,41 @@
+"""What a launcher is: it renders a job, purely, and starts what it rendered. Adding one is one file in this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from seatrial.model import Frozen, Job
+
+
+class Rendered(Frozen):
+    """All that a launcher will do, before it does it: what ``--dry-run`` prints and golden tests hold."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    text: str
+
+
+class Running(Protocol):
+    """A started job."""
+
+    def poll(self) -> int | None:
+        """The exit code once the job has ended, None before."""
+
+    def cancel(self) -> None:
+        """End the job and everything it started; safe to call when it has ended."""
+
+
+class Launcher(Protocol):
+    """Starts ``seatrial.worker`` on the nodes of a job."""
+
+    name: str
+
+    def available(self) -> str | None:
+        """None when this launcher can be used here, else the reason."""
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+        """What would be started for ``job``. Pure."""
+
+    def start(self, rendered: Rendered, folder: Path) -> Running:
+        """Start it. Output and logs go to ``folder``. Raises OSError when it cannot start."""

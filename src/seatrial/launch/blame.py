@@ -1,0 +1,122 @@
+"""Which rank ended a job, and why: the first cause, not the peers that failed because of it.
+
+torchrun's own "root cause" is the failure it noticed first, with times in whole seconds. A killed rank leaves no error
+file while its peers write one about a lost connection, so a death by signal outranks every error message, and among
+messages the earliest journal entry wins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.launch.ranks import Rank
+
+# "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
+_FAILURE = re.compile(
+    r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
+)
+_ENDED_BY_TORCHRUN = -signal.SIGTERM
+
+
+@dataclass(frozen=True)
+class Blame:
+    culprit: str
+    cause: str
+    rank: int | None
+
+
+def silent(rank: Rank, seconds: float) -> Blame:
+    """A rank whose pulse has stopped while the job goes on."""
+    state = _process_state(rank)
+    cause = f"no sign of life for {seconds:.0f} s; last heard of in {rank.last_words}{state}"
+    return Blame(rank.name, cause, rank.number)
+
+
+def over_limit(ranks: Sequence[Rank], what: str, limit_s: float) -> Blame:
+    """Alive, but not done with a check, or with the job, in its time."""
+    late = [rank for rank in ranks if rank.current == what] or list(ranks)
+    words = "; ".join(f"{rank.name} in {rank.last_words}" for rank in late[:4])
+    more = f" and {len(late) - 4} more" if len(late) > 4 else ""
+    who = late[0] if len(late) == 1 else None
+    cause = f"{what} did not end within its limit of {limit_s:.0f} s; last heard of: {words}{more}"
+    return Blame(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
+
+
+def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> Blame:
+    """Some ranks had not begun their first check when the time for starting was over."""
+    missing = [rank for rank in ranks if not rank.started]
+    names = ", ".join(rank.name for rank in missing[:8])
+    cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:.0f} s: {names}. {_last_line(folder)}"
+    return Blame(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
+
+
+def ended(ranks: Sequence[Rank], code: int, folder: Path) -> Blame:
+    """The job exited with an error."""
+    exits = {int(m["rank"]): int(m["code"]) for m in _FAILURE.finditer(_text(folder / "launcher.err"))}
+    for number, exit_code in exits.items():
+        if exit_code < 0 and exit_code != _ENDED_BY_TORCHRUN and number < len(ranks):
+            return _signalled(ranks[number], exit_code)
+    errors = sorted(
+        (measured.started + measured.seconds, rank.number, measured.check, measured.error)
+        for rank in ranks
+        for measured in rank.measured.values()
+        if measured.error and measured.check == list(rank.measured)[-1]
+    )
+    if errors:
+        _, number, check, error = errors[0]
+        return Blame(ranks[number].name, f"{check}: {error}", number)
+    return _from_error_files(ranks, folder) or Blame(
+        f"{len(exits)} ranks" if exits else "launcher", f"exit code {code}. {_last_line(folder)}".strip(), None
+    )
+
+
+def _signalled(rank: Rank, code: int) -> Blame:
+    name = signal.Signals(-code).name
+    hint = "; SIGKILL from outside is often the kernel's out-of-memory killer: see dmesg" if name == "SIGKILL" else ""
+    return Blame(rank.name, f"killed by {name} in {rank.last_words}{hint}", rank.number)
+
+
+def _from_error_files(ranks: Sequence[Rank], folder: Path) -> Blame | None:
+    """The earliest of the error files that torchrun's @record left: failures before the first check."""
+    found = []
+    for path in (folder / "logs").glob("**/error.json"):
+        try:
+            message = json.loads(path.read_text(encoding="utf-8"))["message"]
+            found.append((int(message["extraInfo"]["timestamp"]), int(path.parent.name), str(message["message"])))
+        except (ValueError, KeyError, TypeError):  # cut off by the crash that it was to describe
+            continue
+    if not found:
+        return None
+    _, number, text = min(found)
+    name = ranks[number].name if number < len(ranks) else f"rank {number}"
+    return Blame(name, text, number)
+
+
+def _process_state(rank: Rank) -> str:
+    """What the kernel says of a local process: stopped (T) and uninterruptible (D) explain silence."""
+    try:
+        fields = Path(f"/proc/{rank.pulse['pid']}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (OSError, KeyError):
+        return ""
+    meaning = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for I/O in the kernel"}
+    return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
+
+
+def _last_line(folder: Path) -> str:
+    """The last line of standard error that says something, of the launcher or of a rank."""
+    logs = [folder / "launcher.err", *sorted((folder / "logs").glob("**/stderr.log"))]
+    lines = [line.strip() for log in logs for line in _text(log).splitlines()[-40:] if _tells(line)]
+    return f"Last line of its log: {lines[-1][:300]}" if lines else ""
+
+
+def _tells(line: str) -> bool:
+    return bool(line.strip(" =-")) and "Error" in line
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,0 +1,64 @@
+"""One machine: torchrun with one process a GPU, or a plain process for what needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial import shell
+from seatrial.launch.base import Rendered
+from seatrial.model import Job
+
+# gloo looks up this host's name unless told an interface; on one host the loopback always works
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    child: shell.Child
+
+    def poll(self) -> int | None:
+        return self.child.poll()
+
+    def cancel(self) -> None:
+        shell.stop(self.child)
+
+
+class LocalLauncher:
+    """Runs the job on this machine, as children of this process."""
+
+    name = "local"
+
+    def available(self) -> str | None:
+        return None
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+        folder = run_dir / "jobs" / job.name
+        worker = ("-m", "seatrial.worker", str(folder / "job.json"), str(attempt))
+        agent = _torchrun(job, folder / f"attempt{attempt}") if job.placement == "ranks" else ()
+        argv = (sys.executable, *agent, *worker)
+        env = {**_LOOPBACK, **job.env} if job.device == "cpu" else job.env
+        settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+        text = " \\\n    ".join([*settings, shlex.join(argv)])
+        return Rendered(argv=argv, env=env, text=text)
+
+    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+        child = shell.start(
+            rendered.argv, env=rendered.env, stdout=folder / "launcher.out", stderr=folder / "launcher.err"
+        )
+        return LocalJob(child)
+
+
+def _torchrun(job: Job, folder: Path) -> tuple[str, ...]:
+    return (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",  # a free port of its own choice, so that two trials never meet
+        "--local-addr=127.0.0.1",  # this host's name need not resolve for a trial on this host
+        f"--nproc-per-node={job.ranks_per_node}",
+        "--max-restarts=0",  # a restart would hide the fault
+        "--redirects=3",  # stdout and stderr of each rank in files of its own
+        f"--log-dir={folder / 'logs'}",
+    )

@@ -1,0 +1,208 @@
+"""The one program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
+
+Each rank keeps a journal (``rank3.jsonl``: what it started and measured, on disk before the next step) and a pulse
+(``rank3.alive``: rewritten every second by a thread of its own, so that a process that is stuck in a collective still
+has a pulse, and one that is stopped, or gone, has none).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from seatrial import shell
+from seatrial.checks import catalog
+from seatrial.checks.base import Check, Place
+from seatrial.journal import Journal
+from seatrial.model import (
+    Artifact,
+    Fact,
+    Job,
+    Measurement,
+    Metric,
+    NotApplicable,
+    Observation,
+    Scope,
+    SeatrialError,
+    Series,
+)
+
+PULSE_S = 1.0
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which process of the job this is, by the variables that torchrun sets; alone without them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+    @classmethod
+    def from_environment(cls) -> Identity:
+        rank, world_size, local_rank = (
+            int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+        )
+        return cls(rank, world_size, local_rank)
+
+
+class Pulse:
+    """The sign of life of one rank, with what it is doing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
+        self.say("starting")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def say(self, doing: str) -> None:
+        self._state = {**self._state, "doing": doing, "note": ""}
+
+    def note(self, text: str) -> None:
+        self._state = {**self._state, "note": text}
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(PULSE_S):
+            with contextlib.suppress(OSError):  # a full disk is told by the journal; no pulse would read as a hang
+                self._write()
+
+    def _write(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({**self._state, "time": time.time()}), encoding="utf-8")
+        temporary.replace(self._path)
+
+
+def work(job: Job, run_dir: Path, folder: Path) -> None:
+    """Run the job's checks in this process. Raises SeatrialError after a check of all ranks together has failed here.
+
+    Its peers may then wait for us inside a collective: leaving makes the launcher end them and run the rest anew.
+    """
+    me = Identity.from_environment()
+    journal = Journal(folder / f"rank{me.rank}.jsonl")
+    with Pulse(folder / f"rank{me.rank}.alive") as pulse:
+        device, gpu_index = _open_device(job, me)
+        for name in job.checks:
+            check = catalog()[name]
+            pulse.say(name)
+            place = _place(check, job, me, run_dir, device, gpu_index, pulse.note)
+            journal.append({"start": name, "time": time.time(), "subject": place.subject})
+            measurement = measure(check, place, job.options.get(name, {}))
+            journal.append({"measurement": measurement.model_dump(mode="json")})
+            if measurement.error and check.scope is Scope.CLUSTER:
+                raise SeatrialError(f"{name}: {measurement.error}")
+        pulse.say("closing")
+        _close_device(job)
+
+
+def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
+    """Run one check to its end or its error; what it yielded before the error is kept."""
+    started, clock = time.time(), time.monotonic()
+    seen: list[Observation] = []
+    error = skipped = None
+    try:
+        for observation in check.measure(place, check.options.model_validate(options)):
+            seen.append(observation)  # noqa: PERF402 - list() would lose what came before an error
+    except NotApplicable as reason:
+        skipped = str(reason)
+    except Exception as failure:
+        traceback.print_exc()
+        error = f"{type(failure).__name__}: {failure}"
+    return Measurement(
+        check=check.name,
+        subject=place.node if check.scope is Scope.NODE else place.subject,
+        rank=place.rank,
+        metrics=tuple(_only(seen, Metric)),
+        facts={fact.name: fact.value for fact in _only(seen, Fact)},
+        series=tuple(_only(seen, Series)),
+        artifacts=tuple(_only(seen, Artifact)),
+        error=error,
+        skipped=skipped,
+        started=started,
+        seconds=time.monotonic() - clock,
+    )
+
+
+def _only(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
+    return [observation for observation in observations if isinstance(observation, kind)]
+
+
+def _open_device(job: Job, me: Identity) -> tuple[str, int | None]:
+    """Our device, and its NVML index; on a ``ranks`` job the process group is open afterwards."""
+    if job.placement == "nodes":
+        return "cpu", None
+    from seatrial.bench import group, rank
+
+    device = f"cuda:{me.local_rank}" if job.device == "cuda" else "cpu"
+    group.open_group(device, timeout_s=job.limit_s)
+    return device, rank.physical_index(device)
+
+
+def _close_device(job: Job) -> None:
+    if job.placement == "ranks":
+        from seatrial.bench import group
+
+        group.close_group()
+
+
+def _place(
+    check: Check,
+    job: Job,
+    me: Identity,
+    run_dir: Path,
+    device: str,
+    gpu_index: int | None,
+    note: Callable[[str], None],
+) -> Place:
+    out = run_dir / "artifacts" / check.name
+    out.mkdir(parents=True, exist_ok=True)
+    return Place(
+        node=socket.gethostname(),
+        rank=me.rank,
+        world_size=me.world_size,
+        local_rank=me.local_rank,
+        device=device,
+        gpu_index=gpu_index,
+        promised_gpus=job.promised_gpus,
+        promised_nodes=job.nodes,
+        out=out,
+        run_dir=run_dir,
+        note=note,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    shell.die_with_parent()
+    path, attempt = Path(arguments[0]), arguments[1]
+    job = Job.model_validate_json(path.read_text(encoding="utf-8"))
+    run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
+    if job.placement == "nodes":
+        work(job, run_dir, folder)
+        return
+    from seatrial.bench import rank
+
+    rank.recorded(work)(job, run_dir, folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.launch import LAUNCHERS, launcher_for
+from seatrial.launch.local import LocalLauncher
+from seatrial.model import Job, UsageError
+
+JOB = Job(
+    name="ranks",
+    placement="ranks",
+    device="cuda",
+    nodes=1,
+    ranks_per_node=4,
+    checks=("train.ddp",),
+    options={},
+    promised_gpus=4,
+    limit_s=600,
+    env={"NCCL_DEBUG": "INFO WARN"},
+)
+
+
+def rendered(**changes: object) -> str:
+    text = LocalLauncher().render(JOB.model_copy(update=changes), Path("RUN")).text
+    return text.replace(LocalLauncher().render(JOB, Path("RUN")).argv[0], "PYTHON")
+
+
+def test_ranks_are_started_by_torchrun() -> None:
+    assert rendered() == (
+        "NCCL_DEBUG='INFO WARN' \\\n    "
+        "PYTHON -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4 --max-restarts=0 "
+        "--redirects=3 --log-dir=RUN/jobs/ranks/attempt1/logs -m seatrial.worker RUN/jobs/ranks/job.json 1"
+    )
+
+
+def test_gloo_stays_on_the_loopback_unless_told_otherwise() -> None:
+    assert "GLOO_SOCKET_IFNAME=lo" in rendered(device="cpu", env={})
+    assert "GLOO_SOCKET_IFNAME=eth7" in rendered(device="cpu", env={"GLOO_SOCKET_IFNAME": "eth7"})
+    assert "GLOO_SOCKET_IFNAME" not in rendered(device="cuda", env={})
+
+
+def test_what_needs_no_torch_is_started_without_it() -> None:
+    assert "torch" not in rendered(placement="nodes", name="nodes", env={}, ranks_per_node=1)
+
+
+def test_a_launcher_is_found_by_name_or_the_first_that_works() -> None:
+    assert launcher_for("local").name == launcher_for("auto").name == "local"
+    with pytest.raises(UsageError, match="there is none of that name"):
+        launcher_for("teleport")
+
+
+def test_launchers_have_names_of_their_own() -> None:
+    names = [launcher.name for launcher in LAUNCHERS]
+    assert len(names) == len(set(names))
