@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import ctypes
+import platform
+from pathlib import Path
+
+import pytest
+
+from seatrial.discover import clock
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the layout of 64-bit Linux")
+def test_the_structure_has_the_layout_that_the_kernel_fills() -> None:
+    timex = clock._Timex()
+    assert ctypes.sizeof(timex) == 208
+    state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        pytest.skip("this kernel or container refuses adjtimex")
+    assert 9_000 <= timex.tick <= 11_000  # microseconds between ticks of 100 Hz, as adjtimex(2) allows it
+    unsynchronised = bool(timex.status & 0x1040)  # STA_UNSYNC | STA_CLOCKERR
+    synchronised, max_error_s = clock.adjtimex()
+    assert synchronised is not unsynchronised
+    assert max_error_s == pytest.approx(timex.maxerror / 1e6, abs=1)
+
+
+def test_this_machine_answers() -> None:
+    facts = clock.read()
+    assert (facts.synchronised is None) == ("synchronised" in facts.unread)
+    assert (facts.max_error_s is None) == (facts.synchronised is None)
+
+
+def test_a_kernel_that_refuses_leaves_it_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse() -> tuple[bool, float]:
+        raise OSError("adjtimex: Operation not permitted")
+
+    monkeypatch.setattr(clock, "adjtimex", refuse)
+    facts = clock.read(tmp_path)
+    assert facts.synchronised is None
+    assert facts.max_error_s is None
+    assert facts.unread["synchronised"] == "adjtimex: Operation not permitted"
+    assert "current_clocksource: No such file" in facts.unread["source"]

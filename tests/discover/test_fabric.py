@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from seatrial.discover import fabric
+from tests.discover import trees
+
+Addresses = dict[str, tuple[str, ...]]
+
+
+@pytest.fixture
+def assigned(monkeypatch: pytest.MonkeyPatch) -> Addresses:
+    """What the kernel says of addresses: fill it in."""
+    addresses: Addresses = {"eno1": ("10.0.4.3", "fe80::1"), "lo": ("127.0.0.1",)}
+    monkeypatch.setattr(fabric, "addresses", lambda: addresses)
+    return addresses
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    trees.node(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("assigned")
+def test_a_physical_interface(root: Path) -> None:
+    (nic,) = fabric.read_nics(root).interfaces
+    assert (nic.name, nic.state, nic.speed_mbps, nic.mtu) == ("eno1", "up", 25000, 9000)
+    assert (nic.driver, nic.numa_node, nic.addresses) == ("bnxt_en", 0, ("10.0.4.3", "fe80::1"))
+    assert nic.unread == {}
+
+
+def test_virtual_interfaces_are_shown_where_they_carry_an_address(root: Path, assigned: Addresses) -> None:
+    for name in ("bond0", "cali123", "veth9"):
+        trees.write(root, {f"sys/class/net/{name}/mtu": "1500\n"})
+    trees.write(root, {"sys/class/net/bonding_masters": "bond0\n"})  # a file among the folders
+    assigned |= {"bond0": ("10.1.1.1",), "cali123": ("fe80::ecee",)}
+    facts = fabric.read_nics(root)
+    assert [nic.name for nic in facts.interfaces] == ["bond0", "eno1"]
+    assert facts.left_out_virtual == 2
+    assert facts.interfaces[0].driver is None
+
+
+@pytest.mark.usefixtures("assigned")
+def test_hostile_interfaces_are_reported_and_survive_json(root: Path) -> None:
+    trees.nic(root, "eno2", speed="-1\n")
+    trees.nic(root, os.fsdecode(b"x\xff\x1b"), speed="fast\n")
+    (root / "sys/class/net/eno2/mtu").unlink()
+    (root / "sys/class/net/eno2/mtu").mkdir()
+    facts = fabric.read_nics(root)
+    named = {nic.name: nic for nic in facts.interfaces}
+    assert named["eno2"].unread["speed_mbps"] == "the driver does not know its speed"
+    assert "Is a directory" in named["eno2"].unread["mtu"]
+    assert "found 'fast'" in named[r"x\udcff\x1b"].unread["speed_mbps"]
+    assert json.loads(facts.model_dump_json())
+
+
+def test_addresses_of_this_machine() -> None:
+    assert "127.0.0.1" in fabric.addresses()["lo"]
+
+
+def test_eight_hcas_and_a_roce_port(root: Path) -> None:
+    trees.eight_mlx5(root)
+    facts = fabric.read_rdma(root)
+    assert [device.name for device in facts.devices] == [f"mlx5_{index}" for index in range(9)]
+    first, roce = facts.devices[0], facts.devices[8]
+    assert (first.model, first.firmware, first.numa_node, first.verbs) == ("MT4129", "28.39.1002", 1, True)
+    assert first.ports[0] == fabric.RdmaPort(
+        port="1", state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)", link_layer="InfiniBand", netdev=None
+    )
+    assert (roce.ports[0].link_layer, roce.ports[0].netdev) == ("Ethernet", "ens1f0np0")
+    assert facts.idle_ports == ["mlx5_7/1 (DOWN, Polling)"]
+    assert (facts.closed_devices, facts.peermem, facts.known) == ([], True, True)
+
+
+def test_devices_that_a_container_shows_and_cannot_open(root: Path) -> None:
+    trees.eight_mlx5(root)
+    for index in range(8):
+        (root / f"dev/infiniband/uverbs{index}").unlink()
+    facts = fabric.read_rdma(root)
+    assert facts.closed_devices == [f"mlx5_{index}" for index in range(8)]
+    assert facts.known
+
+
+def test_without_the_module_ib_uverbs_all_devices_are_closed(root: Path) -> None:
+    trees.hca(root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    (root / "sys/class/infiniband_verbs/uverbs0/ibdev").unlink()
+    (root / "sys/class/infiniband_verbs/uverbs0").rmdir()
+    (root / "sys/class/infiniband_verbs").rmdir()
+    assert fabric.read_rdma(root).closed_devices == ["mlx5_0"]
+
+
+def test_no_rdma_is_known(root: Path) -> None:
+    facts = fabric.read_rdma(root)
+    assert (facts.devices, facts.known, facts.unread) == ((), True, {})
+
+
+def test_without_sys_rdma_is_unknown(tmp_path: Path) -> None:
+    facts = fabric.read_rdma(tmp_path)
+    assert not facts.known
+    assert "sys/class: No such file" in facts.unread["devices"]
+
+
+@pytest.mark.parametrize("garbage", ["", "ACTIVE", "4: ", "\x00\xff"])
+def test_a_port_in_no_known_state_makes_rdma_unknown_and_is_not_called_idle(root: Path, garbage: str) -> None:
+    trees.hca(root, "mlx5_0", garbage, "5: LinkUp", "400 Gb/sec (4X NDR)")
+    facts = fabric.read_rdma(root)
+    assert facts.devices[0].ports[0].state is None
+    assert "state" in facts.devices[0].ports[0].unread
+    assert (facts.known, facts.idle_ports) == (False, [])
+
+
+def test_a_device_without_a_folder_of_ports_makes_rdma_unknown(root: Path) -> None:
+    trees.write(root, {"sys/class/infiniband/odd name/hca_type": "MT4129\n"})
+    facts = fabric.read_rdma(root)
+    assert not facts.known
+    assert "ports: No such file" in facts.devices[0].unread["ports"]

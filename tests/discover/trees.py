@@ -1,0 +1,86 @@
+"""Trees of /proc, /sys and /etc as real machines have them, written below a folder of the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MOUNTINFO = (Path(__file__).parent.parent / "fixtures/host/mountinfo-gpu-node.txt").read_text()
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def node(root: Path) -> None:
+    """Two sockets of 4 cores with 2 threads each, 2 NUMA nodes, 2 TiB; one Ethernet interface; no RDMA, no GPU."""
+    write(
+        root,
+        {
+            "etc/os-release": 'PRETTY_NAME="Ubuntu 22.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="22.04"\n',
+            "proc/sys/kernel/osrelease": "5.15.0-105-generic\n",
+            "proc/sys/kernel/hostname": "node3\n",
+            "proc/cpuinfo": "processor\t: 0\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8468\n",
+            "proc/meminfo": "MemTotal:       2113384312 kB\nMemAvailable:   2000000000 kB\nSwapTotal:      0 kB\n",
+            "proc/self/cgroup": "0::/system.slice/slurmd.service\n",
+            "proc/self/mountinfo": MOUNTINFO,
+            "proc/self/status": "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-7\n",
+            "proc/self/uid_map": "         0          0 4294967295\n",
+            "sys/class/dmi/id/sys_vendor": "Supermicro\n",
+            "sys/class/dmi/id/product_name": "SYS-821GE-TNHR\n",
+            "sys/devices/system/cpu/online": "0-15\n",
+            "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
+            "sys/fs/cgroup/system.slice/slurmd.service/memory.max": "max\n",
+            "sys/fs/cgroup/system.slice/slurmd.service/cpu.max": "max 100000\n",
+        },
+    )
+    for cpu in range(16):
+        core = cpu % 8
+        topology = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = {"physical_package_id": f"{core // 4}\n", "thread_siblings_list": f"{core},{core + 8}\n"}
+        write(root, {f"{topology}/{name}": value for name, value in siblings.items()})
+    for numa, cpus in enumerate(("0-3,8-11", "4-7,12-15")):
+        folder = f"sys/devices/system/node/node{numa}"
+        write(root, {f"{folder}/cpulist": f"{cpus}\n", f"{folder}/meminfo": f"Node {numa} MemTotal:  1056692156 kB\n"})
+    for folder in ("dev/shm", "tmp", "root", "scratch", "shared", "mnt/my data", "opt/b"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    nic(root, "eno1", speed="25000\n")
+    write(root, {"sys/class/net/lo/mtu": "65536\n"})
+
+
+def nic(root: Path, name: str, speed: str) -> None:
+    """A physical interface at the driver bnxt_en on NUMA node 0."""
+    folder = f"sys/class/net/{name}"
+    values = {"operstate": "up\n", "mtu": "9000\n", "address": "3c:ec:ef:00:00:01\n", "device/numa_node": "0\n"}
+    write(root, {f"{folder}/{key}": value for key, value in values.items()} | {f"{folder}/speed": speed})
+    (root / "sys/bus/pci/drivers/bnxt_en").mkdir(parents=True, exist_ok=True)
+    (root / folder / "device/driver").symlink_to(root / "sys/bus/pci/drivers/bnxt_en")
+
+
+def eight_mlx5(root: Path) -> None:
+    """Eight InfiniBand ports of 400 Gb/s, the last of them without a cable, and a RoCE port: mlx5_0 to mlx5_8."""
+    for index in range(7):
+        hca(root, f"mlx5_{index}", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    hca(root, "mlx5_7", "1: DOWN", "2: Polling", "10 Gb/sec (4X SDR)")
+    hca(root, "mlx5_8", "4: ACTIVE", "5: LinkUp", "100 Gb/sec (4X EDR)", netdev="ens1f0np0")
+    write(root, {"sys/module/nvidia_peermem/refcnt": "0\n"})
+
+
+def hca(root: Path, name: str, state: str, physical: str, rate: str, netdev: str = "") -> None:
+    """A ConnectX-7 with one port; with ``netdev`` it is RoCE on that interface."""
+    folder, number = f"sys/class/infiniband/{name}", name.removeprefix("mlx5_")
+    port = {
+        "state": f"{state}\n",
+        "phys_state": f"{physical}\n",
+        "rate": f"{rate}\n",
+        "link_layer": "Ethernet\n" if netdev else "InfiniBand\n",
+    }
+    device = {"hca_type": "MT4129\n", "fw_ver": "28.39.1002\n", "device/numa_node": "1\n"}
+    write(root, {f"{folder}/{key}": value for key, value in device.items()})
+    write(root, {f"{folder}/ports/1/{key}": value for key, value in port.items()})
+    if netdev:
+        write(root, {f"{folder}/ports/1/gid_attrs/ndevs/0": f"{netdev}\n"})
+    write(root, {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": f"{name}\n"})
+    write(root, {f"dev/infiniband/uverbs{number}": ""})
