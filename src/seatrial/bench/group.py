@@ -1,0 +1,43 @@
+"""The process group that all checks of a job share: opened once, closed once."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def open_group(device: str, timeout_s: float) -> None:
+    """Join the group that torchrun's environment describes: NCCL for ``cuda:N``, gloo for ``cpu``.
+
+    An operation that waits longer than ``timeout_s`` for its peers is an error. Raises ValueError for any other
+    device, and where torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are missing.
+    """
+    target = torch.device(device)
+    timeout = timedelta(seconds=timeout_s)
+    if target.type == "cuda" and target.index is not None:
+        # The device must be current first: object collectives and NCCL's own buffers go to the current one.
+        torch.cuda.set_device(target)
+        # With device_id NCCL connects now, so that the first check does not pay for it, or hang in its name.
+        dist.init_process_group("nccl", timeout=timeout, device_id=target)
+    elif target.type == "cpu":
+        torch.set_num_threads(_threads_of_one_process())
+        dist.init_process_group("gloo", timeout=timeout)
+    else:
+        raise ValueError(f"no process group for device {device!r}: expected 'cpu' or 'cuda:N'")
+
+
+def close_group() -> None:
+    """Wait for work in flight and leave the group. Does nothing where none is open."""
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == dist.Backend.NCCL:
+        torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+def _threads_of_one_process() -> int:
+    """This process's share of the cores it may use: torchrun's own default is one thread."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

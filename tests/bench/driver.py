@@ -1,0 +1,127 @@
+"""Runs a check's ``measure`` under torchrun as the worker does, scenario after scenario, with a fault put in.
+
+``python -m torch.distributed.run … driver.py CHECK SCENARIOS.json OUT``: SCENARIOS maps a name to ``options``
+and ``fault`` (a name in FAULTS, or null); each rank writes OUT/rank<N>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from seatrial.bench.group import close_group, open_group
+from seatrial.checks import catalog
+from seatrial.checks.base import Place
+from seatrial.model import Fact, Metric, Series
+
+Fault = Callable[[], AbstractContextManager[Any]]
+VICTIM = 1
+WRONG_OFFSET = 7
+FLIPPED_BIT = 3
+LATE_S = 0.004
+STARVED_ABOVE = 2**20  # elements
+
+
+def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[torch.Tensor], object]) -> Fault:
+    """Replace ``all_reduce`` by the real one with something done before and after it, on buffers under test only."""
+    real = dist.all_reduce
+
+    def faulty(tensor: torch.Tensor) -> None:
+        if tensor.numel() > 1:
+            before(tensor)
+        real(tensor)
+        if tensor.numel() > 1:
+            after(tensor)
+
+    return lambda: patch.object(dist, "all_reduce", faulty)
+
+
+def _starve() -> AbstractContextManager[Any]:
+    real = torch.empty
+
+    def stingy(count: int, **options: Any) -> torch.Tensor:
+        if count > STARVED_ABOVE:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more\nand a second line")
+        return real(count, **options)
+
+    return patch.object(torch, "empty", stingy)
+
+
+def _nothing(tensor: torch.Tensor) -> None:
+    del tensor
+
+
+def _dawdle(tensor: torch.Tensor) -> None:
+    del tensor
+    time.sleep(LATE_S)
+
+
+def _add_one(tensor: torch.Tensor) -> None:
+    tensor[WRONG_OFFSET] += 1
+
+
+def _flip_bit(tensor: torch.Tensor) -> None:
+    tensor.view(torch.int32)[WRONG_OFFSET] ^= 1 << FLIPPED_BIT
+
+
+FAULTS: dict[str, Fault] = {
+    "wrong_contribution": _all_reduce_with(_add_one, _nothing),
+    "flipped_bit": _all_reduce_with(_nothing, _flip_bit),
+    "late": _all_reduce_with(_dawdle, _nothing),
+    "starved": _starve,
+}
+
+
+def run(check: str, options: dict[str, Any], place: Place) -> dict[str, Any]:
+    record: dict[str, Any] = {"metrics": [], "facts": {}, "series": [], "error": None}
+    declared, began = catalog()[check], time.monotonic()
+    try:
+        for seen in declared.measure(place, declared.options.model_validate(options)):
+            if isinstance(seen, Metric):
+                record["metrics"].append(seen.model_dump(mode="json"))
+            elif isinstance(seen, Fact):
+                record["facts"][seen.name] = seen.value
+            elif isinstance(seen, Series):
+                record["series"].append(seen.model_dump(mode="json"))
+    except Exception as error:
+        record["error"] = f"{type(error).__name__}: {error}"
+    return {**record, "seconds": time.monotonic() - began}
+
+
+def main(check: str, scenarios: Path, out: Path) -> None:
+    rank, notes = int(os.environ["RANK"]), list[str]()
+    place = Place(
+        node=f"node{rank}",
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        device="cpu",
+        promised_gpus=None,
+        out=out,
+        run_dir=out,
+        note=notes.append,
+    )
+    open_group("cpu", timeout_s=60)
+    records = {}
+    for name, scenario in json.loads(scenarios.read_text()).items():
+        fault = FAULTS[scenario["fault"]] if scenario["fault"] and rank == VICTIM else nullcontext
+        with fault():
+            records[name] = run(check, scenario["options"], place)
+        records[name]["notes"] = notes.copy()
+        notes.clear()
+    close_group()
+    (out / f"rank{rank}.json").write_text(json.dumps(records, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

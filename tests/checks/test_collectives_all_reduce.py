@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from seatrial.bench.collectives import Result, Timings
+from seatrial.checks.base import Place
+from seatrial.checks.collectives_all_reduce import CHECK, AllReduceOptions, _label, _size_metrics, _summary
+from seatrial.model import Fact, NotApplicable, Series
+from tests.bench import driver
+
+Records = dict[str, list[dict[str, Any]]]  # scenario → one record a rank
+
+SMALL = {"sizes": ["4KiB"], "seconds_per_size": 0.05}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "honest": {"options": {"sizes": ["1MiB", "12 B", "64KiB"], "seconds_per_size": 0.3}, "fault": None},
+    "half": {"options": {**SMALL, "dtype": "bfloat16"}, "fault": None},
+    "wrong_contribution": {"options": SMALL, "fault": "wrong_contribution"},
+    "flipped_bit": {"options": SMALL, "fault": "flipped_bit"},
+    "late": {"options": SMALL, "fault": "late"},
+    "starved": {"options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05}, "fault": "starved"},
+    "too_large": {"options": {"sizes": ["1024TiB"]}, "fault": None},
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """All scenarios in one real torchrun with two gloo processes."""
+    out = tmp_path_factory.mktemp("all_reduce")
+    scenarios = out / "scenarios.json"
+    scenarios.write_text(json.dumps(SCENARIOS))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", driver.__name__, CHECK.name, str(scenarios), str(out)]
+    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
+    ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return {name: [rank[name] for rank in ranks] for name in SCENARIOS}
+
+
+def metrics(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {metric["name"]: metric for metric in record["metrics"]}
+
+
+def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(records: Records) -> None:
+    lead, other = (metrics(record) for record in records["honest"])
+    per_size = {f"{name}.{size}" for name in ("busbw", "algbw", "latency") for size in ("12B", "64KiB", "1MiB")}
+    assert set(lead) == per_size | {"wrong_elements", "rank_time.1MiB"}
+    assert set(other) == {"rank_time.1MiB"}
+    assert {lead[name]["subject"] for name in per_size | {"wrong_elements"}} == {"cluster"}
+    assert [found["rank_time.1MiB"]["subject"] for found in (lead, other)] == ["node0/rank0", "node1/rank1"]
+    assert records["honest"][1]["facts"] == {}
+
+
+def test_every_metric_is_declared_with_its_unit(records: Records) -> None:
+    for metric in records["honest"][0]["metrics"]:
+        pattern = re.sub(r"\..*", ".*", metric["name"])
+        assert CHECK.metrics[pattern] == metric["unit"]
+
+
+def test_figures_agree_with_each_other_and_with_the_samples(records: Records) -> None:
+    found = metrics(records["honest"][0])
+    spread = records["honest"][0]["facts"]["spread"]
+    for label, size in (("12B", 12), ("64KiB", 65536), ("1MiB", 1048576)):
+        us = found[f"latency.{label}"]["value"]
+        samples = sorted(found[f"latency.{label}"]["samples"])
+        assert 5 < us < 1e6
+        assert found[f"algbw.{label}"]["value"] == pytest.approx(size / us * 1e-3)
+        assert found[f"busbw.{label}"]["value"] == found[f"algbw.{label}"]["value"]  # 2 (2 - 1) / 2 = 1
+        assert (spread[label]["min_us"], spread[label]["max_us"]) == (samples[0], samples[-1])
+        assert spread[label]["p50_us"] == pytest.approx(us)
+        assert spread[label]["slowest_rank"] in ("node0/rank0", "node1/rank1")
+
+
+def test_every_rank_reports_its_own_time(records: Records) -> None:
+    lead, other = (metrics(record)["rank_time.1MiB"] for record in records["honest"])
+    assert lead["samples"] != other["samples"]
+    spread = records["honest"][0]["facts"]["spread"]["1MiB"]
+    assert spread["slowest_rank_us"] == pytest.approx(max(lead["value"], other["value"]))
+
+
+def test_sizes_run_upwards_and_are_announced(records: Records) -> None:
+    lead, other = records["honest"]
+    assert lead["notes"] == other["notes"] == ["12B", "64KiB", "1MiB"]
+    curve = {series["name"]: series for series in lead["series"]}["busbw"]
+    assert (curve["x"], curve["x_unit"], curve["y_unit"]) == ([12, 65536, 1048576], "B", "GB/s")
+    assert curve["y"] == [metrics(lead)[f"busbw.{label}"]["value"] for label in ("12B", "64KiB", "1MiB")]
+
+
+def test_facts_say_how_it_was_measured(records: Records) -> None:
+    facts = records["honest"][0]["facts"]
+    assert (facts["backend"], facts["world_size"], facts["dtype"], facts["in_place"]) == ("gloo", 2, "float32", True)
+    assert facts["sizes"] == {"12B": 12, "64KiB": 65536, "1MiB": 1048576}
+    assert "host clock" in facts["timing"]
+    assert "nccl_version" not in facts
+    for label, counts in facts["iterations"].items():
+        samples = metrics(records["honest"][0])[f"busbw.{label}"]["samples"]
+        assert counts["windows"] == len(samples)
+        assert counts["warmup"] >= 3
+        assert counts["per_window"] >= 1
+
+
+def test_time_stays_near_the_cap(records: Records) -> None:
+    assert 0.1 < records["honest"][0]["seconds"] < 3 * 0.3 + 3
+
+
+@pytest.mark.parametrize("scenario", ["honest", "half", "late"])
+def test_right_sums_are_found_right(records: Records, scenario: str) -> None:
+    lead = records[scenario][0]
+    assert metrics(lead)["wrong_elements"]["value"] == 0
+    assert "wrong_data" not in lead["facts"]
+
+
+def expected_sum(position: int) -> int:
+    """The sum of both ranks at a position in plain integers: rank 1 adds one, and the period fits 24 bits."""
+    period = 2**24 - 1
+    pattern = position * 1_000_000_007 % period - period // 2
+    return pattern + (pattern + 1)
+
+
+def test_a_wrong_contribution_is_seen_by_both_ranks(records: Records) -> None:
+    lead = records["wrong_contribution"][0]
+    assert metrics(lead)["wrong_elements"]["value"] == 2
+    right = expected_sum(driver.WRONG_OFFSET)
+    wrong = lead["facts"]["wrong_data"]
+    assert [(found["rank"], found["subject"]) for found in wrong] == [(0, "node0/rank0"), (1, "node1/rank1")]
+    for found in wrong:
+        assert (found["size"], found["offset"], found["wrong"]) == ("4KiB", driver.WRONG_OFFSET, 1)
+        assert (found["expected"], found["got"]) == (f"{right:.1f}", f"{right + 1:.1f}")
+
+
+def test_a_bit_flipped_after_the_sum_names_rank_offset_and_bit(records: Records) -> None:
+    lead = records["flipped_bit"][0]
+    assert metrics(lead)["wrong_elements"]["value"] == 1
+    (found,) = lead["facts"]["wrong_data"]
+    assert (found["rank"], found["offset"]) == (driver.VICTIM, driver.WRONG_OFFSET)
+    assert found["xor"] == f"0x{1 << driver.FLIPPED_BIT:08x}"
+
+
+def test_a_late_rank_lengthens_the_time(records: Records) -> None:
+    for record in records["late"]:
+        assert metrics(record)["rank_time.4KiB"]["value"] >= driver.LATE_S * 1e6
+
+
+def test_a_size_that_does_not_fit_on_one_rank_is_left_out_by_all(records: Records) -> None:
+    lead, other = records["starved"]
+    assert lead["error"] is other["error"] is None
+    assert "busbw.4KiB" in metrics(lead)
+    assert "busbw.8MiB" not in metrics(lead)
+    assert set(metrics(other)) == {"rank_time.4KiB"}
+    refusal = "CUDA out of memory. Tried to allocate more"
+    assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": refusal}}
+
+
+def test_no_size_at_all_that_fits_is_an_error(records: Records) -> None:
+    for record in records["too_large"]:
+        assert record["error"].startswith("SeatrialError: no buffer could be allocated")
+        assert "1024TiB" in record["error"]
+        assert record["metrics"] == []
+
+
+def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:
+    timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
+    found = {metric.name: metric.value for metric in _size_metrics(2**30, timings)}
+    assert found["latency.1GiB"] == 3e6
+    assert found["algbw.1GiB"] == pytest.approx(2**30 / 3 / 1e9)
+    assert found["busbw.1GiB"] == pytest.approx(1.5 * 2**30 / 3 / 1e9)
+
+
+def test_few_windows_have_no_interval_and_the_slowest_rank_is_named() -> None:
+    result = Result(Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
+    seen = list(_summary({4: result}, ["node0/gpu0", "node0/gpu1"]))
+    spread = next(item.value for item in seen if isinstance(item, Fact) and item.name == "spread")
+    assert isinstance(spread, dict)
+    assert spread["4B"] == {
+        "p50_us": 1.5,
+        "min_us": 1.5,
+        "max_us": 1.5,
+        "ci95_of_p50_us": None,
+        "slowest_rank": "node0/gpu1",
+        "slowest_rank_us": 2.0,
+    }
+    assert [series.name for series in seen if isinstance(series, Series)] == ["busbw", "latency"]
+
+
+def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
+    place = Place(
+        node="n", rank=0, world_size=1, local_rank=0, device="cpu", promised_gpus=None, out=tmp_path, run_dir=tmp_path
+    )
+    with pytest.raises(NotApplicable, match="at least 2"):
+        next(CHECK.measure(place, AllReduceOptions()))
+    assert CHECK.needs.ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": ["1MiB", "1026 B"]}, "1026 B is not a whole number of float32"),
+        ({"sizes": ["3 B"], "dtype": "bfloat16"}, "3 B is not a whole number of bfloat16"),
+        ({"sizes": [0]}, "size 0 B"),
+        ({"sizes": []}, "at least 1 item"),
+        ({"sizes": ["1 MB"]}, "KiB"),
+        ({"dtype": "int8"}, "float32"),
+        ({"seconds_per_size": 0}, "greater than 0"),
+        ({"seconds_per_size": float("nan")}, "seconds_per_size"),
+        ({"size": ["1MiB"]}, "size"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AllReduceOptions.model_validate(options)
+
+
+def test_sizes_that_a_short_form_would_round_keep_their_bytes() -> None:
+    assert [_label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
+        "8GiB",
+        "1000MiB",
+        "1610612736B",
+        "12B",
+    ]
+
+
+def test_bandwidth_is_judged_on_a_fabric_only() -> None:
+    wrong, bandwidth = CHECK.rules
+    assert wrong.expect
+    assert wrong.expect.holds(0)
+    assert not wrong.expect.holds(1)
+    assert (bandwidth.metric, bandwidth.baseline) == ("busbw.8GiB", "all_reduce.busbw.8GiB")
+    assert bandwidth.where == {"backend": "nccl"}
