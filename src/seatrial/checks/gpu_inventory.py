@@ -1,0 +1,408 @@
+"""Are all GPUs of a node there, alike, healthy, at full width and free? Read through NVML, without any load.
+
+The PCIe generation is recorded and not judged here: an idle GPU lowers it to save power. Its width it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.discover import gpu as discover
+from seatrial.discover.gpu import Gpu, GpuFacts
+from seatrial.model import Fact, Frozen, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+
+_HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
+# A GPU that refuses one of these for a fault, where another of its model answers, is itself the finding.
+_VITAL = re.compile(
+    r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clock_reasons|power_(limit|default)|memory_|processes"
+)
+# Fields that not every kind of GPU has. Where none of a node has one, the rules on it do not apply.
+_OPTIONAL = (
+    *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
+    *("clock_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total", "processes"),
+)
+
+
+class Stranger(Frozen):
+    """A compute process on one of our GPUs that is not ours."""
+
+    gpu: int
+    pid: int
+    name: str
+    memory: int | None
+
+
+def measure(place: Place, _options: Options) -> Iterator[Observation]:
+    """Yield the node's counts, then the figures of each GPU that CUDA may use.
+
+    Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES.
+    """
+    facts = discover.read(place.root)
+    promised = place.promised_gpus or 0
+    if not facts.gpus and not facts.present and not promised:
+        reason = f" ({facts.unavailable})" if facts.unavailable else ""
+        raise NotApplicable(f"no NVIDIA GPU on this machine and none promised{reason}")
+    yield from _machine(facts)
+    # A scheduler may hand out fewer GPUs than the bus shows: then its word counts, and what the driver lists.
+    expected = max(promised, len(facts.gpus) + len(facts.lost)) if promised else facts.present
+    yield Metric(name="gpus_missing", value=expected - len(facts.gpus), unit="GPUs", subject=place.node)
+    used = discover.visible(facts, os.environ)
+    hidden = max(0, min(promised, len(facts.gpus)) - len(used))
+    yield Metric(name="gpus_hidden", value=hidden, unit="GPUs", subject=place.node)
+    yield Fact(name="gpus_used", value=[gpu.index for gpu in used])
+    yield from (Fact(name=name, value="yes" if there else "no") for name, there in _features(used).items())
+    if used:
+        yield Metric(name="gpu_models", value=len({gpu.name for gpu in used}), unit="models", subject=place.node)
+    strangers = _strangers(used)
+    yield Fact(name="foreign_processes", value=[stranger.model_dump() for stranger in strangers])
+    for gpu in used:
+        yield from _of_one(gpu, used, strangers, f"{place.node}/gpu{gpu.index}")
+
+
+def _machine(facts: GpuFacts) -> Iterator[Fact]:
+    """What was found, as evidence: above all, why a GPU is missing."""
+    found: dict[str, JsonValue] = {
+        "driver": facts.driver,
+        "cuda_driver": facts.cuda_driver,
+        "nvml_unavailable": facts.unavailable,
+        "gpus_lost": list(facts.lost),
+        "gpus_denied": list(facts.denied),
+        "pci_gpus": list(facts.pci_devices),
+        "pci_gpus_withheld": list(facts.withheld),
+        "pci_gpus_unaccounted": list(facts.unaccounted),
+        "topology": [list(row) for row in facts.topology],
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "cuda_order": discover.order_caveat(facts, os.environ),
+        "unread": dict(facts.unread),
+        "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in facts.gpus],
+    }
+    yield from (Fact(name=name, value=value) for name, value in found.items() if value not in (None, [], {}))
+
+
+def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
+    """What the rules' ``where`` asks. A field is absent only where every GPU says that its kind does not have it."""
+    fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
+    fabric = any(_in_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
+    repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
+    return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
+
+
+def _of_one(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger], subject: str) -> Iterator[Metric]:
+    twins = [other for other in gpus if other.name == gpu.name]
+    values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
+    values["nvlinks_down"] = _links_down(gpu, twins)
+    values["nvlinks_short"] = _links_short(gpu, twins)
+    values["fabric_ready"] = _fabric_ready(gpu) if _in_fabric(gpu, gpus) else None
+    values["readings_refused"] = len(_lone_refusals(gpu, twins))
+    if gpu.processes is not None:
+        values["foreign_processes"] = sum(stranger.gpu == gpu.index for stranger in strangers)
+    for name, value in values.items():
+        if value is not None:
+            yield Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+
+
+def _repair_pending(gpu: Gpu) -> bool | None:
+    return gpu.retirement_pending if gpu.remap_pending is None else gpu.remap_pending
+
+
+def _rows_remapped(gpu: Gpu) -> int | None:
+    if gpu.rows_remapped_correctable is None or gpu.rows_remapped_uncorrectable is None:
+        return None
+    return gpu.rows_remapped_correctable + gpu.rows_remapped_uncorrectable
+
+
+def _width_lost(gpu: Gpu) -> int | None:
+    if gpu.pcie_width is None or gpu.pcie_width_max is None:
+        return None
+    return max(0, gpu.pcie_width_max - gpu.pcie_width)
+
+
+def _power_cut(gpu: Gpu) -> float | None:
+    """Watts by which the limit in force is below the factory's. The enforced limit counts limits set elsewhere too."""
+    limit = gpu.power_limit_w if gpu.power_enforced_w is None else gpu.power_enforced_w
+    return None if limit is None or gpu.power_default_w is None else max(0.0, gpu.power_default_w - limit)
+
+
+def _slowed(gpu: Gpu, by: set[str]) -> bool | None:
+    return None if gpu.clock_reasons is None else bool(by & set(gpu.clock_reasons))
+
+
+# What is read off one GPU alone: metric → unit, reader.
+_FIGURES: dict[str, tuple[str, Callable[[Gpu], float | None]]] = {
+    "ecc_enabled": ("bool", lambda gpu: gpu.ecc_mode),
+    "ecc_uncorrected": ("errors", lambda gpu: gpu.ecc_uncorrected),
+    "repair_pending": ("bool", _repair_pending),
+    "remap_failed": ("bool", lambda gpu: gpu.remap_failed),
+    "rows_remapped": ("rows", _rows_remapped),
+    "rows_remapped_uncorrectable": ("rows", lambda gpu: gpu.rows_remapped_uncorrectable),
+    "pcie_width_lost": ("lanes", _width_lost),
+    "hardware_slowdown": ("bool", lambda gpu: _slowed(gpu, _HARDWARE_SLOWDOWN)),
+    "thermal_slowdown": ("bool", lambda gpu: _slowed(gpu, {"software thermal slowdown"})),
+    "persistence": ("bool", lambda gpu: gpu.persistence_mode),
+    "mig_enabled": ("bool", lambda gpu: gpu.mig_mode),
+    "power_cut": ("W", _power_cut),
+    "memory_used": ("B", lambda gpu: gpu.memory_used),
+}
+METRICS: dict[str, str] = {name: unit for name, (unit, _) in _FIGURES.items()} | {
+    "gpus_missing": "GPUs",
+    "gpus_hidden": "GPUs",
+    "gpu_models": "models",
+    "nvlinks_down": "links",
+    "nvlinks_short": "links",
+    "fabric_ready": "bool",
+    "foreign_processes": "processes",
+    "readings_refused": "readings",
+}
+
+
+def _links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
+    """Ports that should be active: the GPU's others are, or its twins hang on switches. A bare PCIe card has none."""
+    ports = max(len(twin.nvlinks) for twin in twins)
+    if not ports or not gpu.links_known:
+        return None
+    switched = any(link.remote == "switch" for twin in twins for link in twin.nvlinks)
+    return ports - gpu.links_up if gpu.links_up or switched else 0
+
+
+def _links_short(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
+    if not gpu.links_known or not any(twin.nvlinks for twin in twins):
+        return None
+    return max(twin.links_up for twin in twins) - gpu.links_up
+
+
+def _in_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+    """Whether the GPU has a fabric to join: it says so, or others of this node do and it hangs on switches too."""
+    if gpu.fabric is None:
+        return False
+    if gpu.fabric.state != "not supported":
+        return True
+    others_are = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
+    return others_are and any(link.remote == "switch" for link in gpu.nvlinks)
+
+
+def _fabric_ready(gpu: Gpu) -> bool:
+    fabric = gpu.fabric
+    return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
+
+
+def _refusals(gpu: Gpu) -> set[str]:
+    """Vital fields that the GPU refused although its kind has them."""
+    return {field for field in gpu.unread if _VITAL.match(field) and field not in gpu.unsupported}
+
+
+def _lone_refusals(gpu: Gpu, twins: Sequence[Gpu]) -> set[str]:
+    return {field for field in _refusals(gpu) if any(field not in twin.unread for twin in twins)}
+
+
+def _strangers(gpus: Sequence[Gpu]) -> list[Stranger]:
+    import psutil
+
+    me = psutil.Process()
+    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    return [
+        Stranger(gpu=gpu.index, pid=process.pid, name=_name_of(process.pid), memory=process.memory)
+        for gpu in gpus
+        for process in gpu.processes or ()
+        if process.kind == "compute" and process.pid not in ours
+    ]
+
+
+def _name_of(pid: int) -> str:
+    import psutil
+
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:  # inside a container NVML may give the host's number
+        return "not visible from here: in another container, or ended"
+
+
+def _rule(
+    metric: str,
+    expect: str,
+    why: str,
+    remedy: str,
+    *,
+    where: str = "has_usable_gpu",
+    breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
+) -> Rule:
+    needed = {"has_usable_gpu": "yes", where: "yes"}
+    return Rule(metric=metric, expect=expect, why=why, remedy=remedy, where=needed, breach=breach)
+
+
+RULES = (
+    Rule(
+        metric="gpus_missing",
+        expect="== 0 GPUs",
+        why="a GPU that was promised, or is on the PCI bus, cannot be used; the facts say which, and what NVML said",
+        remedy="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded or of two versions: "
+        "reinstall or reboot. Xid 79, lost or failed to start: power-cycle the node, then reseat or replace the GPU. "
+        "In a container: start it with --gpus all",
+    ),
+    Rule(
+        metric="gpus_hidden",
+        expect="== 0 GPUs",
+        why="CUDA_VISIBLE_DEVICES leaves CUDA fewer GPUs than were promised",
+        remedy="unset CUDA_VISIBLE_DEVICES, or promise what it leaves: --gpus-per-node",
+    ),
+    _rule(
+        "gpu_models",
+        "<= 1 models",
+        "ranks on unlike GPUs wait for the slowest",
+        "nvidia-smi -L; choose GPUs of one model with CUDA_VISIBLE_DEVICES (and CUDA_DEVICE_ORDER=PCI_BUS_ID)",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "readings_refused",
+        "== 0 readings",
+        "this GPU answers with an error where another of its model gives the value: it or its firmware is at fault",
+        "nvidia-smi -q -i INDEX; dmesg | grep -i Xid; reset the idle GPU (nvidia-smi -r -i INDEX) or replace it",
+    ),
+    _rule(
+        "ecc_uncorrected",
+        "== 0 errors",
+        "uncorrectable memory errors since the driver was loaded: they end processes, and the memory is failing",
+        "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; drain the node, reset the GPU, run dcgmi diag -r 3, replace it if "
+        "they return",
+        where="has_ecc_uncorrected",
+    ),
+    _rule(
+        "ecc_enabled",
+        "== 1 bool",
+        "without ECC a flipped bit in GPU memory corrupts training silently",
+        "nvidia-smi -i INDEX -e 1, then reset the GPU or reboot",
+        where="has_ecc_mode",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "repair_pending",
+        "== 0 bool",
+        "bad memory was found and its repair waits for a reset (NVIDIA, GPU memory error management)",
+        "drain the node, then nvidia-smi --gpu-reset -i INDEX, or reboot",
+        where="has_memory_repair",
+    ),
+    _rule(
+        "remap_failed",
+        "== 0 bool",
+        "a bad memory row could not be replaced by a spare: NVIDIA's ground for replacement",
+        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; replace the GPU",
+        where="has_remap_pending",
+    ),
+    _rule(
+        "rows_remapped",
+        "<= 10 rows",
+        "of nodes with more than 10 remapped rows 83.3 % later lost performance, with 1 to 10 rows 5.6 % "
+        "(SuperBench/Anubis, arXiv 2402.06194)",
+        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; run dcgmi diag -r 3 and ask the vendor for replacement",
+        where="has_remap_pending",
+    ),
+    _rule(
+        "rows_remapped_uncorrectable",
+        "== 0 rows",
+        "uncorrectable errors have cost this GPU memory rows already: one more lost job each",
+        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; watch the count, and replace the GPU if it grows",
+        where="has_remap_pending",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "pcie_width_lost",
+        "== 0 lanes",
+        "the PCIe link trained with fewer lanes than card and slot have: every host copy is slower by that share",
+        "nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; reseat the card or riser",
+        where="has_pcie_width",
+    ),
+    _rule(
+        "nvlinks_down",
+        "== 0 links",
+        "NVLinks that this GPU has are inactive: NCCL then has less bandwidth, or falls back to PCIe",
+        "nvidia-smi nvlink -s -i INDEX; dmesg | grep -E 'Xid.*(74|144|145|149)|SXid'; restart nvidia-fabricmanager, "
+        "reset the GPUs, else check the baseboard or bridge",
+        where="has_nvlinks",
+    ),
+    _rule(
+        "nvlinks_short",
+        "== 0 links",
+        "this GPU has fewer active NVLinks than another of its model in this node",
+        "nvidia-smi nvlink -s; nvidia-smi topo -m; compare the bridges, or the switches' log",
+        where="has_nvlinks",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "fabric_ready",
+        "== 1 bool",
+        "the GPU has not joined the NVSwitch fabric: CUDA will not start, or work without peers",
+        "nvidia-smi -q -i INDEX | grep -A6 Fabric; systemctl status nvidia-fabricmanager (same version as the driver?)",
+        where="has_fabric",
+    ),
+    _rule(
+        "hardware_slowdown",
+        "== 0 bool",
+        "the hardware holds the clocks down, idle as it is: too hot, or the power supply pulls its brake",
+        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX; check fans, coolant, power supplies and cables",
+        where="has_clock_reasons",
+    ),
+    _rule(
+        "thermal_slowdown",
+        "== 0 bool",
+        "the driver lowers the clocks for the temperature already before any load",
+        "nvidia-smi -q -d TEMPERATURE -i INDEX; check cooling and air flow",
+        where="has_clock_reasons",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "persistence",
+        "== 1 bool",
+        "without persistence the driver unloads the GPU's state between processes: slow starts, and settings are lost",
+        "systemctl enable --now nvidia-persistenced (or nvidia-smi -pm 1)",
+        where="has_persistence_mode",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "mig_enabled",
+        "== 0 bool",
+        "a GPU in MIG mode is cut into slices: no NVLink between them, and no full-size training",
+        "nvidia-smi -i INDEX -mig 0, then reset the GPU",
+        where="has_mig_mode",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "power_cut",
+        "== 0 W",
+        "the power limit is below the factory's: this GPU computes slower than others of its model",
+        "nvidia-smi -q -d POWER -i INDEX; nvidia-smi -i INDEX -pl DEFAULT_WATTS, unless the site means it so",
+        where="has_power_default_w",
+        breach=Outcome.WARN,
+    ),
+    _rule(
+        "foreign_processes",
+        "== 0 processes",
+        "others compute on this GPU, or a dead job left a process: nothing measured beside it can be trusted",
+        "the fact foreign_processes lists PIDs; nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv; end "
+        "leftovers, or take the GPU out of CUDA_VISIBLE_DEVICES",
+        where="has_processes",
+    ),
+    _rule(
+        "memory_used",
+        "<= 1 GiB",
+        "memory is taken before the trial starts, perhaps by a process of another container that is not visible here",
+        "nvidia-smi -i INDEX, on the host; fuser -v /dev/nvidiaN",
+        where="has_memory_total",
+        breach=Outcome.WARN,
+    ),
+)
+
+CHECK = Check(
+    name="gpu.inventory",
+    title="GPUs: present, alike, healthy and free",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    metrics=METRICS,
+    rules=RULES,
+    measure=measure,
+    limit_s=120.0,  # NVML starts GPUs that sleep one by one, some seconds each without persistence
+)

@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml as real
+import pytest
+
+from seatrial.discover import gpu
+from seatrial.discover.gpu import GpuFacts
+from seatrial.discover.nvml import GpuProcess, pci_address
+from seatrial.model import UsageError
+from tests.fakes.nvml import FakeNvml, bus, fabric, geforce, h200, links, pci, processes, refusal
+
+PCI = tuple(f"0000:{0x1B + index:02x}:00.0" for index in range(8))
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuFacts:
+    FakeNvml(*(h200(index) for index in range(4))).install(monkeypatch)
+    return gpu.read(bus(tmp_path, *PCI[:4]))
+
+
+def test_a_healthy_hgx_board(four: GpuFacts) -> None:
+    assert (four.driver, four.cuda_driver, four.unavailable) == ("580.159.04", "13.0", None)
+    assert [g.index for g in four.gpus] == [0, 1, 2, 3]
+    assert (four.lost, four.denied, four.withheld, four.unread) == ((), (), (), {})
+    assert four.pci_devices == tuple(g.pci_bus_id for g in four.gpus) == PCI[:4]
+    assert four.present == 4
+    assert four.unaccounted == ()
+
+
+def test_the_fields_of_one_gpu(four: GpuFacts) -> None:
+    first = four.gpus[0]
+    assert (first.name, first.uuid) == ("NVIDIA H200", "GPU-00000000-aaaa-bbbb-cccc-000000000000")
+    assert first.compute_capability == "9.0"
+    assert (first.memory_total, first.memory_used) == (150754820096, 0)
+    assert (first.mig_mode, first.ecc_mode, first.persistence_mode) == (False, True, True)
+    assert (first.power_w, first.power_limit_w, first.power_default_w) == (79.798, 700.0, 700.0)
+    assert (first.pcie_gen, first.pcie_gen_max, first.pcie_width, first.pcie_width_max) == (5, 5, 16, 16)
+    assert first.clock_reasons == ("idle",)
+    assert (first.sm_clock_mhz, first.sm_clock_max_mhz, first.memory_clock_mhz) == (345, 1980, 3201)
+    assert [g.numa_node for g in four.gpus] == [0, 0, 1, 1]
+    assert first.cpu_affinity == "0-31,64-67"
+    assert first.fabric is not None
+    assert (first.fabric.state, first.fabric.status, first.fabric.problems) == ("completed", 0, ())
+
+
+def test_nvlinks_end_where_the_gpu_has_no_more(four: GpuFacts) -> None:
+    found = four.gpus[0].nvlinks
+    assert [link.link for link in found] == list(range(18))
+    assert found[17].model_dump() == {
+        "link": 17,
+        "active": True,
+        "version": "4.0",
+        "remote": "switch",
+        "remote_pci": None,
+        "speed_mbps": 26562,
+    }
+
+
+def test_what_a_kind_of_gpu_does_not_have_is_unsupported_not_lost(four: GpuFacts) -> None:
+    assert four.gpus[0].unread == {"pages_retired": "Not Supported", "retirement_pending": "Not Supported"}
+    assert four.gpus[0].unsupported == ("pages_retired", "retirement_pending")
+
+
+def test_topology_over_switches(four: GpuFacts) -> None:
+    assert four.topology == (
+        ("X", "NV18", "NV18", "NV18"),
+        ("NV18", "X", "NV18", "NV18"),
+        ("NV18", "NV18", "X", "NV18"),
+        ("NV18", "NV18", "NV18", "X"),
+    )
+
+
+def test_topology_of_bridged_cards_counts_only_links_between_the_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bridged_to(other: int) -> dict[str, object]:
+        remote = {"nvmlDeviceGetNvLinkRemotePciInfo": pci(f"00000000:{0x1B + other:02X}:00.0")}
+        return {**links(4, remote=real.NVML_NVLINK_DEVICE_TYPE_GPU), **remote}
+
+    FakeNvml(h200(0, **bridged_to(1)), h200(1, **bridged_to(0)), h200(2, **links(4, down=range(4)))).install(
+        monkeypatch
+    )
+    assert gpu.read().topology == (("X", "NV4", "NODE"), ("NV4", "X", "NODE"), ("NODE", "NODE", "X"))
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [
+        (real.NVML_TOPOLOGY_INTERNAL, "PIX"),
+        (real.NVML_TOPOLOGY_SINGLE, "PIX"),
+        (real.NVML_TOPOLOGY_MULTIPLE, "PXB"),
+        (real.NVML_TOPOLOGY_HOSTBRIDGE, "PHB"),
+        (real.NVML_TOPOLOGY_NODE, "NODE"),
+        (real.NVML_TOPOLOGY_SYSTEM, "SYS"),
+    ],
+)
+def test_topology_without_nvlink(monkeypatch: pytest.MonkeyPatch, level: int, name: str) -> None:
+    FakeNvml(geforce(0), geforce(1), ancestor=level).install(monkeypatch)
+    assert gpu.read().topology == (("X", name), (name, "X"))
+
+
+def test_a_topology_that_is_refused_is_a_question_mark_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(geforce(0), geforce(1), ancestor=refusal("Unknown")).install(monkeypatch)
+    facts = gpu.read()
+    assert facts.topology == (("X", "?"), ("?", "X"))
+    assert facts.unread["topology gpu0-gpu1"] == "Unknown Error"
+
+
+def test_a_geforce_says_what_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(geforce()).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert (card.ecc_mode, card.rows_remapped_correctable, card.fabric, card.mig_mode) == (None, None, None, None)
+    assert card.nvlinks == ()
+    missing = {
+        "ecc_mode",
+        "ecc_uncorrected",
+        "remap_pending",
+        "remap_failed",
+        "fabric",
+        "mig_mode",
+        "nvlinks",
+        "serial",
+    }
+    assert missing <= set(card.unsupported)
+    assert missing <= set(card.unread)
+    assert (card.pcie_gen, card.pcie_gen_max) == (1, 4)  # idle: recorded, not judged
+
+
+def test_a_reading_that_fails_is_unread_with_its_reason_and_not_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(nvmlDeviceGetRemappedRows=refusal("Unknown"), nvmlDeviceGetSerial=refusal("NoPermission"))).install(
+        monkeypatch
+    )
+    card = gpu.read().gpus[0]
+    assert card.remap_pending is None
+    assert card.unread["remap_pending"] == card.unread["rows_remapped_correctable"] == "Unknown Error"
+    assert card.unread["serial"] == "Insufficient Permissions"
+    assert not {"remap_pending", "serial"} & set(card.unsupported)
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (0, ()),
+        (real.nvmlClocksEventReasonSwPowerCap, ("software power cap",)),
+        (
+            real.nvmlClocksEventReasonHwSlowdown | real.nvmlClocksEventReasonHwThermalSlowdown,
+            ("hardware slowdown", "hardware thermal slowdown"),
+        ),
+        (real.nvmlClocksEventReasonHwPowerBrakeSlowdown, ("hardware power brake",)),
+        (real.nvmlClocksEventReasonSwThermalSlowdown, ("software thermal slowdown",)),
+    ],
+)
+def test_clock_reasons_have_names(monkeypatch: pytest.MonkeyPatch, mask: int, names: tuple[str, ...]) -> None:
+    FakeNvml(h200(nvmlDeviceGetCurrentClocksEventReasons=mask)).install(monkeypatch)
+    assert gpu.read().gpus[0].clock_reasons == names
+
+
+def test_a_link_whose_state_is_refused_is_unknown_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = links(18)
+
+    def state(link: int) -> int:
+        if link == 5:
+            raise refusal("Timeout")
+        return int(states["nvmlDeviceGetNvLinkState"](link))
+
+    FakeNvml(h200(nvmlDeviceGetNvLinkState=state)).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert len(card.nvlinks) == 18
+    assert card.nvlinks[5].active is None
+    assert (card.links_known, card.links_up) == (False, 17)
+    assert card.unread["nvlinks[5]"] == "Timeout"
+
+
+def test_an_inactive_link_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(**links(18, down=[3]))).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert (card.links_up, card.links_known) == (17, True)
+    assert (card.nvlinks[3].active, card.nvlinks[3].version) == (False, None)
+
+
+def test_a_link_speed_that_is_refused_inside_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(questions: list[tuple[int, int]]) -> object:
+        values = (real.c_nvmlFieldValue_t * len(questions))()
+        values[0].nvmlReturn = real.NVML_ERROR_NOT_SUPPORTED
+        return values
+
+    FakeNvml(h200(nvmlDeviceGetFieldValues=refused)).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert card.nvlinks[0].speed_mbps is None
+    assert card.unread["nvlinks[0].speed"] == "Not Supported"
+
+
+def test_fabric_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(
+        h200(0, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_IN_PROGRESS)),
+        h200(1, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_COMPLETED, status=999)),
+        h200(2, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_COMPLETED, health_mask=0b10_01_01)),
+        h200(3, nvmlDeviceGetGpuFabricInfoV=fabric(17)),
+    ).install(monkeypatch)
+    one, two, three, four = (card.fabric for card in gpu.read().gpus)
+    assert one is not None
+    assert one.state == "in progress"
+    assert two is not None
+    assert two.status == 999
+    assert three is not None
+    assert three.problems == ("degraded bandwidth", "route recovery")
+    assert four is None
+    assert "17" in gpu.read().gpus[3].unread["fabric"]
+
+
+def test_processes_that_draw_are_graphics(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, graphics = processes((300, 2**30), (200, None)), processes((200, None), (100, 5))
+    FakeNvml(
+        h200(nvmlDeviceGetComputeRunningProcesses_v3=compute, nvmlDeviceGetGraphicsRunningProcesses_v3=graphics)
+    ).install(monkeypatch)
+    assert gpu.read().gpus[0].processes == (
+        GpuProcess(pid=100, kind="graphics", memory=5),
+        GpuProcess(pid=200, kind="graphics", memory=None),
+        GpuProcess(pid=300, kind="compute", memory=2**30),
+    )
+
+
+def test_a_process_list_that_is_refused_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(nvmlDeviceGetComputeRunningProcesses_v3=refusal("NoPermission"))).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert card.processes is None
+    assert card.unread["processes"] == "Insufficient Permissions"
+
+
+@pytest.mark.parametrize("broken", [refusal("GpuIsLost"), refusal("Unknown"), h200(2).lost()])
+def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: object) -> None:
+    fake = FakeNvml(h200(0), h200(1), broken, h200(3)).install(monkeypatch)  # type: ignore[arg-type]
+    facts = gpu.read(bus(tmp_path, *PCI[:4]))
+    assert [card.index for card in facts.gpus] == [0, 1, 3]
+    assert len(facts.lost) == 1
+    assert facts.lost[0].startswith("gpu2")
+    assert (facts.present, facts.unaccounted) == (4, (PCI[2],))
+    assert len(facts.topology) == 3
+    assert fake.open == 0
+
+
+def test_a_gpu_lost_half_way_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(0), h200(1, nvmlDeviceGetEccMode=refusal("GpuIsLost"))).install(monkeypatch)
+    facts = gpu.read()
+    assert [card.index for card in facts.gpus] == [0]
+    assert facts.lost == ("gpu1 (GPU-10000000-aaaa-bbbb-cccc-000000000001, PCI 0000:1c:00.0): GPU is lost",)
+
+
+def test_gpus_denied_to_this_job_are_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeNvml(h200(0), refusal("NoPermission"), h200(2), refusal("NoPermission")).install(monkeypatch)
+    facts = gpu.read(bus(tmp_path, *PCI[:4]))
+    assert [card.index for card in facts.gpus] == [0, 2]
+    assert facts.lost == ()
+    assert facts.denied == ("gpu1: Insufficient Permissions", "gpu3: Insufficient Permissions")
+    assert facts.present == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("LibraryNotFound", "libnvidia-ml.so.1 is not here"),
+        ("DriverNotLoaded", "the NVIDIA kernel module is not loaded"),
+        ("LibRmVersionMismatch", "different driver versions"),
+        ("Unknown", "Unknown Error"),
+    ],
+)
+def test_a_dead_driver_is_not_a_machine_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, says: str
+) -> None:
+    FakeNvml(init=refusal(kind)).install(monkeypatch)
+    facts = gpu.read(bus(tmp_path, *PCI[:2], driver=None))
+    assert facts.gpus == ()
+    assert says in (facts.unavailable or "")
+    assert (facts.pci_devices, facts.present, facts.unaccounted) == (PCI[:2], 2, PCI[:2])
+
+
+def test_a_count_that_is_refused_makes_nvml_unusable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeNvml(nvmlDeviceGetCount=refusal("Unknown")).install(monkeypatch)
+    facts = gpu.read(bus(tmp_path, PCI[0], device_nodes=False))
+    assert facts.unavailable == "Unknown Error"
+    assert (facts.present, fake.open) == (1, 0)
+
+
+def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeNvml(init=refusal("LibraryNotFound")).install(monkeypatch)
+    bus(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000", driver="i915")
+    bus(tmp_path, "0000:00:1f.3", kind="0x040300", driver="snd_hda_intel")  # the GPU's audio function
+    bus(tmp_path, "0000:00:05.0", kind="0x068000", driver="nvidia-nvswitch")
+    facts = gpu.read(tmp_path)
+    assert (facts.pci_devices, facts.present) == ((), 0)
+
+
+def test_a_bus_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeNvml(h200()).install(monkeypatch)
+    facts = gpu.read(tmp_path / "empty")
+    assert facts.present == 1
+    assert "No such file" in facts.unread["pci_devices"]
+
+
+def test_the_other_gpus_of_a_containers_host_are_withheld(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeNvml(h200(0), h200(1)).install(monkeypatch)
+    bus(tmp_path, *PCI[:2])
+    bus(tmp_path, *PCI[2:7], device_nodes=False)
+    bus(tmp_path, PCI[7], driver="vfio-pci")
+    facts = gpu.read(tmp_path)
+    assert facts.withheld == PCI[2:]
+    assert (facts.present, facts.unaccounted) == (2, ())
+
+
+def test_a_container_with_every_proc_entry_but_few_device_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FakeNvml(h200(0)).install(monkeypatch)
+    bus(tmp_path, *PCI[:2])
+    (tmp_path / "dev/nvidia1").unlink()
+    assert gpu.read(tmp_path).withheld == (PCI[1],)
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "nouveau", None])
+def test_a_gpu_that_the_driver_did_not_start_is_unaccounted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str | None
+) -> None:
+    FakeNvml(h200(0)).install(monkeypatch)
+    bus(tmp_path, PCI[0])
+    bus(tmp_path, PCI[1], driver=driver)
+    facts = gpu.read(tmp_path)
+    assert (facts.present, facts.unaccounted, facts.withheld) == (2, (PCI[1],), ())
+
+
+def test_a_shutdown_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise refusal("GpuIsLost")
+
+    fake = FakeNvml(h200()).install(monkeypatch)
+    monkeypatch.setattr(fake, "nvmlShutdown", fail, raising=False)
+    assert len(gpu.read().gpus) == 1
+
+
+def test_pci_addresses_are_written_as_sys_does() -> None:
+    assert pci_address("00000000:1B:00.0") == "0000:1b:00.0"
+    assert pci_address("00010000:C1:00.0") == "10000:c1:00.0"
+
+
+def test_the_real_library_is_loaded_late_and_its_absence_is_told(tmp_path: Path) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    code = (
+        "import sys; from pathlib import Path; from seatrial.discover import gpu\n"
+        "assert 'pynvml' not in sys.modules and 'torch' not in sys.modules\n"
+        f"print(gpu.read(Path({str(tmp_path)!r})).unavailable)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "libnvidia-ml.so.1 is not here" in done.stdout
+
+
+def test_the_fake_refuses_what_nobody_foresaw() -> None:
+    fake = FakeNvml(h200())
+    with pytest.raises(real.NVMLError_Uninitialized):
+        fake.nvmlDeviceGetCount()
+    fake.nvmlInit()
+    with pytest.raises(AssertionError, match="pynvml has no nvmlDeviceGetWishes"):
+        fake.nvmlDeviceGetWishes()
+    with pytest.raises(AssertionError, match="nobody foresaw the call nvmlDeviceGetFanSpeed"):
+        fake.nvmlDeviceGetFanSpeed(h200())
+    with pytest.raises(TypeError):
+        fake.nvmlDeviceGetName()
+
+
+class TestVisible:
+    def test_all_where_nothing_is_set(self, four: GpuFacts) -> None:
+        assert gpu.visible(four, {}) == four.gpus
+
+    @pytest.mark.parametrize("value", ["", " ", "-1", "NoDevFiles"])
+    def test_none(self, four: GpuFacts, value: str) -> None:
+        assert gpu.visible(four, {"CUDA_VISIBLE_DEVICES": value}) == ()
+
+    @pytest.mark.parametrize(
+        ("value", "indices"),
+        [
+            ("0", [0]),
+            ("2,0", [2, 0]),
+            (" 3 , 1", [3, 1]),
+            ("GPU-10000000-aaaa-bbbb-cccc-000000000001", [1]),
+            ("GPU-2,GPU-0", [2, 0]),
+            ("1,GPU-3", [1, 3]),
+        ],
+    )
+    def test_in_the_order_of_the_list(self, four: GpuFacts, value: str, indices: list[int]) -> None:
+        assert [card.index for card in gpu.visible(four, {"CUDA_VISIBLE_DEVICES": value})] == indices
+
+    @pytest.mark.parametrize(
+        ("value", "problem"),
+        [
+            ("0,7", "names '7', and no usable GPU"),
+            ("0,-1,2", "names '-1'"),
+            ("0,,1", "names ''"),
+            ("0,1,", "names ''"),
+            ("1,1", "names GPU 1 2 times"),
+            ("1,GPU-1", "names GPU 1 2 times"),
+            ("GPU-9", "names 'GPU-9', and no usable GPU"),
+            ("GPU-", "with which 4 UUIDs begin"),
+            ("gpu0", "names 'gpu0'"),
+            ("1000", "names '1000'"),
+            ("MIG-6f8b41ff-0000", "MIG slices cannot be chosen by name yet"),
+        ],
+    )
+    def test_a_wrong_entry_is_named_with_what_is_there(self, four: GpuFacts, value: str, problem: str) -> None:
+        with pytest.raises(UsageError) as error:
+            gpu.visible(four, {"CUDA_VISIBLE_DEVICES": value})
+        text = str(error.value)
+        assert f"CUDA_VISIBLE_DEVICES={value} " in text
+        assert problem in text
+        assert "3 (GPU-30000000-aaaa-bbbb-cccc-000000000003)" in text
+        assert "silently" in text
+
+    def test_a_lost_gpu_is_named_as_such(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        FakeNvml(h200(0), refusal("GpuIsLost")).install(monkeypatch)
+        with pytest.raises(UsageError, match="not usable: gpu1: GPU is lost"):
+            gpu.visible(gpu.read(), {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+    def test_without_a_driver_the_reason_stands_in_the_message(self) -> None:
+        with pytest.raises(UsageError, match="Usable GPUs: NVML: Driver Not Loaded"):
+            gpu.visible(GpuFacts(unavailable="NVML: Driver Not Loaded"), {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+class TestOrder:
+    def test_one_model_has_one_order(self, four: GpuFacts) -> None:
+        assert gpu.order_caveat(four, {}) is None
+
+    def test_mixed_models_are_told_unless_cuda_counts_as_nvml_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        FakeNvml(geforce(0), h200(1)).install(monkeypatch)
+        facts = gpu.read()
+        assert "NVIDIA GeForce RTX 4090 and NVIDIA H200" in (gpu.order_caveat(facts, {}) or "")
+        assert gpu.order_caveat(facts, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+        assert gpu.order_caveat(facts, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
