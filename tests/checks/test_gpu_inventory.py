@@ -114,7 +114,7 @@ BAD_GPU = [
     ({"nvmlDeviceGetPersistenceMode": 0}, "persistence", Outcome.WARN),
     ({"nvmlDeviceGetMigMode": [1, 1]}, "mig_enabled", Outcome.WARN),
     ({"nvmlDeviceGetEnforcedPowerLimit": 500000}, "power_cut", Outcome.WARN),
-    ({"nvmlDeviceGetMemoryInfo": memory(150754820096, used=2**30 + 1)}, "memory_used", Outcome.WARN),
+    ({"nvmlDeviceGetMemoryInfo": memory(150754820096, used=2**30 + 1)}, "memory_used_bytes", Outcome.WARN),
     (
         {"nvmlDeviceGetComputeRunningProcesses_v3": processes((NEVER_A_PID, 2**29))},
         "foreign_processes",

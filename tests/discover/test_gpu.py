@@ -35,7 +35,7 @@ def test_the_fields_of_one_gpu(four: GpuFacts) -> None:
     first = four.gpus[0]
     assert (first.name, first.uuid) == ("NVIDIA H200", "GPU-00000000-aaaa-bbbb-cccc-000000000000")
     assert first.compute_capability == "9.0"
-    assert (first.memory_total, first.memory_used) == (150754820096, 0)
+    assert (first.memory_total_bytes, first.memory_used_bytes) == (150754820096, 0)
     assert (first.mig_mode, first.ecc_mode, first.persistence_mode) == (False, True, True)
     assert (first.power_w, first.power_limit_w, first.power_default_w) == (79.798, 700.0, 700.0)
     assert (first.pcie_gen, first.pcie_gen_max, first.pcie_width, first.pcie_width_max) == (5, 5, 16, 16)

@@ -30,15 +30,15 @@ def test_a_node_of_two_sockets(root: Path) -> None:
 
 def test_memory_of_a_node(root: Path) -> None:
     memory = hardware.read_memory(root)
-    assert memory.total == 2113384312 * 1024
-    assert (memory.swap, memory.limit, memory.unread) == (0, None, {})
+    assert memory.total_bytes == 2113384312 * 1024
+    assert (memory.swap_bytes, memory.limit_bytes, memory.unread) == (0, None, {})
 
 
 def test_the_tightest_control_group_above_us_limits(root: Path) -> None:
     group = "sys/fs/cgroup/system.slice"
     trees.write(root, {f"{group}/memory.max": "1000000\n", f"{group}/slurmd.service/memory.max": "2000000\n"})
     trees.write(root, {f"{group}/slurmd.service/cpu.max": "250000 100000\n"})
-    assert hardware.read_memory(root).limit == 1_000_000
+    assert hardware.read_memory(root).limit_bytes == 1_000_000
     assert hardware.read_cpu(root).quota_cores == 2.5
 
 
@@ -49,7 +49,7 @@ def test_version_1_of_control_groups_in_a_container(root: Path) -> None:
     trees.write(
         root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}
     )
-    assert hardware.read_memory(root).limit == 8 * 2**30
+    assert hardware.read_memory(root).limit_bytes == 8 * 2**30
     assert hardware.read_cpu(root).quota_cores == 4
 
 
@@ -58,7 +58,7 @@ def test_version_1_without_limits(root: Path) -> None:
     trees.write(root, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"})
     trees.write(root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"})
     memory = hardware.read_memory(root)
-    assert (memory.limit, memory.unread) == (None, {})
+    assert (memory.limit_bytes, memory.unread) == (None, {})
     assert hardware.read_cpu(root).quota_cores is None
 
 
@@ -72,13 +72,13 @@ def test_garbage_is_named_and_the_rest_still_read(root: Path) -> None:
     assert cpu.unread["threads"] == "expected a list such as 0-3,8, found 'lots'"
     assert "online CPUs could not be read" in cpu.unread["cores"]
     assert "MemTotal" in cpu.numa[1].unread["memory_bytes"]
-    assert (memory.total, memory.swap) == (None, 0)
-    assert "found 'plenty'" in memory.unread["total"]
-    assert "limit" in memory.unread
+    assert (memory.total_bytes, memory.swap_bytes) == (None, 0)
+    assert "found 'plenty'" in memory.unread["total_bytes"]
+    assert "limit_bytes" in memory.unread
 
 
 def test_this_machine() -> None:
     cpu, memory = hardware.read_cpu(), hardware.read_memory()
     assert cpu.usable == len(os.sched_getaffinity(0))
     assert cpu.threads == psutil.cpu_count()
-    assert memory.total == psutil.virtual_memory().total
+    assert memory.total_bytes == psutil.virtual_memory().total

@@ -25,7 +25,7 @@ _VITAL = re.compile(
 # Fields that not every kind of GPU has. Where none of a node has one, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
-    *("clock_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total", "processes"),
+    *("clock_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
 )
 
 
@@ -147,7 +147,7 @@ _FIGURES: dict[str, tuple[str, Callable[[Gpu], float | None]]] = {
     "persistence": ("bool", lambda gpu: gpu.persistence_mode),
     "mig_enabled": ("bool", lambda gpu: gpu.mig_mode),
     "power_cut": ("W", _power_cut),
-    "memory_used": ("B", lambda gpu: gpu.memory_used),
+    "memory_used_bytes": ("B", lambda gpu: gpu.memory_used_bytes),
 }
 METRICS: dict[str, str] = {name: unit for name, (unit, _) in _FIGURES.items()} | {
     "gpus_missing": "GPUs",
@@ -387,11 +387,11 @@ RULES = (
         where="has_processes",
     ),
     _rule(
-        "memory_used",
+        "memory_used_bytes",
         "<= 1 GiB",
         "memory is taken before the trial starts, perhaps by a process of another container that is not visible here",
         "nvidia-smi -i INDEX, on the host; fuser -v /dev/nvidiaN",
-        where="has_memory_total",
+        where="has_memory_total_bytes",
         breach=Outcome.WARN,
     ),
 )

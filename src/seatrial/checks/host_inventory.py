@@ -193,7 +193,7 @@ def _memlock_unlimited(facts: HostFacts) -> bool:
 
     The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process is so capable (ib_umem_get).
     """
-    soft, total = facts.limits.memlock.soft, facts.memory.total
+    soft, total = facts.limits.memlock.soft, facts.memory.total_bytes
     return bool(soft == "unlimited" or facts.limits.ipc_lock or (total and soft >= total))
 
 

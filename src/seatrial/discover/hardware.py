@@ -38,12 +38,12 @@ class CpuFacts(Frozen):
 
 
 class MemoryFacts(Frozen):
-    """Bytes. ``limit`` is the control group's; None without a reason is no limit."""
+    """Bytes. ``limit_bytes`` is the control group's; None without a reason is no limit."""
 
-    total: int | None
-    available: int | None
-    swap: int | None
-    limit: int | None
+    total_bytes: int | None
+    available_bytes: int | None
+    swap_bytes: int | None
+    limit_bytes: int | None
     unread: dict[str, str] = {}
 
 
@@ -68,10 +68,10 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
     attempt = Attempts()
     meminfo = root / "proc/meminfo"
     return MemoryFacts(
-        total=attempt("total", lambda: _kib(meminfo, "MemTotal")),
-        available=attempt("available", lambda: _kib(meminfo, "MemAvailable")),
-        swap=attempt("swap", lambda: _kib(meminfo, "SwapTotal")),
-        limit=attempt("limit", lambda: _least(map(_memory_limit, _cgroup(root, "memory")))),
+        total_bytes=attempt("total_bytes", lambda: _kib(meminfo, "MemTotal")),
+        available_bytes=attempt("available_bytes", lambda: _kib(meminfo, "MemAvailable")),
+        swap_bytes=attempt("swap_bytes", lambda: _kib(meminfo, "SwapTotal")),
+        limit_bytes=attempt("limit_bytes", lambda: _least(map(_memory_limit, _cgroup(root, "memory")))),
         unread=attempt.unread,
     )
 

@@ -119,8 +119,8 @@ class Gpu(Frozen):
     serial: str | None = None
     vbios: str | None = None
     compute_capability: str | None = None
-    memory_total: int | None = None
-    memory_used: int | None = None  # without what the driver reserves for itself
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None  # without what the driver reserves for itself
     mig_mode: bool | None = None
     ecc_mode: bool | None = None
     ecc_corrected: int | None = None  # since the last driver load
@@ -243,8 +243,8 @@ def _memory(interview: Interview, handle: Any) -> dict[str, Any]:
     """Size and use of the GPU's memory, its error counts and its repairs."""
     nvml = interview.nvml
     fields: dict[str, Any] = {}
-    if memory := interview.ask(("memory_total", "memory_used"), "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2):
-        fields |= {"memory_total": memory.total, "memory_used": memory.used}
+    if memory := interview.ask(("memory_total_bytes", "memory_used_bytes"), "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2):
+        fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := interview.ask("ecc_mode", "nvmlDeviceGetEccMode", handle):
         fields["ecc_mode"] = ecc[0]
     for since, counter in (("", nvml.NVML_VOLATILE_ECC), ("_ever", nvml.NVML_AGGREGATE_ECC)):
