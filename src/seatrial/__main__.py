@@ -1,0 +1,3 @@
+from seatrial.cli import main
+
+main()

@@ -1,0 +1,75 @@
+"""What a running trial has gathered: each measurement is on disk before it counts, and announced when it is judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from seatrial.checks import catalog
+from seatrial.config import Config
+from seatrial.judge import judge
+from seatrial.model import Job, JobResult, Measurement, Outcome, Timing, worst
+from seatrial.rundir import RunDir
+
+
+class Show(Protocol):
+    """What a person sees while a trial runs."""
+
+    def job_started(self, job: Job, attempt: int) -> None: ...
+
+    def doing(self, words: str) -> None: ...
+
+    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
+
+    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
+
+    def complain(self, text: str) -> None: ...
+
+
+@dataclass
+class Collected:
+    """What has been measured so far. It is the ear of the launcher: each measurement is on disk before it counts."""
+
+    run_dir: RunDir
+    settings: Config
+    show: Show
+    measurements: list[Measurement] = field(default_factory=list)
+    results: list[JobResult] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+    stopped: str = ""
+    _expected: dict[str, int] = field(default_factory=dict)
+
+    def job_started(self, job: Job, attempt: int) -> None:
+        self._expected.update(dict.fromkeys(job.checks, job.nodes * job.ranks_per_node))
+        self.show.job_started(job, attempt)
+
+    def doing(self, words: str) -> None:
+        self.show.doing(words)
+
+    def measured(self, measurement: Measurement) -> None:
+        self.run_dir.keep(measurement)
+        self.measurements.append(measurement)
+        own = [one for one in self.measurements if one.check == measurement.check]
+        if measurement.error or len(own) == self._expected.get(measurement.check, 1):
+            self._announce(measurement.check, own)
+
+    def finished(self, result: JobResult) -> None:
+        self.run_dir.keep_result(result)
+        self.results.append(result)
+
+    def _announce(self, check: str, own: Sequence[Measurement]) -> None:
+        verdicts = judge({check: self.settings.checks[check]}, own, catalog(), {}, self.settings.name)
+        outcome = worst(verdict.outcome for verdict in verdicts)
+        reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
+        self.show.judged(check, outcome, reason, max(one.seconds for one in own))
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count what happens inside as seatrial's own time."""
+        clock = time.monotonic()
+        yield
+        self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - clock))

@@ -1,0 +1,143 @@
+"""The run directory: what a trial keeps while it runs, so that nothing measured is lost whatever happens to it.
+
+``run.json`` holds what was asked for, ``measurements.jsonl`` one line for each measurement and each ended job as it
+comes. ``--resume`` needs no more than these and the ranks' own journals.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from seatrial import journal
+from seatrial.config import Config
+from seatrial.journal import Journal
+from seatrial.model import Frozen, JobResult, Measurement, Trial, UsageError
+
+
+class Request(Frozen):
+    """What run.json keeps: enough to go on."""
+
+    config: Config
+    origins: dict[str, str]
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    command: tuple[str, ...]
+    started: float
+
+
+@dataclass
+class Kept:
+    """What a journal of measurements holds."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    results: list[JobResult] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+class RunDir:
+    """An open run directory."""
+
+    def __init__(self, path: Path, request: Request) -> None:
+        self.path = path
+        self.request = request
+        self._journal = Journal(path / "measurements.jsonl")
+        self._lock()
+
+    @classmethod
+    def create(cls, path: Path, request: Request) -> RunDir:
+        """A new one. Raises UsageError when ``path`` holds something already or cannot be written."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UsageError(f"--out {path} is not empty: name another folder, or go on with --resume {path}")
+            (path / "run.json").write_text(request.model_dump_json(indent=2), encoding="utf-8")
+            return cls(path.resolve(), request)
+        except OSError as error:
+            raise UsageError(f"cannot write to --out {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunDir:
+        """An earlier one. Raises UsageError when it is none, or cannot be read or written."""
+        try:
+            request = Request.model_validate_json((path / "run.json").read_text(encoding="utf-8"))
+            return cls(path.resolve(), request)
+        except OSError as error:
+            raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
+        except ValidationError as error:
+            raise UsageError(f"--resume {path}: run.json is damaged: {error.errors()[0]['msg']}") from error
+
+    def keep(self, measurement: Measurement) -> None:
+        """On disk when this returns. Raises OSError."""
+        self._journal.append({"measurement": measurement.model_dump(mode="json")})
+
+    def keep_result(self, result: JobResult) -> None:
+        self._journal.append({"result": result.model_dump(mode="json")})
+
+    def forget(self, checks: Iterable[str]) -> None:
+        """Mark that these checks are run again: what was measured of them before does not count any more."""
+        self._journal.append({"again": sorted(checks)})
+
+    def recover(self) -> Kept:
+        """All that counts so far, with measurements that only a rank's journal holds (we were killed before it)."""
+        kept = Kept()
+        records, kept.complaints = journal.read(self._journal.path)
+        seen = {_key(record) for record in records}
+        for path in sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl")):
+            for record in journal.read(path)[0]:
+                if "measurement" in record and not record["measurement"]["error"] and _key(record) not in seen:
+                    self._journal.append(record)
+                    records.append(record)
+        for record in records:
+            try:
+                _take_in(record, kept)
+            except ValidationError as error:
+                kept.complaints.append(
+                    f"{self._journal.path}: a record is damaged, left out: {error.errors()[0]['msg']}"
+                )
+        return kept
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._journal.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"{self.path} is in use: another seatrial runs in it") from error
+
+
+def _key(record: journal.Record) -> tuple[object, ...]:
+    measurement = record.get("measurement") or {}
+    return tuple(measurement.get(name) for name in ("check", "subject", "rank", "started"))
+
+
+def _take_in(record: journal.Record, kept: Kept) -> None:
+    if "again" in record:
+        kept.measurements = [one for one in kept.measurements if one.check not in record["again"]]
+    elif "result" in record:
+        kept.results.append(JobResult.model_validate(record["result"]))
+    elif "measurement" in record:
+        kept.measurements.append(Measurement.model_validate(record["measurement"]))
+
+
+def load_trial(path: Path) -> Trial:
+    """The record of a run: ``path`` is its folder or its trial.json. Raises UsageError that says what is wrong."""
+    file = path / "trial.json" if path.is_dir() else path
+    hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
+    try:
+        return Trial.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{file} is no trial.json of this version: {where}: {first['msg']}{hint}") from error
+    except ValueError as error:
+        raise UsageError(f"{file} is damaged: {error}{hint}") from error
+
+
+def _has_journal(folder: Path) -> bool:
+    return (folder / "measurements.jsonl").exists()

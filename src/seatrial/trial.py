@@ -1,0 +1,259 @@
+"""The pipeline: discover → plan → launch → collect → judge → diagnose → report. ``run`` reads from top to bottom."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from seatrial import __version__, config, report
+from seatrial.checks import catalog
+from seatrial.collect import Collected, Show
+from seatrial.config import CheckSchema, Config, Resolved
+from seatrial.diagnose import diagnose
+from seatrial.discover import gpu, host
+from seatrial.judge import judge
+from seatrial.judge.decision import decide
+from seatrial.launch import launcher_for
+from seatrial.launch.watch import run_job
+from seatrial.model import Decision, Finding, Job, Measurement, Timing, Trial, Verb, Verdict
+from seatrial.plan import Devices, Plan, make_plan
+from seatrial.rundir import Request, RunDir
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What discover found on this machine."""
+
+    facts: dict[str, Any]
+    gpus: gpu.GpuFacts
+
+    def devices(self, promised: int | None) -> Devices:
+        """What the planner may use. GPUs that should be there and cannot be used are trouble, never a CPU run."""
+        if promised == 0:
+            return Devices(0)
+        usable = len(gpu.visible(self.gpus, os.environ))
+        if promised is not None and usable < promised:
+            return Devices(
+                usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
+            )
+        if not usable and (self.gpus.gpus or self.gpus.pci_devices):
+            why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
+            return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
+        return Devices(usable)
+
+
+def run(run_dir: RunDir, show: Show) -> Trial:
+    """Carry out the trial that ``run_dir`` was made for, or what is left of it. The reports lie in it afterwards.
+
+    An interruption or a full disk ends the measuring, not the reporting: what is known is judged and written.
+    """
+    collected = Collected(run_dir, run_dir.request.config, show)
+    begun = _take_up(collected)
+    with collected.timed("discover"):
+        survey = discover()
+    with collected.timed("plan"):
+        plan = _plan(collected, survey)
+    with _until_stopped(collected):
+        for measurement in plan.settled:
+            collected.measured(measurement)
+        for job in plan.jobs:
+            _run_job(job, collected)
+    with collected.timed("judge"):
+        settings = run_dir.request.config
+        verdicts = judge(settings.checks, collected.measurements, catalog(), plan.left_out, settings.name)
+    with collected.timed("diagnose"):
+        findings = diagnose(collected.results, collected.measurements, run_dir.path)
+    return _reported(_record(collected, plan, survey, verdicts, findings, begun), collected)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run would do: its plan, and each job's rendered command."""
+
+    plan: Plan
+    rendered: tuple[tuple[Job, str], ...]
+
+
+def preview(request: Request) -> Preview:
+    """Plan and render, and start nothing. Raises UsageError."""
+    settings = request.config
+    devices = discover().devices(settings.cluster.gpus_per_node)
+    plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
+    launcher = launcher_for(settings.launcher)
+    return Preview(plan, tuple((job, launcher.render(job, Path("RUN")).text) for job in plan.jobs))
+
+
+def discover() -> Survey:
+    """Read-only facts of this machine."""
+    gpus = gpu.read()
+    facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
+    return Survey(facts, gpus)
+
+
+def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
+    """The config of the trial called ``trial``. Raises UsageError."""
+    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    return config.resolve(trial, overrides=overrides, environ=os.environ, known=known)
+
+
+def rejudge(trial: Trial) -> Trial:
+    """An old record with the rules of today: nothing is measured again."""
+    settings = Config.model_validate(trial.config)
+    verdicts = judge(settings.checks, trial.measurements, catalog(), trial.left_out, settings.name)
+    return trial.model_copy(
+        update={
+            "verdicts": verdicts,
+            "decision": _decide(settings, verdicts, trial.left_out, trial.decision.scope, trial.stopped),
+        }
+    )
+
+
+def _take_up(collected: Collected) -> float:
+    """Take in what an earlier run left in the directory; when this one began."""
+    kept = collected.run_dir.recover()
+    for complaint in kept.complaints:
+        collected.show.complain(complaint)
+    broken = {one.check for one in kept.measurements if one.error}
+    collected.measurements = [one for one in kept.measurements if one.check not in broken]
+    collected.results = kept.results
+    if broken:
+        collected.run_dir.forget(broken)
+    begun = psutil.Process().create_time()
+    started = Timing(name="start of the command", kind="overhead", seconds=time.time() - begun)
+    collected.timings.append(started)
+    return begun
+
+
+def _plan(collected: Collected, survey: Survey) -> Plan:
+    request = collected.run_dir.request
+    promised = request.config.cluster.gpus_per_node
+    devices = survey.devices(promised)
+    whole = make_plan(request.config, catalog(), devices, only=request.only, skip=request.skip)
+    done = _done(whole, collected.measurements)
+    plan = make_plan(request.config, catalog(), devices, only=request.only, skip=request.skip, done=done)
+    partly = {one.check for one in collected.measurements} - set(done)
+    if partly:
+        collected.run_dir.forget(partly)
+        collected.measurements = [one for one in collected.measurements if one.check not in partly]
+    collected.show.planned(plan.jobs, collected.run_dir.path)
+    return plan
+
+
+def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
+    """Checks of which every place has been measured."""
+    expected = {name: job.nodes * job.ranks_per_node for job in plan.jobs for name in job.checks}
+    settled = {one.check for one in plan.settled}
+    counts = {name: sum(one.check == name for one in measurements) for name in {one.check for one in measurements}}
+    return [name for name, count in counts.items() if name in settled or count >= expected.get(name, 1)]
+
+
+def _run_job(job: Job, collected: Collected) -> None:
+    launcher = launcher_for(collected.settings.launcher)
+    for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
+        collected.finished(result)
+        measuring = sum(_check_seconds(job.checks, collected.measurements).values())
+        overhead = max(0.0, result.seconds - measuring)
+        name = f"start and end of job {job.name}"
+        collected.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
+
+
+def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
+    """How long each check took: its slowest place, since the others wait for it."""
+    return {
+        name: max(one.seconds for one in measurements if one.check == name)
+        for name in checks
+        if any(one.check == name for one in measurements)
+    }
+
+
+@contextmanager
+def _until_stopped(collected: Collected) -> Iterator[None]:
+    """End measuring, but not the trial, on Ctrl-C and on a disk that takes no more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        collected.stopped = INTERRUPTED
+    except OSError as error:
+        collected.stopped = f"{error.strerror or error}: {error.filename or collected.run_dir.path}"
+        collected.show.complain(
+            f"{collected.stopped}. What was measured so far is kept; go on with "
+            f"seatrial run --resume {collected.run_dir.path}"
+        )
+
+
+def _record(
+    collected: Collected,
+    plan: Plan,
+    survey: Survey,
+    verdicts: tuple[Verdict, ...],
+    findings: tuple[Finding, ...],
+    begun: float,
+) -> Trial:
+    request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
+    scope = _scope(settings, survey)
+    seconds = _check_seconds(list(settings.checks), measurements)
+    return Trial(
+        seatrial=__version__,
+        name=settings.name,
+        command=request.command,
+        host=socket.gethostname(),
+        started=request.started,
+        seconds=time.time() - begun,
+        config=settings.model_dump(mode="json"),
+        origins=request.origins,
+        environment=survey.facts,
+        jobs=plan.jobs,
+        left_out=plan.left_out,
+        stopped=collected.stopped,
+        results=tuple(collected.results),
+        measurements=tuple(measurements),
+        verdicts=verdicts,
+        findings=findings,
+        timings=(*collected.timings, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
+        decision=_decide(settings, verdicts, plan.left_out, scope, collected.stopped),
+    )
+
+
+def _reported(trial: Trial, collected: Collected) -> Trial:
+    """Write the reports. A record that could not be written accepts nothing."""
+    try:
+        with collected.timed("report"):
+            report.write_all(trial, collected.run_dir.path)
+        # once more, so that the reports show what they took themselves
+        trial = trial.model_copy(update={"timings": (*trial.timings, collected.timings[-1])})
+        report.write_all(trial, collected.run_dir.path)
+    except OSError as error:
+        collected.show.complain(f"the reports are not whole: {error}")
+        reason = f"the record of the trial could not be written: {error}"
+        incomplete = Decision(value=Verb.INCOMPLETE, reason=reason, scope=trial.decision.scope)
+        return trial.model_copy(update={"decision": incomplete})
+    return trial
+
+
+def _decide(
+    settings: Config, verdicts: Sequence[Verdict], left_out: Mapping[str, str], scope: str, stopped: str
+) -> Decision:
+    required = {name: check.required for name, check in settings.checks.items()}
+    return decide(required, verdicts, left_out, scope, stopped)
+
+
+def _scope(settings: Config, survey: Survey) -> str:
+    """Of what the decision speaks, and of what it does not."""
+    nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
+    visible = gpu.visible(survey.gpus, os.environ) if settings.cluster.gpus_per_node != 0 else ()
+    if not visible:
+        return f"{nodes}, no GPU: a rehearsal on the CPU, which says nothing about GPUs or a fabric"
+    models = " + ".join(sorted({one.name or "unknown GPU" for one in visible}))
+    promised = settings.cluster.gpus_per_node
+    unpromised = "" if promised else "; nobody said how many were promised (--gpus-per-node)"
+    return f"{nodes}, {len(visible)} × {models}{unpromised}"

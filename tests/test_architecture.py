@@ -1,0 +1,70 @@
+"""Guard-rails: imports go downwards, the base install is light, files stay small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def test_imports_go_downwards_and_only_bench_and_train_import_torch() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_nobody_above_bench_and_train_names_torch(source: Path) -> None:
+    """The contract above sees modules; this sees every import statement, those inside functions too."""
+    if {"bench", "train"} & set(source.relative_to(ROOT).parts):
+        return
+    names = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    assert not names & {"torch", "numpy", "sklearn", "transformers"}
+
+
+def test_only_shell_starts_processes() -> None:
+    callers = [path.name for path in SOURCES if "import subprocess" in path.read_text()]
+    assert callers == ["shell.py"]
+
+
+def test_the_command_line_is_instant() -> None:
+    """Under 300 ms, the best of five: what else this machine does is not ours."""
+    times = []
+    for _ in range(5):
+        code = "import time; t = time.perf_counter(); import seatrial.cli; print(time.perf_counter() - t)"
+        times.append(
+            float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        )
+    assert min(times) < 0.300
+
+
+def test_the_command_line_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, seatrial.cli; sys.exit(bool({'torch', 'transformers', 'numpy', 'jinja2'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_functions_and_files_stay_small() -> None:
+    nodes = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = [(function.end_lineno or function.lineno) - function.lineno + 1 for function in functions]
+    assert median(lengths) <= 10
+    assert max(lengths) <= 60
+    assert max(path.read_text().count("\n") for path in SOURCES) <= 450

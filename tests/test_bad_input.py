@@ -1,0 +1,215 @@
+"""Bad input, for real: one clear message, the right exit code, never ACCEPTED, nothing measured is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import Outcome, Verb
+from tests.processes import load, run
+
+HOST_ONLY = "checks: {host.inventory: }\n"
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Path:
+    path = tmp_path / "host.yaml"
+    path.write_text(HOST_ONLY)
+    return path
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real filesystem with 64 KiB, and a way to make it read-only."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", mount], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", mount], check=True)
+
+
+def refused(*arguments: str | Path, env: dict[str, str] | None = None) -> str:
+    """The message of a call that must end with a usage error, in one line."""
+    code, out, err = run(*arguments, env=env)
+    assert code == 2, (code, out, err)
+    assert "ACCEPTED" not in out + err
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_missing_trial_file(tmp_path: Path) -> None:
+    assert "cannot read the trial file" in refused("run", tmp_path / "nosuch.yaml")
+
+
+def test_a_malformed_trial_file(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("checks: {host.inventory: [}")
+    assert f"{path}: not valid YAML" in refused("run", path)
+
+
+def test_an_unknown_check(tmp_path: Path) -> None:
+    assert "did you mean 'host.inventory'" in refused("run", "quick", "--only", "host.inventori")
+
+
+def test_an_unknown_option_and_an_unknown_word() -> None:
+    assert "--nodse" in refused("run", "--nodse", "2")
+    assert "explode" in refused("explode")
+
+
+def test_an_out_folder_that_holds_something(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("ten years of work")
+    err = refused("run", trial, "--out", out)
+    assert "is not empty" in err
+    assert "--resume" in err
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+
+
+def test_an_out_folder_that_is_a_file(trial: Path) -> None:
+    assert "cannot write to --out" in refused("run", trial, "--out", trial)
+
+
+def test_a_read_only_out_folder(trial: Path, tiny_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
+    assert "Read-only file system" in refused("run", trial, "--out", tiny_disk / "out")
+
+
+def test_a_disk_that_is_full_from_the_start(trial: Path, tiny_disk: Path) -> None:
+    _fill(tiny_disk, leave=0)
+    assert "No space left on device" in refused("run", trial, "--out", tiny_disk / "out")
+
+
+@pytest.mark.parametrize("leave", [8 << 10, 16 << 10, 40 << 10])
+def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: int) -> None:
+    """Too little for the job, for the measurement or for the reports: each ends INCOMPLETE and says why."""
+    _fill(tiny_disk, leave=leave)
+    out = tiny_disk / "out"
+    code, output, err = run("run", trial, "--out", out)
+    assert code == 3, (output, err)
+    assert "INCOMPLETE" in output
+    assert "No space left on device" in output + err
+    assert "Traceback" not in err
+    (tiny_disk / "filler").unlink()
+    subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
+    code, output, err = run("run", "--resume", out)
+    assert code == 0, (output, err)
+    assert load(out).decision.value is Verb.ACCEPTED
+
+
+def test_a_corrupt_trial_json_is_refused_with_the_way_out(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("run", trial, "--out", out)[0] == 0
+    whole = (out / "trial.json").read_text()
+    (out / "trial.json").write_text(whole[: len(whole) // 2])
+    err = refused("judge", out)
+    assert "trial.json is damaged" in err
+    assert f"seatrial run --resume {out}" in err
+    (out / "trial.json").write_text(json.dumps({**json.loads(whole), "schema_version": "99"}))
+    assert "no trial.json of this version: schema_version" in refused("judge", out)
+    assert run("run", "--resume", out)[0] == 0
+    assert run("judge", out)[0] == 0
+
+
+def test_judge_of_something_else(tmp_path: Path) -> None:
+    assert "cannot read" in refused("judge", tmp_path)
+    (tmp_path / "trial.json").write_bytes(b"\xff\xfe\x00")
+    assert "is damaged" in refused("judge", tmp_path)
+
+
+def test_resume_of_something_else(tmp_path: Path) -> None:
+    assert "--resume" in refused("run", "--resume", tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    assert "run.json is damaged" in refused("run", "--resume", tmp_path)
+    assert "no other option goes with it" in refused("run", "--resume", tmp_path, "--nodes", "2")
+
+
+def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("run", trial, "--out", out)[0] == 0
+    journal = out / "measurements.jsonl"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join(lines) + '\n{"measurement": {"chec')
+    (out / "trial.json").unlink()
+    code, _, err = run("run", "--resume", out)
+    assert code == 0, err
+    assert "not a complete record" in err
+    assert len(load(out).measurements) == 1
+    assert "start   job" not in err, "nothing was measured twice"
+
+
+@pytest.mark.parametrize("flags", [["--skip", "host.inventory"], ["--only", "nodes.reachable"]])
+def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("checks: {host.inventory: , gpu.inventory: , nodes.reachable: }")
+    code, output, _ = run("run", path, *flags, "--dry-run")
+    assert code == 0
+    assert f"left out by {flags[0]}" in output
+
+
+def test_skipping_leads_to_incomplete(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("checks: {host.inventory: , gpu.inventory: }")
+    code, output, _ = run("run", path, "--skip", "gpu.inventory", "--out", tmp_path / "out")
+    assert code == 3
+    assert "gpu.inventory was left out by --skip" in output
+
+
+def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.yaml"
+    path.write_text("checks: {gpu.inventory: , nodes.reachable: }")
+    out = tmp_path / "out"
+    code, _, _ = run("run", path, "--gpus-per-node", "64", "--out", out)
+    assert code == 1
+    record = load(out)
+    outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
+    assert outcomes["nodes.reachable"] is Outcome.ERROR, "never replaced by a run on the CPU"
+    assert any("64 GPUs promised" in verdict.reason for verdict in record.verdicts)
+
+
+def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    err = refused("run", "quick", "--out", tmp_path / "out", env={"CUDA_VISIBLE_DEVICES": "77"})
+    assert "CUDA_VISIBLE_DEVICES" in err
+    assert "77" in err
+
+
+def test_a_worker_side_without_torch(tmp_path: Path) -> None:
+    """A python that cannot import torch: what needs none is measured, the rest is an ERROR with that reason."""
+    blocker = tmp_path / "site" / "torch"
+    blocker.mkdir(parents=True)
+    (blocker / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    path = tmp_path / "two.yaml"
+    path.write_text("checks: {host.inventory: , nodes.reachable: }")
+    out = tmp_path / "out"
+    code, output, err = run("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
+    assert code == 3, err
+    record = load(out)
+    outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
+    assert outcomes["host.inventory"] in (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
+    assert outcomes["nodes.reachable"] is Outcome.ERROR
+    assert "No module named 'torch'" in output
+    assert [finding.what for finding in record.findings] == ["PyTorch is not installed where the worker runs"]
+
+
+def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None; sys.modules['sklearn'] = None;"
+        "sys.argv = ['seatrial', *sys.argv[1:]]; from seatrial.cli import main; main()"
+    )
+    for word in (["checks"], ["schema"], ["render", "local"], ["discover", "--json"], ["run", "--dry-run"]):
+        done = subprocess.run([sys.executable, "-c", code, *word], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (word, done.stderr)
+        assert done.stdout
+
+
+def _fill(folder: Path, leave: int) -> None:
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    (folder / "filler").write_bytes(b"x" * (free - leave))

@@ -1,0 +1,62 @@
+"""What the documents say is true: they are followed here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def block(document: Path, language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
+    assert found, f"{document} has no {language} block"
+    return found[1]
+
+
+def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
+    guide = ROOT / "docs" / "add-a-check.md"
+    shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "seatrial" / "checks" / "host_entropy.py").write_text(block(guide, "python"))
+    (tmp_path / "mine.yaml").write_text(block(guide, "yaml"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-m", "seatrial", "run", "mine.yaml"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "host.entropy" in done.stdout
+    assert "PASS" in done.stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "seatrial", "checks"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert "Entropy for random numbers" in listed.stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_readme_names_every_word_outcome_and_exit_code() -> None:
+    text = (ROOT / "README.md").read_text()
+    for word in ("run", "discover", "checks", "render", "judge", "report", "explain", "schema"):
+        assert f"seatrial {word}" in text, word
+    for outcome in ("PASS", "WARN", "FAIL", "SKIP", "UNJUDGED", "ERROR", "ACCEPTED", "REJECTED", "INCOMPLETE"):
+        assert outcome in text
+    for target in ("make trial", "make test"):
+        assert target in text
+        assert re.search(rf"^{target.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
