@@ -59,6 +59,16 @@ def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> No
     assert result.origins["checks.host.inventory"] == str(path)
 
 
+def test_a_scheduler_promises_gpus_unless_somebody_says_otherwise() -> None:
+    inside_slurm = {"SLURM_GPUS_ON_NODE": "4"}
+    result = resolved("quick", environ=inside_slurm)
+    assert result.config.cluster.gpus_per_node == 4
+    assert result.origins["cluster.gpus_per_node"] == "$SLURM_GPUS_ON_NODE"
+    assert resolved("quick", ("--gpus-per-node", "cluster.gpus_per_node", 8), environ=inside_slurm).config.cluster == (
+        resolved("quick", ("x", "cluster.gpus_per_node", 8)).config.cluster
+    )
+
+
 def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
     result = resolved(
         "quick",

@@ -56,8 +56,14 @@ def test_checks_that_share_a_placement_share_a_job() -> None:
     nodes, ranks = plan.jobs
     assert (nodes.nodes, nodes.ranks_per_node) == (2, 1)
     assert (ranks.nodes, ranks.ranks_per_node, ranks.device) == (2, 4, "cuda")
+    assert ranks.limits == {"gpu.b": 10, "all.c": 20, "all.d": 10}
     assert ranks.limit_s == 180 + 10 + 20 + 10
     assert ranks.options["all.c"] == {"of": "all.c"}
+
+
+def test_a_trial_can_give_a_check_more_time() -> None:
+    more = config().model_copy(update={"checks": {"all.c": CheckSettings(limit_s=99)}})
+    assert make_plan(more, CHECKS, Devices(2)).jobs[0].limits == {"all.c": 99}
 
 
 def test_without_a_gpu_two_ranks_rehearse_on_the_cpu() -> None:

@@ -43,6 +43,7 @@ class CheckSettings(Frozen):
     """One check in a trial: whether the decision needs it, thresholds that outrank the check's own, its options."""
 
     required: bool = True
+    limit_s: float | None = Field(default=None, gt=0, description="in place of the check's own time limit")
     expect: dict[str, ParsedLimit] = {}
     options: dict[str, JsonValue] = {}
 
@@ -87,7 +88,7 @@ def resolve(
     tree, source = _load(trial)
     origins: dict[str, str] = {}
     _record(tree, source, (), origins)
-    for origin, key, value in [*_from_environment(environ), *overrides]:
+    for origin, key, value in [*_from_scheduler(environ), *_from_environment(environ), *overrides]:
         path = _split(key, known)
         _assign(tree, path, value, origin)
         _record(value, origin, path, origins)
@@ -148,6 +149,12 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
         for name, value in sorted(environ.items())
         if name.startswith(ENV_PREFIX)
     ]
+
+
+def _from_scheduler(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+    """What a scheduler has promised to the job that we run in."""
+    gpus = environ.get("SLURM_GPUS_ON_NODE")
+    return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus else []
 
 
 def _split(key: str, known: Mapping[str, CheckSchema]) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def _ranks_per_node(config: Config, devices: Devices) -> int:
 
 
 def _job(placement: Literal["nodes", "ranks"], checks: list[Check], config: Config, devices: Devices) -> Job:
+    limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
     return Job(
         name=placement,
         placement=placement,
@@ -93,6 +94,7 @@ def _job(placement: Literal["nodes", "ranks"], checks: list[Check], config: Conf
         checks=tuple(check.name for check in checks),
         options={check.name: config.checks[check.name].options for check in checks},
         promised_gpus=config.cluster.gpus_per_node,
-        limit_s=config.limits.startup_s + sum(check.limit_s for check in checks),
+        limits=limits,
+        limit_s=config.limits.startup_s + sum(limits.values()),
         env=config.env,
     )

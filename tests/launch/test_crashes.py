@@ -79,6 +79,24 @@ def test_a_stopped_rank_is_named_not_its_waiting_peer(trial: Path, tmp_path: Pat
     assert "stopped by a signal" in hung.cause
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("limits.startup_s=0.5", "2 of 2 ranks did not start within 0.5 s"),
+        ("checks.collectives.all_reduce.limit_s=0.3", f"{CHECK} did not end within its limit of 0.3 s"),
+    ],
+)
+def test_what_takes_too_long_is_given_up(trial: Path, tmp_path: Path, setting: str, words: str) -> None:
+    out = tmp_path / "run"
+    program = Program("run", trial, "--only", CHECK, "--set", setting, "--out", out)
+    code, _, _ = program.finish()
+    assert (code, program.left_behind()) == (3, [])
+    record = load(out)
+    assert [one.state for one in record.results] == [JobState.TIMEOUT]
+    assert words in record.results[0].cause
+    assert [one.outcome for one in record.verdicts if one.check == CHECK] == [Outcome.ERROR]
+
+
 def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", trial, "--out", out)

@@ -17,6 +17,7 @@ JOB = Job(
     checks=("train.ddp",),
     options={},
     promised_gpus=4,
+    limits={"train.ddp": 420},
     limit_s=600,
     env={"NCCL_DEBUG": "INFO WARN"},
 )

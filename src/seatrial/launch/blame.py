@@ -43,7 +43,7 @@ def over_limit(ranks: Sequence[Rank], what: str, limit_s: float) -> Blame:
     words = "; ".join(f"{rank.name} in {rank.last_words}" for rank in late[:4])
     more = f" and {len(late) - 4} more" if len(late) > 4 else ""
     who = late[0] if len(late) == 1 else None
-    cause = f"{what} did not end within its limit of {limit_s:.0f} s; last heard of: {words}{more}"
+    cause = f"{what} did not end within its limit of {limit_s:g} s; last heard of: {words}{more}"
     return Blame(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
 
 
@@ -51,7 +51,7 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> Blame:
     """Some ranks had not begun their first check when the time for starting was over."""
     missing = [rank for rank in ranks if not rank.started]
     names = ", ".join(rank.name for rank in missing[:8])
-    cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:.0f} s: {names}. {_last_line(folder)}"
+    cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:g} s: {names}. {_last_line(folder)}"
     return Blame(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
 
 

@@ -110,7 +110,7 @@ def _watch(
             return Watched(JobState.COMPLETED, None, elapsed_s)
         if code is not None:
             return Watched(JobState.FAILED, blame.ended(ranks, code, folder), elapsed_s)
-        stuck = _stuck(job, ranks, begun, folder, limits, checks)
+        stuck = _stuck(job, ranks, begun, folder, limits)
         if stuck:
             return Watched(stuck[0], stuck[1], elapsed_s)
         time.sleep(_LOOK_EVERY_S)
@@ -130,17 +130,15 @@ def _is_followup(measurement: Measurement, checks: Mapping[str, Check]) -> bool:
     return measurement.error is not None and checks[measurement.check].scope is Scope.CLUSTER
 
 
-def _stuck(
-    job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits, checks: Mapping[str, Check]
-) -> tuple[JobState, Blame] | None:
+def _stuck(job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits) -> tuple[JobState, Blame] | None:
     now = time.monotonic()
     for rank in ranks:
         if rank.seen is not None and now - rank.seen > limits.silence_s and rank.pulse.get("doing") != "closing":
             return JobState.HUNG, blame.silent(rank, now - rank.seen)
     for rank in ranks:
         check = rank.current
-        if check and now - rank.started[check] > checks[check].limit_s:
-            return JobState.TIMEOUT, blame.over_limit(ranks, check, checks[check].limit_s)
+        if check and now - rank.started[check] > job.limits[check]:
+            return JobState.TIMEOUT, blame.over_limit(ranks, check, job.limits[check])
     if now - begun > limits.startup_s and not all(rank.started for rank in ranks):
         return JobState.TIMEOUT, blame.never_started(ranks, limits.startup_s, folder)
     if now - begun > job.limit_s:
