@@ -1,0 +1,134 @@
+"""Does a small net learn to read digits on this GPU, in time, and is it the same net after saving and loading?
+
+Every process trains by itself, all at once: a bad GPU is named by its subject.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.model import Artifact, Fact, Metric, Observation, Phase, Rule, Scope, Series
+
+if TYPE_CHECKING:
+    from seatrial.train.images import Images
+
+UNITS = {
+    "accuracy": "%",
+    "seconds": "s",
+    "images_per_second": "images/s",
+    "reload_accuracy_difference": "%",
+    "nonfinite_steps": "count",
+    "loss_first": "nats",
+    "loss_last": "nats",
+}
+
+
+class CnnOptions(Options):
+    """``data``: a folder with MNIST's four IDX files, plain or gzipped; without it scikit-learn's digits are used."""
+
+    data: str | None = None
+    epochs: int = Field(default=5, ge=1)
+    batch: int = Field(default=128, ge=2)
+
+
+def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
+    """Train, save, load back, and write metrics.json beside the model. Raises SeatrialError on incomplete data."""
+    from seatrial.train import cnn, files, images
+
+    start = time.monotonic()
+    data = images.load(options.data)
+    facts = {**cnn.describe(place.device), "data": _describe(data)}
+    yield from (Fact(name=name, value=value) for name, value in facts.items())
+
+    net = cnn.build(place.device)
+    training = cnn.train(net, data, place.device, options.epochs, options.batch, place.note)
+    losses = [loss for loss in training.losses if math.isfinite(loss)]
+    values = {"nonfinite_steps": float(len(training.losses) - len(losses))}
+    values |= {"images_per_second": training.images / training.seconds}
+    values |= {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
+    yield from (_metric(place, name, value) for name, value in values.items())
+    if losses:
+        yield _loss_curve(place, losses)
+
+    place.note("save, load, evaluate")
+    folder = place.out / place.subject.replace("/", "_")
+    folder.mkdir(exist_ok=True)
+    model = folder / "model.pt"
+    cnn.save(net, model)
+    accuracy = cnn.accuracy(net, data, place.device)
+    reloaded = cnn.accuracy(cnn.load(model, place.device), data, place.device)
+    results = {
+        "accuracy": accuracy,
+        "reload_accuracy_difference": abs(accuracy - reloaded),
+        "seconds": time.monotonic() - start,
+    }
+    yield from (_metric(place, name, value) for name, value in results.items())
+
+    record = {"subject": place.subject, "options": options.model_dump(), **facts, "metrics": values | results}
+    files.write_json(folder / "metrics.json", record)
+    for file, title in ((model, "model"), (folder / "metrics.json", "metrics")):
+        yield Artifact(path=str(file.relative_to(place.run_dir)), title=f"{title} of {place.subject}")
+
+
+def _describe(data: Images) -> dict[str, object]:
+    counts = {"train": len(data.train_labels), "held_out": len(data.test_labels)}
+    return {"source": data.source, **counts, "does_not_show": data.does_not_show or None}
+
+
+def _metric(place: Place, name: str, value: float) -> Metric:
+    return Metric(name=name, value=value, unit=UNITS[name], subject=place.subject)
+
+
+def _loss_curve(place: Place, losses: list[float]) -> Series:
+    steps = tuple(float(step) for step in range(1, len(losses) + 1))
+    return Series(name="loss", subject=place.subject, x=steps, y=tuple(losses), x_unit="step", y_unit="nats")
+
+
+CHECK = Check(
+    name="train.cnn",
+    title="Digits read by a small convolutional net",
+    phase=Phase.SINGLE_GPU,
+    scope=Scope.GPU,
+    metrics=UNITS,
+    rules=(
+        Rule(
+            metric="nonfinite_steps",
+            expect="== 0",
+            why="A loss that is infinite or NaN in so small a net, from fixed seeds, means wrong arithmetic or memory.",
+            remedy="Run it on this GPU again. The same again, where other GPUs pass: look at "
+            "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid`. On all of them: look at torch and driver.",
+        ),
+        Rule(
+            metric="accuracy",
+            expect="> 95 %",
+            why="Seeds and data are fixed and known to suffice: a net that learns less was computed wrongly or fed "
+            "damaged data.",
+            remedy="Compare with the other GPUs. One alone is low: look at `nvidia-smi -q -d ECC,ROW_REMAPPER` there. "
+            "All are low: compare the checksums of the data files with those of their source.",
+        ),
+        Rule(
+            metric="seconds",
+            expect="< 180 s",
+            why="From reading the data to the net loaded back: three minutes are many times what a healthy GPU needs.",
+            remedy="Compare images_per_second between GPUs. One alone is slow: `nvidia-smi -q -d PERFORMANCE,CLOCK`. "
+            "All are fast, yet seconds are many: it is reading the data or writing the model that takes the time.",
+        ),
+        Rule(
+            metric="reload_accuracy_difference",
+            expect="== 0",
+            why="The same weights on the same GPU read the same pictures: a difference means that the file is not what "
+            "was written, or that the GPU does not compute the same twice.",
+            remedy="Write and read a file with a known checksum in the run directory, on this node and from another. "
+            "If files hold, test the GPU's memory: `dcgmi diag -r 3`.",
+        ),
+    ),
+    measure=measure,
+    limit_s=900.0,  # MNIST on one slow CPU core takes minutes and is slow, not hung
+    options=CnnOptions,
+)

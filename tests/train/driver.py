@@ -1,0 +1,133 @@
+"""Runs train.ddp under torchrun as the worker does, scenario after scenario, each with a fault put in for real.
+
+``python -m torch.distributed.run … driver.py SCENARIOS.json OUT``: SCENARIOS maps a name to ``options`` and ``fault``
+(a name in FAULTS, or null); each rank writes OUT/rank<N>.json, artifacts lie in OUT/<scenario>.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from seatrial.bench.group import close_group, open_group
+from seatrial.checks import catalog
+from seatrial.checks.base import Place
+from seatrial.checks.train_ddp import CHECK
+from seatrial.train import ddp
+from seatrial.train.transformer import Shape
+from seatrial.worker import measure
+
+Fault = Callable[[int], AbstractContextManager[Any]]
+VICTIM = 1
+
+
+def _flip_one_bit(rank: int) -> AbstractContextManager[Any]:
+    """After training, one bit of one weight of the victim is another."""
+    real = ddp.fit
+
+    def fit(model: torch.nn.Module, *arguments: Any) -> list[float]:
+        losses = real(model, *arguments)
+        next(model.parameters()).data.view(torch.int32)[0, 0] ^= 1
+        return losses
+
+    return patch.object(ddp, "fit", fit) if rank == VICTIM else nullcontext()
+
+
+def _drop_a_sample(rank: int) -> AbstractContextManager[Any]:
+    """The victim's sampler gives its second sample out twice, and its first not at all."""
+
+    class Dropping(DistributedSampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            _, second, *others = super().__iter__()
+            return iter([second, second, *others])
+
+    return patch.object(ddp, "DistributedSampler", Dropping) if rank == VICTIM else nullcontext()
+
+
+def _frozen_order(rank: int) -> AbstractContextManager[Any]:
+    del rank
+    return patch.object(DistributedSampler, "set_epoch", lambda self, epoch: None)
+
+
+def _gradients_by(hook: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]) -> Fault:
+    """On all ranks, gradients are exchanged by ``hook`` in place of the average."""
+
+    class Replica(DistributedDataParallel):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.register_comm_hook(None, lambda state, bucket: hook(bucket))
+
+    return lambda rank: patch.object(ddp, "DistributedDataParallel", Replica)
+
+
+def _kept(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer)
+    return _kept(bucket)
+
+
+def _explode(rank: int) -> AbstractContextManager[Any]:
+    del rank
+    return patch.object(ddp, "LEARNING_RATE", 1e30)
+
+
+def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
+    return patch.dict(os.environ, {"LOCAL_RANK": "0"}) if rank == VICTIM else nullcontext()
+
+
+FAULTS: dict[str, Fault] = {
+    "flipped_bit": _flip_one_bit,
+    "dropped_sample": _drop_a_sample,
+    "frozen_order": _frozen_order,
+    "not_exchanged": _gradients_by(_kept),
+    "sum_not_mean": _gradients_by(_summed),
+    "exploding": _explode,
+    "wrong_local_rank": _wrong_seat,
+}
+
+
+def main(scenarios: Path, out: Path) -> None:
+    rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    ddp.SHAPE = Shape(seq_len=32, dim=64, layers=1)  # quicker than the real one, and as good at showing a fault
+    open_group("cpu", timeout_s=60)
+    records = {}
+    for name, scenario in json.loads(scenarios.read_text()).items():
+        folder = out / name
+        folder.mkdir(exist_ok=True)
+        place = Place(
+            node="node0",
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            device="cpu",
+            promised_gpus=None,
+            out=folder,
+            run_dir=out,
+        )
+        fault = FAULTS[scenario["fault"]](rank) if scenario["fault"] else nullcontext()
+        with fault:
+            records[name] = measure(catalog()[CHECK.name], place, scenario["options"]).model_dump(mode="json")
+    close_group()
+    (out / f"rank{rank}.json").write_text(json.dumps(records, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

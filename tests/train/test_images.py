@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import gzip
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from seatrial.model import SeatrialError
+from seatrial.train.images import MNIST_FILES, Images, load, read_idx, read_mnist, upsampled_digits
+from tests.train.idx import idx_bytes, write_mnist
+
+
+@pytest.fixture
+def few() -> Images:
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (7, 1, 28, 28), generator=generator) / 255
+    labels = torch.tensor([0, 9, 5, 1, 2, 3, 4])
+    return Images(pictures[:4], labels[:4], pictures[4:], labels[4:], source="test")
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_mnist_is_read_as_it_was_written(tmp_path: Path, few: Images, gzipped: bool) -> None:
+    write_mnist(tmp_path, few, gzipped)
+    read = load(str(tmp_path))
+    assert str(tmp_path) in read.source
+    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(read, name), getattr(few, name)), name
+    assert read.train_images.dtype == torch.float32
+    assert read.train_labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("kept", [0, 3, 10, 16, 16 + 4 * 28 * 28 - 1])
+def test_a_truncated_file_is_named(tmp_path: Path, few: Images, kept: int) -> None:
+    images = write_mnist(tmp_path, few)[0]
+    images.write_bytes(images.read_bytes()[:kept])
+    with pytest.raises(SeatrialError, match=r"train-images-idx3-ubyte (is truncated|begins with)"):
+        read_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.9])
+def test_a_truncated_gzip_file_is_named(tmp_path: Path, few: Images, kept: float) -> None:
+    images = write_mnist(tmp_path, few, gzipped=True)[2]
+    content = images.read_bytes()
+    images.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(SeatrialError, match=r"t10k-images-idx3-ubyte\.gz (is truncated or damaged|begins with)"):
+        read_mnist(tmp_path)
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "labels.gz"
+    content = bytearray(gzip.compress(idx_bytes(torch.arange(200))))
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(SeatrialError, match=r"labels\.gz is truncated or damaged"):
+        read_idx(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (idx_bytes(torch.zeros(3)) + b"\0", "is too long: 12 bytes, its header promises 11"),
+        (idx_bytes(torch.zeros(0)), "holds no data"),
+        (idx_bytes(torch.zeros(3, 4)), r"begins with 00 00 08 02, expected 00 00 08 01"),
+        (struct.pack(">4BI", 0, 0, 0x0D, 1, 1) + b"\0\0\0\0", "begins with 00 00 0d 01"),
+        (b"<!DOCTYPE html>", "begins with 3c 21 44 4f"),
+    ],
+)
+def test_what_is_no_idx_file_of_labels_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "labels"
+    path.write_bytes(content)
+    with pytest.raises(SeatrialError, match=message):
+        read_idx(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        (1, torch.zeros(3), "holds 4 pictures, .*train-labels.* 3 labels"),
+        (1, torch.tensor([1, 2, 10, 3]), "holds a label 10"),
+        (2, torch.zeros(3, 32, 32), r"holds pictures of \(32, 32\) pixels"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(
+    tmp_path: Path, few: Images, file: int, values: torch.Tensor, message: str
+) -> None:
+    write_mnist(tmp_path, few)[file].write_bytes(idx_bytes(values))
+    with pytest.raises(SeatrialError, match=message):
+        read_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_a_missing_file_is_an_error_and_no_reason_to_take_other_data(tmp_path: Path, few: Images, missing: int) -> None:
+    write_mnist(tmp_path, few)[missing].unlink()
+    with pytest.raises(SeatrialError, match=f"{tmp_path} holds neither {MNIST_FILES[missing]} nor"):
+        load(str(tmp_path))
+
+
+def test_digits_are_split_without_overlap_and_labelled() -> None:
+    data = load(None)
+    assert "scikit-learn" in data.source
+    assert "not MNIST" in data.source
+    assert "shared filesystem" in data.does_not_show
+    assert (len(data.train_labels), len(data.test_labels)) == (1438, 359)
+    pictures = torch.cat([data.train_images, data.test_images])
+    assert pictures.shape == (1797, 1, 28, 28)
+    assert len(torch.unique(pictures.flatten(1), dim=0)) == 1797  # no picture is in both parts
+    assert (pictures.min().item(), pictures.max().item()) == (0, 1)
+    assert len(torch.bincount(data.test_labels)) == 10
+    assert torch.equal(upsampled_digits().test_labels, data.test_labels)
+
+
+def test_without_scikit_learn_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SeatrialError, match=r"scikit-learn.*cannot be imported.*seatrial\[train\]"):
+        load(None)
