@@ -220,6 +220,7 @@ class Rule(Frozen):
     A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
     ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
     ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
+    ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
     """
 
     metric: str
@@ -229,6 +230,7 @@ class Rule(Frozen):
     warn_below: float = 0.95
     breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
     where: dict[str, str] = {}
+    shows: tuple[str, ...] = ()
     why: str
     remedy: str
 

@@ -70,6 +70,12 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def age_s() -> float:
+    """Seconds since this process was started: proc(5), field 22 of stat, in clock ticks since boot."""
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _signal_all(child: Child, number: signal.Signals) -> None:
     for process in _family(child):
         try:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from seatrial import __version__, config, report
+from seatrial import __version__, config, report, shell
 from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Config, Resolved
@@ -119,7 +117,7 @@ def rejudge(trial: Trial) -> Trial:
 
 
 def _take_up(collected: Collected) -> float:
-    """Take in what an earlier run left in the directory; when this one began."""
+    """Take in what an earlier run left in the directory; when this one began, by the monotonic clock."""
     kept = collected.run_dir.recover()
     for complaint in kept.complaints:
         collected.show.complain(complaint)
@@ -128,10 +126,9 @@ def _take_up(collected: Collected) -> float:
     collected.results = kept.results
     if broken:
         collected.run_dir.forget(broken)
-    begun = psutil.Process().create_time()
-    started = Timing(name="start of the command", kind="overhead", seconds=time.time() - begun)
-    collected.timings.append(started)
-    return begun
+    age = shell.age_s()
+    collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=age))
+    return time.monotonic() - age
 
 
 def _plan(collected: Collected, survey: Survey) -> Plan:
@@ -208,7 +205,7 @@ def _record(
         command=request.command,
         host=socket.gethostname(),
         started=request.started,
-        seconds=time.time() - begun,
+        seconds=time.monotonic() - begun,
         config=settings.model_dump(mode="json"),
         origins=request.origins,
         environment=survey.facts,

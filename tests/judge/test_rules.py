@@ -62,6 +62,17 @@ def test_good_and_bad_are_told_apart_with_evidence_and_remedy() -> None:
     assert bad.judged_by == "rule: >= 10 GB/s"
 
 
+def test_the_evidence_of_a_breach_shows_the_facts_that_the_rule_names() -> None:
+    rule = SPEED.model_copy(update={"shows": ("cable", "absent")})
+    facts: dict[str, JsonValue] = {"cable": {"port": 7}, "other": 1}
+    (bad,) = verdicts(check(rule), measured(9, facts=facts))
+    assert bad.evidence == 'speed = 9 GB/s on cluster; cable: {"port": 7}'
+    (good,) = verdicts(check(rule), measured(11, facts=facts))
+    assert good.evidence == "speed = 11 GB/s on cluster"
+    (long,) = verdicts(check(rule), measured(9, facts={"cable": "x" * 10_000}))
+    assert len(long.evidence) < 700
+
+
 def test_an_unwise_value_only_warns() -> None:
     rule = SPEED.model_copy(update={"breach": Outcome.WARN})
     assert judged(check(rule), measured(1)) == [("cluster", Outcome.WARN)]

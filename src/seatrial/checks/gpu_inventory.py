@@ -229,15 +229,17 @@ def _rule(
     remedy: str,
     *,
     where: str = "has_usable_gpu",
+    shows: tuple[str, ...] = (),
     breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
 ) -> Rule:
     needed = {"has_usable_gpu": "yes", where: "yes"}
-    return Rule(metric=metric, expect=expect, why=why, remedy=remedy, where=needed, breach=breach)
+    return Rule(metric=metric, expect=expect, why=why, remedy=remedy, where=needed, shows=shows, breach=breach)
 
 
 RULES = (
     Rule(
         metric="gpus_missing",
+        shows=("nvml_unavailable", "gpus_lost", "pci_gpus_unaccounted"),
         expect="== 0 GPUs",
         why="a GPU that was promised, or is on the PCI bus, cannot be used; the facts say which, and what NVML said",
         remedy="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded or of two versions: "
@@ -246,6 +248,7 @@ RULES = (
     ),
     Rule(
         metric="gpus_hidden",
+        shows=("cuda_visible_devices",),
         expect="== 0 GPUs",
         why="CUDA_VISIBLE_DEVICES leaves CUDA fewer GPUs than were promised",
         remedy="unset CUDA_VISIBLE_DEVICES, or promise what it leaves: --gpus-per-node",
@@ -385,6 +388,7 @@ RULES = (
         "the fact foreign_processes lists PIDs; nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv; end "
         "leftovers, or take the GPU out of CUDA_VISIBLE_DEVICES",
         where="has_processes",
+        shows=("foreign_processes",),
     ),
     _rule(
         "memory_used_bytes",

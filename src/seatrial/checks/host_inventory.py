@@ -59,6 +59,7 @@ RULES = (
     ),
     Rule(
         metric="hung_mounts",
+        shows=("hung",),
         expect="== 0 mounts",
         why="A process that touches a filesystem whose server does not answer hangs, and with it the whole job.",
         remedy="See fact 'hung' for which; try: timeout 5 stat -f MOUNT; reach its server, then umount -f -l MOUNT and "
@@ -93,6 +94,7 @@ RULES = (
     ),
     Rule(
         metric="hostname_resolves",
+        shows=("hostname",),
         expect="== 1 bool",
         # One node needs no name. That several nodes reach each other is for a check that runs on all of them.
         breach=Outcome.WARN,
@@ -110,6 +112,7 @@ RULES = (
     ),
     Rule(
         metric="clock_synchronised",
+        shows=("clock",),
         expect="== 1 bool",
         breach=Outcome.WARN,
         where={"clock_known": "yes"},
@@ -120,6 +123,7 @@ RULES = (
     ),
     Rule(
         metric="rdma_known",
+        shows=("unread",),
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="Something about the InfiniBand or RoCE devices could not be read, so nothing vouches for them.",
@@ -136,6 +140,7 @@ RULES = (
     ),
     Rule(
         metric="rdma_idle_ports",
+        shows=("idle_ports",),
         expect="== 0 ports",
         # A port may be spare: only whoever wired the cluster knows.
         breach=Outcome.WARN,

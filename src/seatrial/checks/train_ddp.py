@@ -224,6 +224,7 @@ CHECK = Check(
     rules=(
         Rule(
             metric="ranks_wrong",
+            shows=("rank_faults",),
             expect="== 0",
             why="Every rank must be there once and know its place: else data is trained twice, or not at all.",
             remedy="The fact rank_faults says which rank. Look at the launch line: one torchrun a node, each with its "
@@ -231,6 +232,7 @@ CHECK = Check(
         ),
         Rule(
             metric="shared_gpus",
+            shows=("shared_by_ranks",),
             expect="== 0",
             where={"device": "cuda"},
             why="Two processes on one GPU share its memory and speed while another GPU idles.",
@@ -286,6 +288,7 @@ CHECK = Check(
         ),
         Rule(
             metric="parameter_digests_differing",
+            shows=("odd_ranks",),
             expect="== 0",
             why="All ranks add the same gradients to the same weights: one differing bit is silent corruption.",
             remedy="The fact odd_ranks names the GPUs. Take them out, and look at `nvidia-smi -q -d ECC,ROW_REMAPPER` "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
@@ -10,6 +11,8 @@ from seatrial.checks.base import Check
 from seatrial.judge import baselines
 from seatrial.judge.baselines import Sku
 from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
+
+_SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
 
 def judge_check(
@@ -55,6 +58,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
         Rule(
             metric=metric,
             expect=limit,
+            shows=own[metric].shows if metric in own else (),
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
         )
@@ -91,7 +95,7 @@ def _verdict(
         metric=metric.name,
         outcome=outcome,
         reason=f"{reason}: {rule.why}" if bad and rule.why else reason,
-        evidence=_evidence(metric),
+        evidence=_evidence(metric) + (_shown(rule, facts) if bad else ""),
         remedy=rule.remedy if bad else "",
         judged_by=judged_by,
     )
@@ -102,7 +106,7 @@ def _compare(
 ) -> tuple[Outcome, str, str]:
     value = format_value(metric.value, metric.unit)
     if rule.expect is not None:
-        limit = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit or metric.unit)}"
+        limit = _limit(rule.expect, metric.unit)
         judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
         if rule.expect.holds(metric.value):
             return Outcome.PASS, f"{metric.name} is {value}", judged_by
@@ -126,6 +130,17 @@ def _against_baseline(rule: Rule, metric: Metric, sku: Sku, expected: baselines.
     if share < rule.fail_below:
         return Outcome.FAIL, reason, judged_by
     return (Outcome.WARN if share < rule.warn_below else Outcome.PASS), reason, judged_by
+
+
+def _limit(limit: Limit, unit: str) -> str:
+    value = format_value(limit.value, limit.unit or unit)
+    return value if unit == "bool" else f"{limit.op} {value}"
+
+
+def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
+    """The facts that the rule shows, as they were recorded, each cut to a length that a person reads."""
+    texts = {name: json.dumps(facts[name], ensure_ascii=False) for name in rule.shows if facts.get(name)}
+    return "".join(f"; {name}: {text[:_SHOWN]}{'…' if len(text) > _SHOWN else ''}" for name, text in texts.items())
 
 
 def _evidence(metric: Metric) -> str:

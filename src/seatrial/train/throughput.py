@@ -44,7 +44,7 @@ class Load:
 # 0.34 GB of gradients, so that a slow link or GPU shows and the interpreter does not.
 GPU_LOAD = Load(seq_len=512, dim=768, layers=12, batch=32, steps=30)
 # 1.2 M parameters: a rehearsal of the procedure, kept to a few seconds on two cores.
-CPU_LOAD = Load(seq_len=128, dim=128, layers=6, batch=8, steps=12)
+CPU_LOAD = Load(seq_len=128, dim=128, layers=6, batch=8, steps=20)
 
 
 @dataclass(frozen=True)
