@@ -61,6 +61,13 @@ def test_checks_that_share_a_placement_share_a_job() -> None:
     assert ranks.options["all.c"] == {"of": "all.c"}
 
 
+def test_what_asks_the_scheduler_runs_once_where_we_are() -> None:
+    checks = {"slurm.x": declared("slurm.x", Scope.CONTROL)}
+    settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
+    (job,) = make_plan(settings, checks, Devices(0)).jobs
+    assert (job.name, job.nodes, job.ranks_per_node) == ("control", 1, 1)
+
+
 def test_a_trial_can_give_a_check_more_time() -> None:
     more = config().model_copy(update={"checks": {"all.c": CheckSettings(limit_s=99)}})
     assert make_plan(more, CHECKS, Devices(2)).jobs[0].limits == {"all.c": 99}

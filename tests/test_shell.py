@@ -81,6 +81,20 @@ def test_a_child_ends_when_we_are_killed(tmp_path: Path) -> None:
     until(lambda: not alive(pid))
 
 
+def test_a_short_command_answers_or_is_ended(tmp_path: Path) -> None:
+    answer = shell.ask(
+        [sys.executable, "-c", "import sys; print('yes'); print('no', file=sys.stderr); sys.exit(3)"], 30
+    )
+    assert answer == shell.Answer(3, "yes\n", "no\n")
+    pid_file = tmp_path / "pid"
+    code = (
+        "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); print('on', flush=True); time.sleep(600)"
+    )
+    answer = shell.ask([sys.executable, "-c", code, str(pid_file)], 2)
+    assert (answer.code, answer.out) == (None, "on\n")
+    assert not alive(int(pid_file.read_text()))
+
+
 def test_what_cannot_start_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nosuchprogram"):
         shell.start(["nosuchprogram"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")

@@ -88,6 +88,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 class Scope(StrEnum):
     """Where a check runs, and how often."""
 
+    CONTROL = "CONTROL"  # once, where seatrial itself runs: a login node, say; no torch needed
     NODE = "NODE"  # once on every node, no torch needed
     GPU = "GPU"  # in every process on its own GPU (or its share of a CPU machine), no communication
     CLUSTER = "CLUSTER"  # in all processes together, in one process group
@@ -264,7 +265,7 @@ class Job(Frozen):
     """One process start that runs several checks. It is all that a worker on a node gets to know."""
 
     name: str
-    placement: Literal["nodes", "ranks"]
+    placement: Literal["control", "nodes", "ranks"]
     device: Literal["cuda", "cpu"]
     nodes: int
     ranks_per_node: int

@@ -12,6 +12,8 @@ from seatrial.checks.base import Check
 from seatrial.config import Config
 from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
 
+Placement = Literal["control", "nodes", "ranks"]
+
 # On a machine without a GPU two processes talk over gloo, so that the whole path is exercised everywhere.
 RANKS_WITHOUT_GPU = 2
 
@@ -47,10 +49,8 @@ def make_plan(
     wanted = [checks[name] for name in config.checks if name not in left_out and name not in set(done)]
     settled = {check.name: reason for check in wanted if (reason := _reason_against(check, config, devices))}
     runnable = [check for check in wanted if check.name not in settled]
-    jobs = [
-        _job("nodes", [check for check in runnable if check.scope is Scope.NODE], config, devices),
-        _job("ranks", [check for check in runnable if check.scope is not Scope.NODE], config, devices),
-    ]
+    placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
+    jobs = [_job(placement, runnable, config, devices) for placement in placements]
     return Plan(tuple(job for job in jobs if job.checks), tuple(settled.values()), left_out)
 
 
@@ -66,7 +66,7 @@ def _left_out(names: list[str], only: list[str], skip: list[str]) -> dict[str, s
 
 def _reason_against(check: Check, config: Config, devices: Devices) -> Measurement | None:
     """Why a check is not run: SKIP where it cannot apply, ERROR where what it needs should be there and is not."""
-    if check.scope is Scope.NODE:
+    if check.scope in (Scope.CONTROL, Scope.NODE):
         return None
     if devices.trouble:
         return Measurement(check=check.name, subject=CLUSTER, error=devices.trouble)
@@ -83,13 +83,22 @@ def _ranks_per_node(config: Config, devices: Devices) -> int:
     return config.cluster.gpus_per_node or devices.usable_gpus or RANKS_WITHOUT_GPU
 
 
-def _job(placement: Literal["nodes", "ranks"], checks: list[Check], config: Config, devices: Devices) -> Job:
+_PLACEMENTS: dict[Scope, Placement] = {
+    Scope.CONTROL: "control",
+    Scope.NODE: "nodes",
+    Scope.GPU: "ranks",
+    Scope.CLUSTER: "ranks",
+}
+
+
+def _job(placement: Placement, runnable: list[Check], config: Config, devices: Devices) -> Job:
+    checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
     return Job(
         name=placement,
         placement=placement,
         device="cuda" if devices.usable_gpus else "cpu",
-        nodes=config.cluster.nodes,
+        nodes=1 if placement == "control" else config.cluster.nodes,
         ranks_per_node=_ranks_per_node(config, devices) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options={check.name: config.checks[check.name].options for check in checks},

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,29 @@ class Child:
 
     def poll(self) -> int | None:
         return self.process.poll()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a short command answered. ``code`` is None when it did not answer in time and was ended."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def ask(argv: Sequence[str], timeout_s: float) -> Answer:
+    """Run a short command to its end and return what it said. Raises OSError when it cannot start."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        child = start(argv, env={}, stdout=out, stderr=err)
+        try:
+            code: int | None = child.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            stop(child, grace_s=1)
+        return Answer(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path) -> Child:

@@ -87,8 +87,10 @@ def preview(request: Request) -> Preview:
     settings = request.config
     devices = discover().devices(settings.cluster.gpus_per_node)
     plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
-    launcher = launcher_for(settings.launcher)
-    return Preview(plan, tuple((job, launcher.render(job, Path("RUN")).text) for job in plan.jobs))
+    rendered = (
+        (job, launcher_for(settings.launcher, job.placement).render(job, Path("RUN")).text) for job in plan.jobs
+    )
+    return Preview(plan, tuple(rendered))
 
 
 def discover() -> Survey:
@@ -155,7 +157,7 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
 
 
 def _run_job(job: Job, collected: Collected) -> None:
-    launcher = launcher_for(collected.settings.launcher)
+    launcher = launcher_for(collected.settings.launcher, job.placement)
     for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
         collected.finished(result)
         measuring = sum(_check_seconds(job.checks, collected.measurements).values())

@@ -130,7 +130,7 @@ def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
         error = f"{type(failure).__name__}: {failure}"
     return Measurement(
         check=check.name,
-        subject=place.node if check.scope is Scope.NODE else place.subject,
+        subject=place.node if check.scope in (Scope.CONTROL, Scope.NODE) else place.subject,
         rank=place.rank,
         metrics=tuple(_only(seen, Metric)),
         facts={fact.name: fact.value for fact in _only(seen, Fact)},
@@ -149,7 +149,7 @@ def _only(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
 
 def _open_device(job: Job, me: Identity) -> tuple[str, int | None]:
     """Our device, and its NVML index; on a ``ranks`` job the process group is open afterwards."""
-    if job.placement == "nodes":
+    if job.placement != "ranks":
         return "cpu", None
     from seatrial.bench import group, rank
 
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> None:
     path, attempt = Path(arguments[0]), arguments[1]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
-    if job.placement == "nodes":
+    if job.placement != "ranks":
         work(job, run_dir, folder)
         return
     from seatrial.bench import rank

@@ -243,7 +243,9 @@ def _memory(interview: Interview, handle: Any) -> dict[str, Any]:
     """Size and use of the GPU's memory, its error counts and its repairs."""
     nvml = interview.nvml
     fields: dict[str, Any] = {}
-    if memory := interview.ask(("memory_total_bytes", "memory_used_bytes"), "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2):
+    if memory := interview.ask(
+        ("memory_total_bytes", "memory_used_bytes"), "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2
+    ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := interview.ask("ecc_mode", "nvmlDeviceGetEccMode", handle):
         fields["ecc_mode"] = ecc[0]

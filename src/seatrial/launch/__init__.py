@@ -9,8 +9,13 @@ from seatrial.model import UsageError
 LAUNCHERS: tuple[Launcher, ...] = (LocalLauncher(),)
 
 
-def launcher_for(name: str) -> Launcher:
-    """The launcher called ``name``, or for ``auto`` the first that can be used here. Raises UsageError."""
+def launcher_for(name: str, placement: str = "") -> Launcher:
+    """The launcher called ``name``, or for ``auto`` the first that can be used here. Raises UsageError.
+
+    A ``control`` job runs where we are, whoever starts the others.
+    """
+    if placement == "control":
+        return LocalLauncher()
     reasons = []
     for launcher in LAUNCHERS:
         if name in (launcher.name, "auto"):
