@@ -1,0 +1,86 @@
+"""The report as one HTML file: no script, no resource from outside, charts as inline SVG.
+
+The template holds the page and escapes all text; this module hands it what to show.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
+from seatrial.report import charts, sections
+from seatrial.report.text import neutral, plural, prose
+from seatrial.report.view import chapters, launchers, size, tally, troubles
+
+# The sign beside each word, so that nothing hangs on colour alone.
+SYMBOLS: dict[str, str] = {
+    Outcome.PASS: "✓",
+    Outcome.WARN: "!",
+    Outcome.FAIL: "✗",
+    Outcome.SKIP: "–",
+    Outcome.UNJUDGED: "?",
+    Outcome.ERROR: "⊘",
+    Verb.ACCEPTED: "✓",
+    Verb.REJECTED: "✗",
+    Verb.INCOMPLETE: "!",
+    JobState.COMPLETED: "✓",
+    JobState.FAILED: "✗",
+    JobState.HUNG: "⊘",
+    JobState.TIMEOUT: "⊘",
+    JobState.CANCELLED: "–",
+}
+MEANINGS: dict[str, str] = {
+    Outcome.PASS: "measured and within what its rule asks for",
+    Outcome.WARN: "works, and is worse or less wise than it should be; it does not stand in the way of acceptance",
+    Outcome.FAIL: "measured and not good enough: the trial is rejected",
+    Outcome.ERROR: "could not be measured: the trial cannot be accepted",
+    Outcome.UNJUDGED: "measured, and nothing is known to judge it by: the trial cannot be accepted",
+    Outcome.SKIP: "does not apply here, for the reason given",
+}
+
+
+def render(trial: Trial) -> str:
+    """The whole report. It may be mailed or archived as it is; only links to artifacts need the run directory."""
+    trial = neutral(trial)
+    template = _environment().get_template("template.html.j2")
+    return template.render(
+        trial=trial,
+        launcher=launchers(trial),
+        size=size(trial),
+        counts=dict(tally(trial.verdicts)),
+        time=sections.time_bar(trial),
+        troubles=troubles(trial),
+        fleet=sections.fleet(trial),
+        chapters=chapters(trial),
+        settings=list(sections.settings(trial.config, trial.origins)),
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(prose=prose, plural=plural, utc=_utc, href=href, pretty=sections.pretty)
+    environment.globals.update(
+        SYMBOLS=SYMBOLS, MEANINGS=MEANINGS, WORST_FIRST=WORST_FIRST, sections=sections, charts=charts
+    )
+    return environment
+
+
+def href(path: str) -> str:
+    """A relative link into the run directory, or nothing for a path that leads out of it."""
+    if path.startswith("/") or ".." in Path(path).parts:
+        return ""
+    return "./" + quote(path)  # a leading "./" keeps "javascript:" and "//host" from being anything but a file name
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

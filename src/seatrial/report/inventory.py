@@ -1,0 +1,117 @@
+"""The plain words of the command line: what was discovered, which checks there are, what a log means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from seatrial.checks.base import Check
+from seatrial.model import Finding, Rule, format_bytes
+from seatrial.report.text import clean
+
+
+def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
+    """Facts as they were read, a line for each thing; what could not be read stands under ``unread`` with its reason.
+
+    Lists inside a thing are counted, not spelled out: ``--json`` has them.
+    """
+    for depth, key, words in _lines(facts, 0):
+        heading = f"[bold]{escape(clean(key))}[/]" if key else ""
+        line = f"{'  ' * depth}{heading}{'  ' if key and words else ''}{escape(clean(words))}"
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _lines(facts: Mapping[str, Any], depth: int) -> Iterator[tuple[int, str, str]]:
+    """Indentation, heading and words of each line."""
+    for key, value in facts.items():
+        if isinstance(value, dict) and value:
+            yield depth, key, _words({name: inner for name, inner in value.items() if not _is_nested(inner)})
+            yield from _lines({name: inner for name, inner in value.items() if _is_nested(inner)}, depth + 1)
+        elif _is_nested(value):
+            yield depth, key, ""
+            for item in value:
+                yield depth + 1, "", _words(item) if isinstance(item, dict) else _short(item)
+
+
+def _is_nested(value: Any) -> bool:
+    return (isinstance(value, dict) and bool(value)) or (
+        isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    )
+
+
+def _words(facts: Mapping[str, Any]) -> str:
+    """``key value`` pairs on one line; empty ones left out, bytes as sizes."""
+    return ", ".join(
+        f"{key.removesuffix('_bytes')} {format_bytes(value) if key.endswith('_bytes') else _short(value)}"
+        for key, value in facts.items()
+        if value not in (None, "", [], {})
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_words(value)})"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return str(len(value))
+    if isinstance(value, list):
+        return " ".join(_short(item) for item in value)
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def print_checks(checks: Mapping[str, Check], console: Console) -> None:
+    for check in checks.values():
+        table = Table(
+            title=f"[bold]{check.name}[/]  {check.title}\n{check.phase}, scope {check.scope}, "
+            f"{_needs(check)}, at most {check.limit_s:.0f} s",
+            title_justify="left",
+            title_style="",
+            show_header=False,
+            box=None,
+            padding=(0, 2, 0, 2),
+        )
+        for rule in check.rules:
+            table.add_row(rule.metric, _rule(rule), escape(rule.why))
+        console.print(table, highlight=False)
+        console.print()
+
+
+def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": check.name,
+            "title": check.title,
+            "phase": check.phase,
+            "scope": check.scope,
+            "needs": {"gpus": check.needs.gpus, "ranks": check.needs.ranks},
+            "limit_s": check.limit_s,
+            "metrics": dict(check.metrics),
+            "rules": [rule.model_dump(mode="json") for rule in check.rules],
+            "options": check.options.model_json_schema(),
+        }
+        for check in checks.values()
+    ]
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    if not findings:
+        console.print("No known failure in these logs.")
+    for finding in findings:
+        console.print(f"[bold]{escape(clean(finding.what))}[/]  ({escape(clean(finding.source))})", highlight=False)
+        for title, text in (("why", finding.why), ("first", finding.first_command), ("fix", finding.remedy)):
+            console.print(f"  {title:<6}{escape(clean(text))}", highlight=False, soft_wrap=True)
+
+
+def _needs(check: Check) -> str:
+    parts = ["GPUs"] if check.needs.gpus else []
+    parts += [f"{check.needs.ranks} ranks"] if check.needs.ranks > 1 else []
+    return f"needs {' and '.join(parts)}" if parts else "needs nothing special"
+
+
+def _rule(rule: Rule) -> str:
+    wanted = str(rule.expect) if rule.expect else f">= {rule.fail_below:.0%} of the SKU's {rule.baseline}"
+    where = f" where {', '.join(f'{name} is {value}' for name, value in rule.where.items())}" if rule.where else ""
+    return f"{rule.breach} unless {wanted}{where}"

@@ -1,0 +1,93 @@
+"""JUnit XML for CI systems: a suite a check, a case a subject.
+
+FAIL is a failure; ERROR and UNJUDGED are errors, told apart by their type; SKIP is skipped; WARN passes and says so in
+system-out. A check that was left out stands there as skipped, and one that nobody judged as an error: nothing vanishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from xml.etree import ElementTree as ET
+
+from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
+from seatrial.report.text import neutral, one_line
+from seatrial.report.view import CheckView, chapters, natural
+
+_TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
+
+
+def render(trial: Trial) -> str:
+    """The trial as one well-formed ``testsuites`` document, whatever text the logs brought."""
+    trial = neutral(trial)
+    root = ET.Element("testsuites", name=f"seatrial {trial.name}", time=_seconds(trial.seconds))
+    root.set("timestamp", datetime.fromtimestamp(trial.started, UTC).strftime("%Y-%m-%dT%H:%M:%S"))
+    for chapter in chapters(trial):
+        root.extend(_suite(check, chapter.title) for check in chapter.checks)
+    root.extend(_left_out(check, reason) for check, reason in trial.left_out.items())
+    _count(root)
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _suite(check: CheckView, phase: str) -> ET.Element:
+    suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
+    properties = ET.SubElement(suite, "properties")
+    ET.SubElement(properties, "property", name="phase", value=phase)
+    ET.SubElement(properties, "property", name="title", value=one_line(check.title))
+    by_subject: dict[str, list[Verdict]] = {}
+    for verdict in check.verdicts or (_unjudged(check.name),):
+        by_subject.setdefault(verdict.subject, []).append(verdict)
+    seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
+    for subject in sorted(by_subject, key=natural):
+        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0)))
+    _count(suite)
+    return suite
+
+
+def _unjudged(check: str) -> Verdict:
+    return Verdict(check=check, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason="no verdict was recorded")
+
+
+def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> ET.Element:
+    case = ET.Element("testcase", classname=check, name=subject, time=_seconds(seconds))
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
+    if tag := _TAGS.get(outcome):
+        element = ET.SubElement(case, tag, message=one_line(verdicts[0].reason))
+        if outcome is not Outcome.SKIP:
+            element.set("type", outcome)
+        element.text = "\n\n".join(_told(verdict) for verdict in verdicts if verdict.outcome is not Outcome.PASS)
+    elif said := [_told(verdict) for verdict in verdicts if verdict.outcome in (Outcome.WARN, Outcome.SKIP)]:
+        ET.SubElement(case, "system-out").text = "\n\n".join(said)
+    return case
+
+
+def _told(verdict: Verdict) -> str:
+    head = f"{verdict.outcome} {verdict.metric}".rstrip()
+    fields = {"evidence": verdict.evidence, "judged by": verdict.judged_by, "remedy": verdict.remedy}
+    return "\n".join([f"{head}: {verdict.reason}", *(f"{name}: {text}" for name, text in fields.items() if text)])
+
+
+def _left_out(check: str, reason: str) -> ET.Element:
+    suite = ET.Element("testsuite", name=check, time=_seconds(0))
+    case = ET.SubElement(suite, "testcase", classname=check, name=CLUSTER, time=_seconds(0))
+    ET.SubElement(case, "skipped", message=f"left out: {one_line(reason)}")
+    _count(suite)
+    return suite
+
+
+def _count(element: ET.Element) -> None:
+    """Set the totals that readers of JUnit expect on a suite, and on the whole."""
+    cases = list(element.iter("testcase"))
+    element.set("tests", str(len(cases)))
+    for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        element.set(attribute, str(_with(cases, tag)))
+
+
+def _with(cases: Iterable[ET.Element], tag: str) -> int:
+    return sum(case.find(tag) is not None for case in cases)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}"

@@ -1,0 +1,131 @@
+"""Prometheus text exposition of a trial, for node_exporter's textfile collector or a push gateway.
+
+Measured values come in base units, one family a unit (``seatrial_measured_bytes_per_second``), so that one panel draws
+all bandwidths. Labels carry identifiers only: reasons and evidence are for the other reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from seatrial.model import Trial, Verb, Verdict
+from seatrial.report.text import neutral
+from seatrial.report.view import chapters, tally
+
+# Unit of a metric → base unit as it stands in the name, and the factor that converts.
+# https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B as in model.py.
+_BASE: Mapping[str, tuple[str, float]] = {
+    "": ("", 1.0),
+    "count": ("", 1.0),
+    "bool": ("", 1.0),
+    "%": ("ratio", 0.01),
+    "us": ("seconds", 1e-6),
+    "ms": ("seconds", 1e-3),
+    "s": ("seconds", 1.0),
+    "B": ("bytes", 1.0),
+    "GB/s": ("bytes_per_second", 1e9),
+    "Gb/s": ("bytes_per_second", 1e9 / 8),
+    "TFLOP/s": ("flops_per_second", 1e12),
+    "MHz": ("hertz", 1e6),
+    "°C": ("celsius", 1.0),
+    "W": ("watts", 1.0),
+}
+
+
+@dataclass
+class _Family:
+    """All samples of one metric name. A later sample with the same labels replaces the earlier: names are unique."""
+
+    name: str
+    help: str
+    samples: dict[str, float] = field(default_factory=dict)
+
+    def add(self, value: float, **labels: str) -> None:
+        self.samples[",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())] = value
+
+    def lines(self) -> Iterator[str]:
+        if self.samples:
+            yield f"# HELP {self.name} {self.help}"
+            yield f"# TYPE {self.name} gauge"
+        for labels, value in self.samples.items():
+            yield f"{self.name}{{{labels}}} {_number(value)}"
+
+
+def render(trial: Trial) -> str:
+    """The trial as gauges, with a newline at the end, as the format demands."""
+    trial = neutral(trial)
+    families = [*_of_the_run(trial), _verdicts(trial), _durations(trial), *_measured(trial)]
+    return "\n".join(line for family in families for line in family.lines()) + "\n"
+
+
+def _of_the_run(trial: Trial) -> Iterator[_Family]:
+    ended = _Family("seatrial_last_run_timestamp_seconds", "Unix time at which the trial ended.")
+    ended.add(trial.started + trial.seconds, trial=trial.name)
+    duration = _Family("seatrial_last_run_duration_seconds", "Wall time of the whole trial.")
+    duration.add(trial.seconds, trial=trial.name)
+    decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")
+    for verb in Verb:
+        decision.add(verb is trial.decision.value, trial=trial.name, decision=verb)
+    spent = _Family("seatrial_time_seconds", "Time spent in checks, and in seatrial itself (overhead).")
+    for kind in ("check", "overhead"):
+        spent.add(sum(timing.seconds for timing in trial.timings if timing.kind == kind), trial=trial.name, kind=kind)
+    findings = _Family("seatrial_findings", "Diagnoses by confidence.")
+    for confidence in ("high", "medium", "low"):
+        count = sum(finding.confidence == confidence for finding in trial.findings)
+        findings.add(count, trial=trial.name, confidence=confidence)
+    yield from (ended, duration, decision, spent, findings)
+
+
+def _verdicts(trial: Trial) -> _Family:
+    family = _Family(
+        "seatrial_verdict", "Verdicts of one check on one subject by outcome. None of an outcome: no sample."
+    )
+    judged: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in trial.verdicts:
+        judged.setdefault((verdict.check, verdict.subject), []).append(verdict)
+    for (check, subject), verdicts in judged.items():
+        for outcome, count in tally(verdicts):
+            family.add(count, trial=trial.name, check=check, subject=subject, outcome=outcome)
+    return family
+
+
+def _durations(trial: Trial) -> _Family:
+    family = _Family("seatrial_check_duration_seconds", "Wall time of one check, the longest of its processes.")
+    for check in (check for chapter in chapters(trial) for check in chapter.checks):
+        if check.measurements:
+            family.add(check.seconds, trial=trial.name, check=check.name)
+    return family
+
+
+def _measured(trial: Trial) -> list[_Family]:
+    families: dict[str, _Family] = {}
+    for measurement in trial.measurements:
+        for metric in measurement.metrics:
+            suffix, factor = _base_unit(metric.unit)
+            name = "_".join(filter(None, ("seatrial_measured", suffix)))
+            unit = suffix.replace("_", " ") or "plain numbers"
+            family = families.setdefault(name, _Family(name, f"Values that checks measured, in {unit}."))
+            family.add(
+                metric.value * factor,
+                trial=trial.name,
+                check=measurement.check,
+                subject=metric.subject,
+                metric=metric.name,
+            )
+    return [families[name] for name in sorted(families)]
+
+
+def _base_unit(unit: str) -> tuple[str, float]:
+    """Base unit and factor. A unit that is not in the table keeps its name and its value: ``images_per_second``."""
+    words = re.sub(r"/s\b", "/second", unit.lower()).replace("/", "_per_")
+    return _BASE.get(unit, (re.sub(r"[^a-z0-9]+", "_", words).strip("_"), 1.0))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    return repr(round(value)) if value == round(value) and abs(value) < 1e15 else repr(float(f"{value:.12g}"))

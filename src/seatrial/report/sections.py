@@ -1,0 +1,215 @@
+"""The parts of the HTML report that no other report has: time bar, map, table by subject, facts, config."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
+from seatrial.report.charts import Chart, Rug, charts, rug
+from seatrial.report.view import TROUBLE, CheckView, Row, figure, natural, span
+
+_PLACE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of the time bar: percent of the whole from the left, and how wide."""
+
+    name: str
+    kind: str
+    seconds: float
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class TimeBar:
+    """Where the wall time went: checks, seatrial's own work, and what nobody accounted for."""
+
+    parts: tuple[Part, ...]
+    checks: float
+    outside: float
+
+    @property
+    def share(self) -> float:
+        """Percent of the time that was spent outside checks."""
+        return 100 * self.outside / ((self.checks + self.outside) or 1.0)
+
+
+def time_bar(trial: Trial) -> TimeBar:
+    """Checks first, then overhead. Time that no part accounts for is shown as such, and counts as overhead."""
+    timings = sorted(trial.timings, key=lambda timing: (timing.kind, -timing.seconds))
+    missing = trial.seconds - sum(timing.seconds for timing in timings)
+    if missing > 0.005 * trial.seconds:
+        timings.append(Timing(name="not accounted for", kind="overhead", seconds=missing))
+    total = sum(timing.seconds for timing in timings) or 1.0
+    parts, left = [], 0.0
+    for timing in timings:
+        width = 100 * timing.seconds / total
+        parts.append(Part(timing.name, timing.kind, timing.seconds, left, width))
+        left += width
+    checks = sum(timing.seconds for timing in timings if timing.kind == "check")
+    return TimeBar(tuple(parts), checks, sum(timing.seconds for timing in timings) - checks)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A GPU or rank on the map, by the worst that was said of it."""
+
+    kind: str
+    number: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node on the map: its own worst outcome, if anything was said of the node itself, and its places."""
+
+    name: str
+    outcome: Outcome | None
+    places: tuple[Spot, ...]
+
+
+def fleet(trial: Trial) -> list[Node]:
+    """Every node with a GPU or rank that a verdict names."""
+    said: dict[str, list[Outcome]] = {}
+    for verdict in trial.verdicts:
+        said.setdefault(verdict.subject, []).append(verdict.outcome)
+    spots: dict[str, list[Spot]] = {}
+    for subject in sorted(said, key=natural):
+        if match := _PLACE.fullmatch(subject):
+            spots.setdefault(match["node"], []).append(Spot(match["kind"], match["number"], worst(said[subject])))
+    return [Node(node, worst(said[node]) if node in said else None, tuple(spots[node])) for node in spots]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of the table by subject."""
+
+    value: str
+    samples: str
+    outcome: Outcome | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Subjects down, metrics across: readable where a row a value would be thousands of rows."""
+
+    columns: tuple[Row, ...]
+    lines: tuple[tuple[str, Outcome, tuple[Cell | None, ...]], ...]
+
+
+def matrix(check: CheckView) -> Matrix | None:
+    """The metrics of a check that have several subjects, worst subject first. None where there are none."""
+    columns = tuple(row for row in check.rows if len(row.readings) > 1)
+    found = [{reading.subject: reading for reading in row.readings} for row in columns]
+    lines = []
+    for subject in check.subjects:
+        readings = [column.get(subject) for column in found]
+        given = [verdict.outcome for reading in readings if reading for verdict in reading.verdicts]
+        cells = tuple(
+            _cell(reading.metric, reading.outcome, [v.reason for v in reading.verdicts if v.outcome in TROUBLE])
+            if reading
+            else None
+            for reading in readings
+        )
+        if any(cells):
+            lines.append((subject, worst(given) if given else Outcome.PASS, cells))
+    return Matrix(columns, tuple(lines)) if columns else None
+
+
+def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) -> Cell:
+    if not metric:
+        return Cell("not measured", "", outcome, "; ".join(reasons))
+    samples = span(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
+    return Cell(figure(metric.value, metric.unit), samples, outcome, "; ".join(reasons))
+
+
+def rug_of(row: Row) -> Rug | None:
+    """The strip of ticks of a row; None for a single value, and where there is nothing between yes and no."""
+    if not row.range or row.unit == "bool":
+        return None
+    if len(row.readings) == 1:
+        return rug(row.spread, [False] * len(row.spread))
+    return rug(row.spread, [reading.outcome in TROUBLE for reading in row.readings if reading.metric])
+
+
+def charts_of(check: CheckView) -> list[Chart]:
+    """The curves that a check brought back; places in trouble stand out."""
+    troubled = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in TROUBLE)
+    return charts([series for measurement in check.measurements for series in measurement.series], troubled)
+
+
+@dataclass(frozen=True)
+class FactRow:
+    """One fact: every distinct value, and the places where it holds, the commonest value first."""
+
+    name: str
+    values: tuple[tuple[Any, tuple[str, ...]], ...]
+
+
+def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
+    """The facts of a check by name. What differs between places shows as several values: often the very fault."""
+    found: dict[str, dict[str, tuple[Any, list[str]]]] = {}
+    for measurement in measurements:
+        for name, value in measurement.facts.items():
+            key = json.dumps(value, sort_keys=True)
+            found.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
+    rows = []
+    for name, values in found.items():
+        ordered = sorted(values.values(), key=lambda held: -len(held[1]))
+        rows.append(FactRow(name, tuple((value, tuple(sorted(where, key=natural))) for value, where in ordered)))
+    return rows
+
+
+def settings(config: dict[str, Any], origins: dict[str, str], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every value of the resolved config by its dotted name, and where it came from: its own origin or its parent's."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from settings(value, origins, f"{name}.")
+        else:
+            yield name, value if isinstance(value, str) else pretty(value), _origin(name, origins)
+
+
+def _origin(name: str, origins: dict[str, str]) -> str:
+    while name not in origins and "." in name:
+        name = name.rpartition(".")[0]
+    return origins.get(name, "not recorded")
+
+
+def is_table(value: Any) -> bool:
+    """Whether a fact reads best as a table: a list of records, or a record of records."""
+    records = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(records, list) and len(records) > 0 and all(isinstance(item, dict) and item for item in records)
+
+
+def columns(records: list[dict[str, Any]]) -> list[str]:
+    """Every key of the records, in the order of first sight."""
+    return list(dict.fromkeys(key for record in records for key in record))
+
+
+def pretty(value: Any, name: str = "") -> str:
+    """A value as a person reads it, by its type; under a ``name`` in bytes as a size; anything nested as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(value, name)
+    if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
+        return ", ".join(pretty(item) for item in value) or "none"
+    if value is None or value == {}:
+        return "–" if value is None else "none"
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
+
+
+def _number(value: float, name: str) -> str:
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return str(value) if isinstance(value, int) else format_value(value, "")

@@ -1,0 +1,158 @@
+"""The last word in the terminal: a table of checks, every trouble with its evidence, the findings, the decision."""
+
+from __future__ import annotations
+
+from textwrap import shorten
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from seatrial.model import Finding, Outcome, Trial, Verb
+from seatrial.report.text import neutral, one_line, plural
+from seatrial.report.view import CheckView, Group, chapters, launchers, size, tally, troubles
+
+STYLES = {
+    Outcome.PASS: "green",
+    Outcome.WARN: "yellow",
+    Outcome.FAIL: "bold red",
+    Outcome.SKIP: "dim",
+    Outcome.UNJUDGED: "bold cyan",
+    Outcome.ERROR: "bold magenta",
+    Verb.ACCEPTED: "bold green",
+    Verb.REJECTED: "bold red",
+    Verb.INCOMPLETE: "bold yellow",
+}
+MOST_SUBJECTS = 4  # named one by one under a trouble that many share; the report names all
+MOST_LINES = 8  # of evidence; the report has all of it
+
+
+def summary(trial: Trial, console: Console) -> None:
+    """Print the summary of a finished trial. Text from outside is printed as it is, never read as markup."""
+    trial = neutral(trial)
+    nodes = f"{size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
+    console.print(Text.assemble((f"seatrial {one_line(trial.name)}", "bold"), f" · {nodes}"))
+    console.print()
+    console.print(_table(trial))
+    _left_out(trial, console)
+    console.print(_counts(trial))
+    for group in troubles(trial):
+        _trouble(group, console)
+    if trial.findings:
+        console.print(Text("\nFindings", "bold"))
+    for number, finding in enumerate(trial.findings, 1):
+        _finding(number, finding, console)
+    _decision(trial, console)
+
+
+def _table(trial: Trial) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold", min_width=12)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for chapter in chapters(trial):
+        table.add_row(Text(chapter.title, "bold"))
+        for check in chapter.checks:
+            table.add_row(*_row(check))
+    return table
+
+
+def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
+    outcome = check.outcome
+    return (
+        Text(f"  {check.name}"),
+        Text(plural(len(check.subjects), "subject"), "dim"),
+        Text(outcome, STYLES[outcome]),
+        Text(one_line(check.key_figure or _first_reason(check))),
+    )
+
+
+def _first_reason(check: CheckView) -> str:
+    """Why a check brought back no number, unless that is told below with the other troubles."""
+    return shorten(check.verdicts[0].reason, 72, placeholder=" …") if check.outcome is Outcome.SKIP else ""
+
+
+def _left_out(trial: Trial, console: Console) -> None:
+    if trial.left_out:
+        console.print(Text("Left out", "bold"))
+    for check, reason in trial.left_out.items():
+        console.print(Padding(Text(f"{check}: {one_line(reason)}", "dim"), (0, 0, 0, 2)))
+
+
+def _counts(trial: Trial) -> Text:
+    counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in tally(trial.verdicts)]
+    return Text("\n") + Text(" · ").join(counts or [Text("no verdict")])
+
+
+def _trouble(group: Group, console: Console) -> None:
+    first = group.first
+    console.print()
+    what = " ".join(filter(None, (first.check, first.metric)))
+    console.print(Text.assemble((first.outcome, STYLES[first.outcome]), f"  {what} on {group.where}"))
+    if len(group.verdicts) == 1:
+        _field("", first.reason, console)
+    else:
+        _field("", group.why, console)
+        _each(group, console)
+    _field("evidence", _shortened(first.evidence), console)
+    _field("remedy", first.remedy, console)
+
+
+def _each(group: Group, console: Console) -> None:
+    """What is said of each subject; said once where it is the same of all."""
+    own = {group.own(verdict) for verdict in group.verdicts}
+    shown = group.verdicts[:MOST_SUBJECTS]
+    more = len(group.verdicts) - len(shown)
+    rest = f"… and {plural(more, 'more subject')}, all in the report" if more else ""
+    if len(own) == 1:
+        _field("", f"{own.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest}", console)
+        return
+    for verdict in shown:
+        _field("", f"{verdict.subject}: {group.own(verdict)}", console)
+    _field("", rest, console)
+
+
+def _shortened(evidence: str) -> str:
+    lines = evidence.strip().splitlines()
+    more = len(lines) - MOST_LINES
+    return "\n".join(lines[:MOST_LINES] + ([f"… {plural(more, 'more line')} in the report"] if more > 0 else []))
+
+
+def _finding(number: int, finding: Finding, console: Console) -> None:
+    what = f"{one_line(finding.what)} · {one_line(finding.where)} · {finding.confidence} confidence"
+    _grid(f"{number}.", Text(what), 3, console)
+    _field("why", finding.why, console)
+    if finding.first_command:
+        # Not wrapped: a command is there to be copied.
+        command = finding.first_command.strip().replace("\n", "\n" + " " * 13)
+        console.print(Text.assemble("   ", ("first", "dim"), f"     {command}"), soft_wrap=True)
+    _field("remedy", finding.remedy, console)
+
+
+def _field(label: str, text: str, console: Console) -> None:
+    """A labelled paragraph, indented and wrapped under itself. Nothing at all without text."""
+    if text.strip():
+        _grid(f"   {label}", Text(text.strip()), 13, console)
+
+
+def _grid(label: str, text: Text, indent: int, console: Console) -> None:
+    grid = Table.grid()
+    grid.add_column(width=indent, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label, "dim"), text)
+    console.print(grid)
+
+
+def _decision(trial: Trial, console: Console) -> None:
+    decision = trial.decision
+    text = Text(one_line(decision.reason))
+    if decision.scope:
+        text.append(f"\nScope: {one_line(decision.scope)}", "dim")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(decision.value, STYLES[decision.value]), text)
+    console.print()
+    console.print(grid)

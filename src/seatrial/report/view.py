@@ -1,0 +1,329 @@
+"""A trial arranged for reading: chapters, checks, one row a metric, troubles grouped. Shared by all reports.
+
+Nothing here judges: an outcome shown for several verdicts is ``model.worst`` of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TypeVar
+
+from seatrial.checks import catalog
+from seatrial.model import (
+    WORST_FIRST,
+    Artifact,
+    Measurement,
+    Metric,
+    Outcome,
+    Phase,
+    Trial,
+    Verdict,
+    format_value,
+    worst,
+)
+from seatrial.report.text import plural
+
+OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
+_UNITS_IN_PRINT = {"count": "", "us": "µs"}
+MOST_REMARKS = 2
+TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One metric of one subject, and the verdicts on it. No metric: a rule looked for it in vain."""
+
+    subject: str
+    metric: Metric | None
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None where no rule looks at this metric: it is recorded, not judged."""
+        return worst(verdict.outcome for verdict in self.verdicts) if self.verdicts else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of a check over all its subjects, worst first."""
+
+    name: str
+    readings: tuple[Reading, ...]
+
+    @cached_property
+    def values(self) -> list[float]:
+        return [reading.metric.value for reading in self.readings if reading.metric]
+
+    @cached_property
+    def unit(self) -> str:
+        return next((reading.metric.unit for reading in self.readings if reading.metric), "")
+
+    @property
+    def where(self) -> str:
+        """The one subject, or of how many the value is the median."""
+        if len(self.readings) == 1:
+            return self.readings[0].subject
+        return f"median of {len(self.values):,}" if self.range else plural(len(self.readings), "subject")
+
+    @property
+    def value(self) -> str:
+        """The one value, or the median of several."""
+        return figure(median(self.values), self.unit) if self.values else "not measured"
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        """The values of several subjects, or the samples behind the value of one."""
+        if len(self.readings) == 1 and self.readings[0].metric:
+            return self.readings[0].metric.samples
+        return tuple(self.values)
+
+    @property
+    def range(self) -> str:
+        """Least to greatest of the spread, without the unit; empty where all are the same."""
+        unit = unit_in_print(self.unit)
+        return span(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
+
+    @property
+    def outcomes(self) -> list[tuple[Outcome, int]]:
+        """How often each outcome was given, worst first. Empty: recorded, not judged."""
+        return tally(self.verdicts)
+
+    @property
+    def troubled(self) -> bool:
+        return any(outcome in TROUBLE for outcome, _ in self.outcomes)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        return [verdict for reading in self.readings for verdict in reading.verdicts]
+
+    @property
+    def remark(self) -> str:
+        """What judged it; where nothing did, why."""
+        texts = dict.fromkeys(verdict.judged_by or verdict.reason for verdict in self.verdicts)
+        return "; ".join(texts) if len(texts) <= MOST_REMARKS else f"{next(iter(texts))}; and so on"
+
+
+@dataclass(frozen=True)
+class CheckView:
+    """All that a trial says of one check."""
+
+    name: str
+    title: str
+    phase: str
+    verdicts: tuple[Verdict, ...]
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        return worst(verdict.outcome for verdict in self.verdicts)
+
+    @cached_property
+    def subjects(self) -> list[str]:
+        """Every place that the check speaks of, worst first."""
+        outcomes: dict[str, Outcome] = {}
+        for verdict in self.verdicts:
+            outcomes[verdict.subject] = worst((verdict.outcome, outcomes.get(verdict.subject, verdict.outcome)))
+        for measurement in self.measurements:
+            for metric in measurement.metrics:
+                outcomes.setdefault(metric.subject, Outcome.PASS)
+        return sorted(outcomes, key=lambda subject: (WORST_FIRST.index(outcomes[subject]), natural(subject)))
+
+    @property
+    def seconds(self) -> float:
+        """The longest of its measurements: its processes run side by side."""
+        return max((measurement.seconds for measurement in self.measurements), default=0.0)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """One row a metric: what is in trouble first, then what is judged, then the rest, families together."""
+        readings: dict[str, dict[str, Reading]] = {}
+        judged: dict[tuple[str, str], list[Verdict]] = {}
+        for verdict in self.verdicts:
+            if verdict.metric:
+                judged.setdefault((verdict.metric, verdict.subject), []).append(verdict)
+        for measurement in self.measurements:
+            for metric in measurement.metrics:
+                verdicts = tuple(judged.get((metric.name, metric.subject), ()))
+                readings.setdefault(metric.name, {})[metric.subject] = Reading(metric.subject, metric, verdicts)
+        for (name, subject), given in judged.items():
+            readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(given)))
+        families = list(dict.fromkeys(family(name) for name in readings))
+        rows = [Row(name, tuple(sorted(row.values(), key=_worst_reading))) for name, row in readings.items()]
+        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name))))
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        return [artifact for measurement in self.measurements for artifact in measurement.artifacts]
+
+    @property
+    def notes(self) -> list[Group]:
+        """Verdicts on no metric of the table and no success: why the check or a rule of it said nothing."""
+        return grouped(v for v in self.verdicts if not v.metric and v.outcome is not Outcome.PASS)
+
+    @property
+    def key_figure(self) -> str:
+        """The metric in trouble, else the first that is neither zero nor a yes, judged before recorded; with its span.
+
+        Of a recorded family such as ``busbw.*`` it is the last member: the largest size.
+        """
+        rows = [row for row in self.rows if row.values]
+        if not rows:
+            return ""
+        row = min(rows, key=_dullness)
+        if not row.outcomes:
+            row = [other for other in rows if family(other.name) == family(row.name)][-1]
+        return f"{row.name} {span(row.values, row.unit)}"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One phase of the trial and its checks."""
+
+    title: str
+    checks: tuple[CheckView, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Verdicts that say the same of several subjects."""
+
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def first(self) -> Verdict:
+        return self.verdicts[0]
+
+    @property
+    def where(self) -> str:
+        return self.first.subject if len(self.verdicts) == 1 else plural(len(self.verdicts), "subject")
+
+    @property
+    def why(self) -> str:
+        """What all reasons say after their first colon, so that it is told once."""
+        tails = {verdict.reason.partition(": ")[2] for verdict in self.verdicts}
+        return tails.pop() if len(tails) == 1 else ""
+
+    def own(self, verdict: Verdict) -> str:
+        """What a reason says of its subject alone."""
+        return verdict.reason.partition(": ")[0] if self.why else verdict.reason
+
+
+def chapters(trial: Trial) -> list[Chapter]:
+    """Every check that the trial planned, measured or judged, under its phase, in the order of the catalog."""
+    verdicts, measurements = _by_check(trial.verdicts), _by_check(trial.measurements)
+    planned = (name for job in trial.jobs for name in job.checks)
+    names = dict.fromkeys((*planned, *measurements, *verdicts))
+    known = catalog()
+    ordered = [name for name in known if name in names] + [name for name in names if name not in known]
+    views = [
+        CheckView(
+            name=name,
+            title=known[name].title if name in known else name,
+            phase=str(known[name].phase) if name in known else OTHER,
+            verdicts=tuple(verdicts.get(name, ())),
+            measurements=tuple(measurements.get(name, ())),
+        )
+        for name in ordered
+    ]
+    parts = [(title, tuple(view for view in views if view.phase == title)) for title in (*Phase, OTHER)]
+    return [Chapter(str(title), checks) for title, checks in parts if checks]
+
+
+def troubles(trial: Trial) -> list[Group]:
+    """Every FAIL, ERROR, UNJUDGED and WARN, worst first, the same trouble on many subjects as one group."""
+    groups = grouped(verdict for verdict in trial.verdicts if verdict.outcome in TROUBLE)
+    return sorted(groups, key=lambda group: WORST_FIRST.index(group.first.outcome))
+
+
+def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
+    """Verdicts of the same rule with the same outcome together, in the order of first sight."""
+    groups: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        key = (verdict.check, verdict.metric, verdict.outcome, verdict.judged_by, verdict.remedy)
+        groups.setdefault(key, []).append(verdict)
+    return [Group(tuple(sorted(group, key=lambda verdict: natural(verdict.subject)))) for group in groups.values()]
+
+
+def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
+    """How many verdicts of each outcome, worst first, none left at zero."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
+
+
+def figure(value: float, unit: str) -> str:
+    """``model.format_value`` with the unit as print has it."""
+    if value >= 2.0**63:  # how a limit that is none comes as a number: RLIM_INFINITY, rounded to a float
+        return "unlimited"
+    return format_value(value, unit_in_print(unit))
+
+
+def unit_in_print(unit: str) -> str:
+    """A count needs no unit behind it, and a microsecond has a letter of its own."""
+    return _UNITS_IN_PRINT.get(unit, unit)
+
+
+def span(values: Sequence[float], unit: str) -> str:
+    """``787–810 TFLOP/s``: the least and the greatest of several values, or the one that all of them are."""
+    low, high = figure(min(values), unit), figure(max(values), unit)
+    return low if low == high else f"{low.partition(' ')[0]}–{high}"
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts ``node2`` before ``node10``: digits by their count first, then as text."""
+    return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", text)]
+
+
+def launchers(trial: Trial) -> str:
+    """The launchers that ran jobs, or the one that was configured when none ran."""
+    return ", ".join(dict.fromkeys(result.launcher for result in trial.results)) or str(
+        trial.config.get("launcher", "")
+    )
+
+
+def size(trial: Trial) -> str:
+    """``2 nodes × 4 GPUs``, as the largest job was planned."""
+    if not trial.jobs:
+        return "no job planned"
+    job = max(trial.jobs, key=lambda job: job.nodes * job.ranks_per_node)
+    ranks = (
+        plural(job.ranks_per_node, "GPU")
+        if job.device == "cuda"
+        else plural(job.ranks_per_node, "process", "processes")
+    )
+    return f"{plural(job.nodes, 'node')} × {ranks}"
+
+
+_Record = TypeVar("_Record", Verdict, Measurement)
+
+
+def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
+    found: dict[str, list[_Record]] = {}
+    for record in records:
+        found.setdefault(record.check, []).append(record)
+    return found
+
+
+def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
+    return WORST_FIRST.index(reading.outcome or Outcome.PASS), natural(reading.subject)
+
+
+def _urgency(row: Row) -> int:
+    """Trouble by its weight, then judged rows, then recorded ones."""
+    if row.troubled:
+        return WORST_FIRST.index(row.outcomes[0][0])
+    return len(WORST_FIRST) + (not row.outcomes)
+
+
+def _dullness(row: Row) -> tuple[int, bool, int]:
+    urgency = _urgency(row)
+    return min(urgency, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), urgency
+
+
+def family(name: str) -> str:
+    """``busbw`` of ``busbw.8GiB``: metrics or curves of one kind."""
+    return name.partition(".")[0]
