@@ -179,6 +179,13 @@ def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> 
     err = refused("run", "quick", "--out", tmp_path / "out", env={"CUDA_VISIBLE_DEVICES": "77"})
     assert "CUDA_VISIBLE_DEVICES" in err
     assert "77" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
+    err = refused("run", "quick", "--nodes", "2", "--out", tmp_path / "out")
+    assert "it has one node, this one, and 2 were promised" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_worker_side_without_torch(tmp_path: Path) -> None:

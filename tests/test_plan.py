@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.config import CheckSettings, Cluster, Config
 from seatrial.model import Observation, Phase, Scope, UsageError
 from seatrial.plan import Devices, make_plan
+from seatrial.settings import CheckSettings, Cluster, Config
 
 
 def never(place: Place, options: Options) -> Iterator[Observation]:

@@ -76,8 +76,12 @@ def run(
             _print_plan(pipeline.preview(request), as_json)
             return
         run_dir = RunDir.create(out or _fresh_folder(resolved.config.name), request)
-    with Live(_stderr()) as live:
-        result = pipeline.run(run_dir, live)
+    try:
+        with Live(_stderr()) as live:
+            result = pipeline.run(run_dir, live)
+    except UsageError:
+        run_dir.discard()
+        raise
     _finish(result, as_json, run_dir.path / "report.html")
     raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
 

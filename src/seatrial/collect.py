@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from seatrial.checks import catalog
-from seatrial.config import Config
 from seatrial.judge import judge
 from seatrial.model import Job, JobResult, Measurement, Outcome, Timing, worst
 from seatrial.rundir import RunDir
+from seatrial.settings import Config
 
 
 class Show(Protocol):

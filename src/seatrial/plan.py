@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from seatrial.checks.base import Check
-from seatrial.config import Config
 from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
+from seatrial.settings import Config
 
 Placement = Literal["control", "nodes", "ranks"]
 

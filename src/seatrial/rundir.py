@@ -15,9 +15,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from seatrial import journal
-from seatrial.config import Config
 from seatrial.journal import Journal
 from seatrial.model import Frozen, JobResult, Measurement, Trial, UsageError
+from seatrial.settings import Config
 
 
 class Request(Frozen):
@@ -71,6 +71,13 @@ class RunDir:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
         except ValidationError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error.errors()[0]['msg']}") from error
+
+    def discard(self) -> None:
+        """Take the directory back while it holds nothing but the request: the same --out can then be used again."""
+        if self._journal.path.stat().st_size == 0:
+            self._journal.path.unlink()
+            (self.path / "run.json").unlink()
+            self.path.rmdir()
 
     def keep(self, measurement: Measurement) -> None:
         """On disk when this returns. Raises OSError."""

@@ -14,7 +14,7 @@ from typing import Any
 from seatrial import __version__, config, report, shell
 from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
-from seatrial.config import CheckSchema, Config, Resolved
+from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
 from seatrial.discover import gpu, host
 from seatrial.judge import judge
@@ -24,6 +24,7 @@ from seatrial.launch.watch import run_job
 from seatrial.model import Decision, Finding, Job, Measurement, Timing, Trial, Verb, Verdict
 from seatrial.plan import Devices, Plan, make_plan
 from seatrial.rundir import Request, RunDir
+from seatrial.settings import Config
 
 INTERRUPTED = "interrupted"
 
@@ -87,9 +88,7 @@ def preview(request: Request) -> Preview:
     settings = request.config
     devices = discover().devices(settings.cluster.gpus_per_node)
     plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
-    rendered = (
-        (job, launcher_for(settings.launcher, job.placement).render(job, Path("RUN")).text) for job in plan.jobs
-    )
+    rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
     return Preview(plan, tuple(rendered))
 
 
@@ -144,6 +143,8 @@ def _plan(collected: Collected, survey: Survey) -> Plan:
     if partly:
         collected.run_dir.forget(partly)
         collected.measurements = [one for one in collected.measurements if one.check not in partly]
+    for job in plan.jobs:
+        launcher_for(request.config, job.placement)  # before anything starts: it says what is missing
     collected.show.planned(plan.jobs, collected.run_dir.path)
     return plan
 
@@ -157,7 +158,7 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
 
 
 def _run_job(job: Job, collected: Collected) -> None:
-    launcher = launcher_for(collected.settings.launcher, job.placement)
+    launcher = launcher_for(collected.settings, job.placement)
     for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
         collected.finished(result)
         measuring = sum(_check_seconds(job.checks, collected.measurements).values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.config import CheckSettings
+from seatrial.settings import CheckSettings
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.model import Outcome, Verb, Verdict

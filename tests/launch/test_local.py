@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch import LAUNCHERS, launcher_for
+from seatrial.launch import launcher_for
 from seatrial.launch.local import LocalLauncher
 from seatrial.model import Job, UsageError
+from seatrial.settings import Cluster, Config
 
 JOB = Job(
     name="ranks",
@@ -46,12 +47,10 @@ def test_what_needs_no_torch_is_started_without_it() -> None:
     assert "torch" not in rendered(placement="nodes", name="nodes", env={}, ranks_per_node=1)
 
 
-def test_a_launcher_is_found_by_name_or_the_first_that_works() -> None:
-    assert launcher_for("local").name == launcher_for("auto").name == "local"
-    with pytest.raises(UsageError, match="there is none of that name"):
-        launcher_for("teleport")
-
-
-def test_launchers_have_names_of_their_own() -> None:
-    names = [launcher.name for launcher in LAUNCHERS]
-    assert len(names) == len(set(names))
+def test_one_machine_does_not_pretend_to_be_several() -> None:
+    settings = Config(name="t", checks={})
+    assert launcher_for(settings, "ranks").name == "local"
+    several = settings.model_copy(update={"cluster": Cluster(nodes=2)})
+    assert launcher_for(several, "control").name == "local"
+    with pytest.raises(UsageError, match="it has one node, this one, and 2 were promised"):
+        launcher_for(several, "ranks")

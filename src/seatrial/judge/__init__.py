@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
-from seatrial.config import CheckSettings
 from seatrial.judge.baselines import skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Measurement, Outcome, Verdict
+from seatrial.settings import CheckSettings
 
 
 def judge(

@@ -5,22 +5,16 @@ from __future__ import annotations
 from seatrial.launch.base import Launcher
 from seatrial.launch.local import LocalLauncher
 from seatrial.model import UsageError
+from seatrial.settings import Config
 
-LAUNCHERS: tuple[Launcher, ...] = (LocalLauncher(),)
 
-
-def launcher_for(name: str, placement: str = "") -> Launcher:
-    """The launcher called ``name``, or for ``auto`` the first that can be used here. Raises UsageError.
+def launcher_for(settings: Config, placement: str) -> Launcher:
+    """Who starts jobs of this placement. Raises UsageError when it cannot be used here.
 
     A ``control`` job runs where we are, whoever starts the others.
     """
-    if placement == "control":
-        return LocalLauncher()
-    reasons = []
-    for launcher in LAUNCHERS:
-        if name in (launcher.name, "auto"):
-            reason = launcher.available()
-            if reason is None:
-                return launcher
-            reasons.append(f"{launcher.name}: {reason}")
-    raise UsageError(f"launcher {name} cannot be used here: {'; '.join(reasons) or 'there is none of that name'}")
+    launcher = LocalLauncher()
+    reason = launcher.available(1 if placement == "control" else settings.cluster.nodes)
+    if reason:
+        raise UsageError(f"the {launcher.name} launcher cannot be used: {reason}")
+    return launcher

@@ -31,8 +31,8 @@ class Launcher(Protocol):
 
     name: str
 
-    def available(self) -> str | None:
-        """None when this launcher can be used here, else the reason."""
+    def available(self, nodes: int) -> str | None:
+        """None when this launcher can start jobs on so many nodes from here, else the reason."""
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         """What would be started for ``job``. Pure."""

@@ -31,8 +31,8 @@ class LocalLauncher:
 
     name = "local"
 
-    def available(self) -> str | None:
-        return None
+    def available(self, nodes: int) -> str | None:
+        return None if nodes == 1 else f"it has one node, this one, and {nodes} were promised"
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         folder = run_dir / "jobs" / job.name

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from seatrial.checks.base import Check
-from seatrial.config import Limits
 from seatrial.launch import blame
 from seatrial.launch.base import Launcher, Running
 from seatrial.launch.blame import Blame
 from seatrial.launch.ranks import Rank, ranks_in
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope
+from seatrial.settings import Limits
 
 _LOOK_EVERY_S = 0.1
 
