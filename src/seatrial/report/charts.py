@@ -175,11 +175,12 @@ def _linear(values: Sequence[float], unit: str, start: float, end: float) -> Axi
 
 
 def _decades(values: Sequence[float], start: float, end: float) -> Axis:
-    """A logarithmic axis over whole powers of ten."""
+    """A logarithmic axis over whole powers of ten, every so many of them labelled where they are many."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     last = max(last, first + 1)
+    stride = math.ceil((last - first) / 8)
     axis = Axis(10.0**first, 10.0**last, start, end, (), log=True)
-    ticks = tuple((axis.at(10.0**power), _tick(10.0**power, "")) for power in range(first, last + 1))
+    ticks = tuple((axis.at(10.0**power), _tick(10.0**power, "")) for power in range(first, last + 1, stride))
     return Axis(axis.low, axis.high, start, end, ticks, log=True)
 
 
@@ -201,7 +202,7 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
 
 
 def _tick(value: float, unit: str) -> str:
-    return format_bytes(value) if unit == "B" else format_value(round(value, 12), "")
+    return format_bytes(value) if unit == "B" else format_value(float(f"{value:.10g}"), "")
 
 
 @dataclass(frozen=True)

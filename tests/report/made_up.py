@@ -1,0 +1,229 @@
+"""Made-up measurements of made-up machines, and the verdicts on them: what the sample trials consist of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from seatrial.model import CLUSTER, Artifact, Measurement, Metric, Outcome, Series, Verdict
+
+BEGAN = 1_795_250_712.0
+SIZES = {"1MiB": 2**20, "10MiB": 10 * 2**20, "100MiB": 100 * 2**20, "1GiB": 2**30, "8GiB": 2**33}
+BUSBW = (63.5, 236.1, 328.4, 356.5, 371.2)
+
+
+def host(node: str, driver: str = "580.95.05") -> Measurement:
+    mounts = [
+        {"target": "/", "type": "ext4", "size": "1.7TiB", "free": "1.2TiB", "options": "rw,relatime"},
+        {"target": "/dev/shm", "type": "tmpfs", "size": "1007GiB", "free": "1007GiB", "options": "rw,nosuid,nodev"},
+        {"target": "/mnt/data", "type": "virtiofs", "size": "20TiB", "free": "17TiB", "options": "rw,relatime"},
+    ]
+    return Measurement(
+        check="host.inventory",
+        subject=node,
+        metrics=(
+            Metric(name="shm_bytes", value=1007 * 2**30, unit="B", subject=node),
+            Metric(name="nofile_soft", value=1024, unit="files", subject=node),
+            Metric(name="memlock_unlimited", value=1, unit="bool", subject=node),
+            Metric(name="clock_synchronised", value=1, unit="bool", subject=node),
+        ),
+        facts={
+            "os": {"name": "Ubuntu 24.04.3 LTS", "kernel": "6.8.0-85-generic"},
+            "cpu": {"model": "Intel Xeon Platinum 8468", "sockets": 2, "cores": 96, "threads": 192, "numa_nodes": 2},
+            "mounts": mounts,
+            "driver": driver,
+            "versions": {"python": "3.12.3", "torch": "2.11.0+cu130", "nccl": "2.28.9"},
+            "container": None,
+        },
+        started=BEGAN + 1,
+        seconds=1.3,
+    )
+
+
+def inventory(node: str, gpus: int, sick: int = -1) -> Measurement:
+    metrics = []
+    for gpu in range(gpus):
+        place = f"{node}/gpu{gpu}"
+        metrics += [
+            Metric(name="ecc_uncorrected", value=3 if gpu == sick else 0, unit="count", subject=place),
+            Metric(name="pcie_width", value=16, unit="lanes", subject=place),
+            Metric(name="temperature", value=wobble(31.0, place, 4), unit="°C", subject=place),
+            Metric(name="power_limit", value=700, unit="W", subject=place),
+            Metric(name="memory", value=141 * 2**30, unit="B", subject=place),
+        ]
+    table = [{"gpu": gpu, "uuid": f"GPU-{hash_of(f'{node}{gpu}'):08x}", "numa": gpu * 2 // gpus} for gpu in range(gpus)]
+    facts: dict[str, Any] = {
+        "model": "NVIDIA H200",
+        "vbios": "96.00.BC.00.01",
+        "gpus": table,
+        "topology": "NV18 all to all",
+    }
+    return Measurement(
+        check="gpu.inventory", subject=node, metrics=tuple(metrics), facts=facts, started=BEGAN + 2, seconds=2.1
+    )
+
+
+def all_reduce(busbw: tuple[float, ...], ranks: list[str] | None = None) -> Measurement:
+    metrics = []
+    for label, bandwidth in zip(SIZES, busbw, strict=True):
+        samples = tuple(bandwidth * (1 + 0.01 * math.sin(3.1 * n)) for n in range(7))
+        metrics.append(Metric(name=f"busbw.{label}", value=bandwidth, unit="GB/s", subject=CLUSTER, samples=samples))
+        latency = 1.5 * SIZES[label] / bandwidth / 1e3
+        metrics.append(Metric(name=f"latency.{label}", value=latency, unit="us", subject=CLUSTER))
+    metrics.append(Metric(name="wrong_elements", value=0, unit="count", subject=CLUSTER))
+    metrics += [
+        Metric(name="rank_time.8GiB", value=wobble(34_700, place, 300), unit="us", subject=place)
+        for place in ranks or [f"h200-01/gpu{gpu}" for gpu in range(4)]
+    ]
+    latencies = tuple(1.5 * size / bandwidth / 1e3 for size, bandwidth in zip(SIZES.values(), busbw, strict=True))
+    x = tuple(float(size) for size in SIZES.values())
+    return Measurement(
+        check="collectives.all_reduce",
+        subject=(ranks or ["h200-01/gpu0"])[0],
+        rank=0,
+        metrics=tuple(metrics),
+        facts={"backend": "nccl", "dtype": "float32", "iterations": {"1MiB": {"warmup": 5, "windows": 40}}},
+        series=(
+            Series(name="busbw", subject=CLUSTER, x=x, y=busbw, x_unit="B", y_unit="GB/s"),
+            Series(name="latency", subject=CLUSTER, x=x, y=latencies, x_unit="B", y_unit="us"),
+        ),
+        started=BEGAN + 14,
+        seconds=21.7,
+    )
+
+
+def cnn(node: str, gpus: int, slow: int = -1) -> list[Measurement]:
+    return [_cnn(f"{node}/gpu{gpu}", gpu, 0.55 if gpu == slow else 1.0) for gpu in range(gpus)]
+
+
+def _cnn(place: str, rank: int, speed: float) -> Measurement:
+    speeds = tuple(wobble(61_000 * speed, f"{place}{epoch}", 900) for epoch in range(5))
+    loss = tuple(
+        2.3 * math.exp(-step / 60) + 0.05 + abs(wobble(0, f"{place}{step}", 0.04)) for step in range(0, 470, 10)
+    )
+    return Measurement(
+        check="train.cnn",
+        subject=place,
+        rank=rank,
+        metrics=(
+            Metric(name="accuracy", value=wobble(98.7, place, 0.3), unit="%", subject=place),
+            Metric(name="images_per_s", value=sorted(speeds)[2], unit="img/s", subject=place, samples=speeds),
+            Metric(name="seconds", value=wobble(11.2, place, 0.5) / speed, unit="s", subject=place),
+        ),
+        facts={"data": "MNIST", "epochs": 5, "batch": 128},
+        series=(
+            Series(
+                name="loss", subject=place, x=tuple(map(float, range(0, 470, 10))), y=loss, x_unit="step", y_unit=""
+            ),
+        ),
+        artifacts=(Artifact(path=f"checks/train.cnn/rank{rank}/metrics.json", title=f"metrics.json of rank {rank}"),),
+        started=BEGAN + 38,
+        seconds=12.4 / speed,
+    )
+
+
+def ddp(node: str, gpus: int) -> Measurement:
+    metrics = [
+        Metric(
+            name="tokens_per_s_per_gpu",
+            value=wobble(16_800, f"{node}{gpu}", 120),
+            unit="tok/s",
+            subject=f"{node}/gpu{gpu}",
+        )
+        for gpu in range(gpus)
+    ]
+    metrics.append(Metric(name="identical_parameters", value=1, unit="bool", subject=CLUSTER))
+    steps = tuple(float(step) for step in range(120))
+    loss = tuple(2.0 + 4.4 * math.exp(-step / 25) + wobble(0, f"ddp{step}", 0.05) for step in steps)
+    return Measurement(
+        check="train.ddp",
+        subject=f"{node}/gpu0",
+        rank=0,
+        metrics=tuple(metrics),
+        facts={"parameters": "31.2 M", "tolerance": "1e-4 relative"},
+        series=(Series(name="training loss", subject=CLUSTER, x=steps, y=loss, x_unit="step", y_unit=""),),
+        started=BEGAN + 52,
+        seconds=24.9,
+    )
+
+
+def hash_of(text: str) -> int:
+    """A number from a text, the same in every process (hash() is not)."""
+    number = 2166136261
+    for byte in text.encode():
+        number = (number ^ byte) * 16777619 % 2**32
+    return number
+
+
+def wobble(value: float, key: str, width: float) -> float:
+    return round(value + width * (hash_of(key) % 1000 / 500 - 1), 4)
+
+
+def passes(one: Measurement, name: str, judged_by: str, sick: tuple[str, str] = ("", "")) -> Iterator[Verdict]:
+    for metric in one.metrics:
+        if metric.name == name:
+            bad = metric.subject == sick[0]
+            yield Verdict(
+                check=one.check,
+                subject=metric.subject,
+                metric=name,
+                outcome=Outcome.FAIL if bad else Outcome.PASS,
+                reason=f"{name} is {sick[1]}: A row that cannot be corrected ends every job that touches it."
+                if bad
+                else f"{name} is {metric.value:g}",
+                evidence=f"{name} = {metric.value:g} on {metric.subject}",
+                remedy="Reset the GPU to let the rows be remapped; `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
+                judged_by=judged_by,
+            )
+
+
+def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict]:
+    bad = nofile is not Outcome.PASS
+    why = (
+        ", expected >= 4,096 files: Each tensor that a data loader worker hands over takes a file descriptor."
+        if bad
+        else ""
+    )
+    yield Verdict(
+        check="host.inventory",
+        subject=node,
+        metric="nofile_soft",
+        outcome=nofile,
+        reason=f"nofile_soft is 1,024 files{why}",
+        evidence=f"nofile_soft = 1,024 files on {node}" if bad else "",
+        remedy="`ulimit -n 65536` in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/"
+        if bad
+        else "",
+        judged_by="rule: >= 4,096 files",
+    )
+    for metric, limit in (("shm_bytes", ">= 1GiB"), ("clock_synchronised", "== yes")):
+        yield Verdict(
+            check="host.inventory",
+            subject=node,
+            metric=metric,
+            outcome=Outcome.PASS,
+            reason=f"{metric} is good",
+            judged_by=f"rule: {limit}",
+        )
+    reason = "applies where rdma_present is yes; here rdma_present is no"
+    yield Verdict(check="host.inventory", subject=node, metric="rdma_idle_ports", outcome=Outcome.SKIP, reason=reason)
+
+
+def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]:
+    yield from passes(one, "wrong_elements", "rule: == 0 count")
+    metric = next(metric for metric in one.metrics if metric.name == "busbw.8GiB")
+    reason = f"busbw.8GiB is {metric.value:g} GB/s, {metric.value / 3.7:.1f}% of the 370 GB/s known of NVIDIA H200"
+    why = ": At this size the links are saturated: what is missing here is missing from every gradient exchange."
+    remedy = "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its links."
+    yield Verdict(
+        check="collectives.all_reduce",
+        subject=CLUSTER,
+        metric="busbw.8GiB",
+        outcome=outcome,
+        reason=reason + ("" if outcome is Outcome.PASS else why),
+        evidence=f"busbw.8GiB = {metric.value:g} GB/s on cluster, 7 samples "
+        f"from {min(metric.samples):.4g} GB/s to {max(metric.samples):.4g} GB/s",
+        remedy="" if outcome is Outcome.PASS else remedy,
+        judged_by="SKU NVIDIA H200: 370 GB/s (four GPUs of one host, 2026-11); fails under 90%, warns under 95%",
+    )

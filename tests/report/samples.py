@@ -1,0 +1,402 @@
+"""Made-up trials: no number in here was measured. ``python -m tests.report.samples DIR`` renders them all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from seatrial import report
+from seatrial.checks.base import Check, Place
+from seatrial.model import (
+    CLUSTER,
+    Artifact,
+    Decision,
+    Finding,
+    Job,
+    JobResult,
+    JobState,
+    Measurement,
+    Metric,
+    Observation,
+    Outcome,
+    Phase,
+    Scope,
+    Series,
+    Timing,
+    Trial,
+    Verb,
+    Verdict,
+)
+from tests.report.made_up import (
+    BEGAN,
+    BUSBW,
+    all_reduce,
+    all_reduce_verdicts,
+    cnn,
+    ddp,
+    host,
+    host_verdicts,
+    inventory,
+    passes,
+)
+
+
+def _measures_nothing(place: Place, options: Any) -> Iterator[Observation]:
+    raise NotImplementedError((place, options))
+
+
+def _check(name: str, title: str, phase: Phase, scope: Scope) -> Check:
+    return Check(
+        name=name, title=title, phase=phase, scope=scope, metrics={}, rules=(), measure=_measures_nothing, limit_s=60
+    )
+
+
+# A catalog of its own, so that golden files do not change with a title of a real check.
+CATALOG = {
+    check.name: check
+    for check in (
+        _check("gpu.inventory", "What every GPU is, and what state it is in", Phase.ENVIRONMENT, Scope.NODE),
+        _check("host.inventory", "Operating system, limits, filesystems and network", Phase.ENVIRONMENT, Scope.NODE),
+        _check("collectives.all_reduce", "All-reduce bandwidth and correctness", Phase.INTERCONNECT, Scope.CLUSTER),
+        _check("train.cnn", "A small convolutional net, trained, saved and loaded back", Phase.SINGLE_GPU, Scope.GPU),
+        _check("train.ddp", "A small transformer on every process", Phase.DISTRIBUTED, Scope.CLUSTER),
+    )
+}
+
+
+def accepted() -> Trial:
+    """Four GPUs of one host, all well, with one warning."""
+    measurements = (host("h200-01"), inventory("h200-01", 4), all_reduce(BUSBW), *cnn("h200-01", 4), ddp("h200-01", 4))
+    verdicts = (
+        *host_verdicts("h200-01", nofile=Outcome.WARN),
+        *passes(measurements[1], "ecc_uncorrected", "rule: == 0"),
+        *passes(measurements[1], "pcie_width", "rule: >= 16"),
+        *all_reduce_verdicts(measurements[2], Outcome.PASS),
+        *(verdict for one in measurements[3:7] for verdict in passes(one, "accuracy", "rule: > 95 %")),
+        *passes(measurements[7], "tokens_per_s_per_gpu", "trial acceptance: > 500 tok/s"),
+        *passes(measurements[7], "identical_parameters", "rule: == yes"),
+    )
+    return _trial(
+        measurements=measurements,
+        verdicts=verdicts,
+        decision=Decision(
+            value=Verb.ACCEPTED,
+            reason="all 5 required checks passed, with warnings in host.inventory",
+            scope="1 node × 4 GPUs on h200-01; nothing is said of links between nodes or of storage",
+        ),
+    )
+
+
+def rejected() -> Trial:
+    """Two nodes with a slow GPU, a broken link, remapped rows, an unknown storage and things left out."""
+    names = ("node1", "node2")
+    measurements = (
+        *(host(name) for name in names),
+        inventory("node1", 4),
+        inventory("node2", 4, sick=2),
+        all_reduce(
+            (40.2, 120.8, 190.3, 221.7, 226.9), ranks=[f"{node}/gpu{gpu}" for node in names for gpu in range(4)]
+        ),
+        *cnn("node1", 4),
+        *cnn("node2", 4, slow=2),
+    )
+    verdicts = (
+        *host_verdicts("node1"),
+        *host_verdicts("node2", nofile=Outcome.WARN),
+        *passes(measurements[2], "ecc_uncorrected", "rule: == 0"),
+        *passes(measurements[3], "ecc_uncorrected", "rule: == 0", sick=("node2/gpu2", "3, expected == 0")),
+        *all_reduce_verdicts(measurements[4], Outcome.FAIL),
+        *(verdict for one in measurements[5:] for verdict in passes(one, "accuracy", "rule: > 95 %")),
+        *(
+            Verdict(
+                check="train.cnn",
+                subject=one.subject,
+                metric="images_per_s",
+                outcome=Outcome.UNJUDGED,
+                reason=f"images_per_s is {one.metrics[1].value:,.0f} img/s, and no baseline is known for NVIDIA H20-3e",
+                remedy="Learn one from good runs: `seatrial baseline learn RUN… --out site.yaml`",
+            )
+            for one in measurements[5:]
+        ),
+    )
+    return _trial(
+        name="acceptance",
+        nodes=2,
+        measurements=measurements,
+        verdicts=verdicts,
+        findings=(
+            Finding(
+                what="NVLink 7 of node2/gpu2 is down",
+                where="node2/gpu2",
+                confidence="high",
+                why="Its state reads inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
+                "the rank time of this GPU is the longest at every size.",
+                first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
+                remedy="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
+                "baseboard reseated or exchanged.",
+                source="NVLink state of gpu.inventory; rank_time of collectives.all_reduce",
+            ),
+            Finding(
+                what="Row remapping is pending on node2/gpu2",
+                where="node2/gpu2",
+                confidence="medium",
+                why="3 uncorrectable ECC errors, and a remap that waits for a reset.",
+                first_command="nvidia-smi -q -d ROW_REMAPPER -i 2",
+            ),
+            Finding(
+                what="The soft limit of open files is the distribution's default",
+                where="node2",
+                confidence="low",
+                why="1024, where node1 has 1,048,576: node2 was not configured by the same role.",
+                remedy="Compare /etc/security/limits.d/ of both nodes.",
+            ),
+        ),
+        left_out={"train.ddp": "--skip"},
+        decision=Decision(
+            value=Verb.REJECTED,
+            reason="2 checks failed: collectives.all_reduce, gpu.inventory",
+            scope="2 nodes × 4 GPUs; train.ddp was left out by --skip",
+        ),
+    )
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/opt/seatrial/worker.py", line 88, in run_check
+    for observation in check.measure(place, options):
+  File "/opt/seatrial/checks/collectives_all_reduce.py", line 76, in measure
+    results[size] = collectives.measure_all_reduce(size, options.dtype, place.device, options.seconds_per_size)
+torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2014, remote process exited or there was a
+network error, NCCL version 2.28.9
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketPollConnect: connect to 10.0.7.13<43817> returned Connection refused, exceeded error retry count after 35 attempts
+"""
+
+
+def incomplete() -> Trial:
+    """A job that lost a rank: what was measured before stays, the rest is in error."""
+    measurements = (
+        host("node1"),
+        inventory("node1", 4),
+        Measurement(check="collectives.all_reduce", subject="node1/gpu0", rank=0, error=TRACEBACK, seconds=12.2),
+    )
+    lost = "rank 3 (node1/gpu3) was killed by SIGKILL 4.1 s into collectives.all_reduce"
+    errors = (
+        Verdict(
+            check=check,
+            subject=CLUSTER,
+            outcome=Outcome.ERROR,
+            reason=reason,
+            evidence=evidence,
+            remedy="See jobs/ranks/attempt1/rank3.log; on the node: `dmesg -T | grep -i -E 'oom|killed process'`",
+        )
+        for check, reason, evidence in (
+            ("collectives.all_reduce", lost, TRACEBACK),
+            ("train.cnn", "not measured: the job ended before it began", ""),
+            ("train.ddp", "not measured: the job ended before it began", ""),
+        )
+    )
+    return _trial(
+        measurements=measurements,
+        verdicts=(*host_verdicts("node1"), *passes(measurements[1], "ecc_uncorrected", "rule: == 0"), *errors),
+        results=(
+            _result("nodes", JobState.COMPLETED, 4.1, 0.4),
+            _result("ranks", JobState.FAILED, 21.4, 7.9, culprit="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
+            _result("ranks", JobState.HUNG, 61.0, 8.2, culprit="node1/gpu3", cause="silent for 60 s", attempt=2),
+        ),
+        findings=(
+            Finding(
+                what="The kernel killed a process for memory",
+                where="node1",
+                confidence="medium",
+                why="Rank 3 ended by SIGKILL, and no one of ours sent it.",
+                first_command="journalctl -k --since -10min | grep -i 'out of memory'",
+                remedy="Raise the memory limit of the job, or lower `options.sizes`.",
+            ),
+        ),
+        decision=Decision(
+            value=Verb.INCOMPLETE,
+            reason="collectives.all_reduce is ERROR; train.cnn is ERROR; train.ddp is ERROR",
+            scope="1 node × 4 GPUs on node1",
+        ),
+    )
+
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)> ]]> &lt; \"quotes' \x00\x07 \x1b[31mred\x1b[0m "
+    "\x1b]8;;http://evil.example\x07link\x1b]8;;\x07 [bold red]markup[/] [link=file:///etc/passwd]x[/link] :boom: "
+    "{{ 7*7 }} {% raw %} \u202eesrever\u202c مرحبا بالعالم שלום | a*b_c `tick @everyone #1 \u2028 \ufffe " + "W" * 300
+)
+
+
+def hostile() -> Trial:
+    """Text from outside, in every field that can carry it."""
+    place = f"node</text><script>/gpu0 {HOSTILE[:60]}"
+    metric = Metric(name=HOSTILE, value=1.0, unit="<i>/s", subject=place, samples=(1.0, 2.0))
+    curve = Series(name=HOSTILE, subject=place, x=(1.0, 2.0), y=(0.0, 3.0), x_unit=HOSTILE, y_unit="<b>")
+    measurement = Measurement(
+        check=HOSTILE,
+        subject=place,
+        metrics=(metric,),
+        facts={HOSTILE: [{HOSTILE: HOSTILE}, {"deep": {"deeper": [[[HOSTILE]]]}}], "lines": "a\r\nb\x1b[2K\rc"},
+        series=(curve,),
+        artifacts=tuple(
+            Artifact(path=path, title=HOSTILE)
+            for path in ("javascript:alert(1)", "//evil.example/x", "../../etc/passwd")
+        ),
+    )
+    verdict = Verdict(
+        check=HOSTILE,
+        subject=place,
+        metric=HOSTILE,
+        outcome=Outcome.FAIL,
+        reason=HOSTILE,
+        evidence=f"{HOSTILE}\n```\n{HOSTILE}",
+        remedy=HOSTILE,
+        judged_by=HOSTILE,
+    )
+    finding = Finding(what=HOSTILE, where=place, confidence="low", why=HOSTILE, first_command=HOSTILE, source=HOSTILE)
+    return _trial(
+        name=HOSTILE,
+        measurements=(measurement,),
+        verdicts=(verdict, verdict.model_copy(update={"outcome": Outcome.WARN, "subject": "node1"})),
+        findings=(finding,),
+        results=(_result(HOSTILE, JobState.FAILED, 1.0, 1.0, culprit=HOSTILE, cause=HOSTILE),),
+        left_out={HOSTILE: HOSTILE},
+        command=("seatrial", "run", HOSTILE),
+        config={"name": HOSTILE, HOSTILE: HOSTILE},
+        origins={"name": HOSTILE},
+        decision=Decision(value=Verb.REJECTED, reason=HOSTILE, scope=HOSTILE),
+    )
+
+
+def fleet() -> Trial:
+    """64 nodes of 8 GPUs: two sick GPUs, one node with another driver, one without answer."""
+    names = [f"node{number:02}" for number in range(1, 65)]
+    sick = {"node17": 5, "node42": 2}
+    inventories = [inventory(name, 8, sick=sick.get(name, -1)) for name in names]
+    hosts = [host(name, driver="570.86.15" if name == "node23" else "580.95.05") for name in names]
+    nets = [one for name in names for one in cnn(name, 8, slow=sick.get(name, -1))]
+    reduced = all_reduce(
+        (22.0, 90.5, 210.7, 331.9, 346.0), ranks=[f"{name}/gpu{gpu}" for name in names for gpu in range(8)]
+    )
+    verdicts: list[Verdict] = []
+    for name, one in zip(names, inventories, strict=True):
+        place = f"{name}/gpu{sick[name]}" if name in sick else ""
+        verdicts += host_verdicts(name, nofile=Outcome.WARN if name > "node40" else Outcome.PASS)
+        verdicts += passes(one, "ecc_uncorrected", "rule: == 0", sick=(place, "3, expected == 0"))
+        verdicts += passes(one, "pcie_width", "rule: >= 16")
+    for one in nets:
+        verdicts += passes(one, "accuracy", "rule: > 95 %")
+    verdicts += all_reduce_verdicts(reduced, Outcome.WARN)
+    verdicts.append(Verdict(check="train.ddp", subject="node51/gpu7", outcome=Outcome.ERROR, reason="silent for 60 s"))
+    return _trial(
+        name="burn-in",
+        nodes=64,
+        measurements=(*hosts, *inventories, reduced, *nets),
+        verdicts=tuple(verdicts),
+        decision=Decision(value=Verb.REJECTED, reason="1 check failed: gpu.inventory", scope="64 nodes × 8 GPUs"),
+    )
+
+
+SAMPLES: dict[str, Callable[[], Trial]] = {
+    "accepted": accepted,
+    "rejected": rejected,
+    "incomplete": incomplete,
+    "hostile": hostile,
+    "fleet": fleet,
+}
+
+
+def _result(
+    job: str, state: JobState, seconds: float, startup: float, culprit: str = "", cause: str = "", attempt: int = 1
+) -> JobResult:
+    return JobResult(
+        job=job,
+        attempt=attempt,
+        launcher="local",
+        state=state,
+        started=BEGAN,
+        seconds=seconds,
+        startup_s=startup,
+        culprit=culprit,
+        cause=cause,
+    )
+
+
+def _jobs(nodes: int, checks: list[str]) -> tuple[Job, ...]:
+    inventories = tuple(name for name in checks if name.endswith("inventory"))
+    others = tuple(name for name in CATALOG if name not in inventories)
+    limits = dict.fromkeys(CATALOG, 300.0)
+    common: dict[str, Any] = {"limits": limits, "device": "cuda", "nodes": nodes, "options": {}, "promised_gpus": 4}
+    return (
+        Job(name="nodes", placement="nodes", ranks_per_node=1, checks=inventories, limit_s=420, **common),
+        Job(
+            name="ranks", placement="ranks", ranks_per_node=8 if nodes > 8 else 4, checks=others, limit_s=1500, **common
+        ),
+    )
+
+
+def _trial(**given: Any) -> Trial:
+    nodes = given.pop("nodes", 1)
+    measured = [measurement.check for measurement in given["measurements"]]
+    seconds = {one.check: one.seconds for one in given["measurements"]}
+    overhead = {"discover": 1.9, "start of processes": 6.4, "judge and report": 0.4}
+    timings = [
+        *(Timing(name=name, kind="check", seconds=value) for name, value in seconds.items()),
+        *(Timing(name=name, kind="overhead", seconds=value) for name, value in overhead.items()),
+    ]
+    left_out = given.get("left_out", {})
+    jobs = tuple(
+        job.model_copy(update={"checks": tuple(name for name in job.checks if name not in left_out)})
+        for job in _jobs(nodes, measured)
+    )
+    defaults: dict[str, Any] = {
+        "seatrial": "0.1.0",
+        "name": "acceptance",
+        "command": ("seatrial", "run", "acceptance", "--launcher", "local", "--set", "cluster.gpus_per_node=4"),
+        "host": "h200-01",
+        "started": BEGAN,
+        "seconds": sum(timing.seconds for timing in timings) + 0.8,
+        "config": {
+            "name": "acceptance",
+            "launcher": "auto",
+            "cluster": {"nodes": nodes, "gpus_per_node": 4},
+            "limits": {"startup_s": 180, "silence_s": 60},
+            "env": {},
+            "checks": {"collectives.all_reduce": {"required": True, "expect": {"busbw.8GiB": "> 350 GB/s"}}},
+        },
+        "origins": {
+            "name": "trial file acceptance.yaml",
+            "launcher": "default",
+            "cluster.nodes": "default",
+            "cluster.gpus_per_node": "--set",
+            "limits": "default",
+            "checks.collectives.all_reduce": "trial file acceptance.yaml",
+        },
+        "environment": {
+            "CUDA_VISIBLE_DEVICES": None,
+            "NCCL_NVLS_ENABLE": "0",
+            "python": "3.12.3",
+            "torch": "2.11.0+cu130",
+        },
+        "jobs": jobs,
+        "results": (_result("nodes", JobState.COMPLETED, 4.1, 0.4), _result("ranks", JobState.COMPLETED, 64.0, 6.0)),
+        "findings": (),
+        "timings": tuple(timings),
+    }
+    return Trial(**(defaults | given))
+
+
+def main(folder: Path) -> None:
+    """Every sample in every format, to look at."""
+    for name, sample in SAMPLES.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        report.write_all(sample(), folder / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

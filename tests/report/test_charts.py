@@ -1,0 +1,148 @@
+"""The geometry of charts, as numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seatrial.model import Series
+from seatrial.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    MOST_POINTS,
+    MOST_TICKS,
+    RIGHT,
+    RUG_HEIGHT,
+    RUG_WIDTH,
+    TOP,
+    WIDTH,
+    Chart,
+    charts,
+    rug,
+)
+
+
+def series(name: str, x: list[float], y: list[float], subject: str = "cluster", units: str = "step ") -> Series:
+    x_unit, _, y_unit = units.partition(" ")
+    return Series(name=name, subject=subject, x=tuple(x), y=tuple(y), x_unit=x_unit, y_unit=y_unit)
+
+
+def only(*given: Series, troubled: frozenset[str] = frozenset()) -> Chart:
+    (chart,) = charts(given, troubled)
+    return chart
+
+
+def labels(ticks: tuple[tuple[float, str], ...]) -> list[str]:
+    return [label for _, label in ticks]
+
+
+def test_sizes_are_on_a_log_axis_labelled_where_they_were_measured() -> None:
+    chart = only(series("busbw", [2**20, 10 * 2**20, 2**30], [60, 230, 350], units="B GB/s"))
+    assert labels(chart.x.ticks) == ["1MiB", "10MiB", "1GiB"]
+    at = [place for place, _ in chart.x.ticks]
+    assert (at[1] - at[0]) / (at[2] - at[0]) == pytest.approx(math.log2(10) / 10, abs=0.001)
+    assert labels(chart.y.ticks) == ["0", "100", "200", "300", "400"]
+    assert chart.caption == "busbw in GB/s over message size"
+
+
+def test_many_sizes_are_labelled_at_powers_of_two() -> None:
+    chart = only(series("busbw", [2.0**n for n in range(10, 34)], [1.0] * 24, units="B GB/s"))
+    assert labels(chart.x.ticks) == ["1KiB", "16KiB", "256KiB", "4MiB", "64MiB", "1GiB"]
+
+
+def test_a_time_over_sizes_has_a_log_axis_of_decades() -> None:
+    chart = only(series("latency", [2**20, 2**33], [24.7, 34_711], units="B us"))
+    assert labels(chart.y.ticks) == ["10", "100", "1,000", "10,000", "100,000"]
+    assert chart.y_label == "µs"
+
+
+def test_y_begins_at_zero_but_for_a_loss() -> None:
+    assert labels(only(series("speed", [1, 2], [90, 100])).y.ticks)[0] == "0"
+    assert labels(only(series("training loss", [1, 2], [2.1, 2.3])).y.ticks) == ["2.1", "2.15", "2.2", "2.25", "2.3"]
+
+
+def test_subjects_share_a_chart_and_names_of_one_family_too() -> None:
+    both = only(series("loss", [1], [1], "n/gpu0"), series("loss", [1], [2], "n/gpu1"))
+    assert [(line.label, line.style) for line in both.lines] == [("n/gpu0", 0), ("n/gpu1", 1)]
+    family = only(series("loss.together", [1], [1]), series("loss.alone", [1], [2]))
+    assert (family.title, [line.label for line in family.lines]) == ("loss", ["together", "alone"])
+    mixed = only(series("loss.a", [1], [1], "n1"), series("loss.b", [1], [2], "n2"))
+    assert [line.label for line in mixed.lines] == ["a, n1", "b, n2"]
+
+
+def test_other_units_are_another_chart() -> None:
+    assert len(charts([series("a", [1], [1]), series("a", [1], [1], units="s W")], frozenset())) == 2
+
+
+def test_many_subjects_are_a_band_with_the_median_and_those_in_trouble() -> None:
+    every = [series("loss", [1, 2], [number, number], f"n{number}") for number in range(20)]
+    chart = only(*every, troubled=frozenset({"n3", "n19"}))
+    assert [line.label for line in chart.lines] == ["median of 20", "n3", "n19"]
+    assert chart.band_label == "all 20"
+    lowest, highest = chart.y.at(0), chart.y.at(19)
+    assert chart.band == f"{LEFT:g},{highest:g} 446,{highest:g} 446,{lowest:g} {LEFT:g},{lowest:g}"
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_spike() -> None:
+    y = [1.0] * 10_000
+    y[5_432] = 99.0
+    chart = only(series("loss", [float(step) for step in range(10_000)], y))
+    assert len(chart.lines[0].points) <= MOST_POINTS
+    assert min(place for _, place in chart.lines[0].points) == chart.y.at(99.0)
+    assert chart.lines[0].notes == ()
+
+
+def test_points_tell_their_values() -> None:
+    chart = only(series("busbw", [2**20], [63.5], units="B GB/s"))
+    assert chart.lines[0].notes == ("cluster: 1MiB, 63.5 GB/s",)
+
+
+def test_nothing_to_draw_is_no_chart() -> None:
+    assert charts([series("a", [], [])], frozenset()) == []
+
+
+# Far beyond what anybody measures, and yet no denormals.
+number = st.floats(min_value=-1e30, max_value=1e30).map(lambda value: value if abs(value) > 1e-30 else 0.0)
+
+
+@given(
+    st.lists(st.tuples(number, number), min_size=1, max_size=30),
+    st.sampled_from(["B us", "B GB/s", "step nats", "s W"]),
+)
+def test_whatever_the_numbers_the_curve_stays_within_the_frame(points: list[tuple[float, float]], units: str) -> None:
+    points = sorted(points)
+    chart = only(series("loss", [x for x, _ in points], [y for _, y in points], units=units))
+    for x, y in chart.lines[0].points:
+        assert LEFT <= x <= WIDTH - RIGHT
+        assert TOP <= y <= HEIGHT - BOTTOM
+    for axis in (chart.x, chart.y):
+        assert len(axis.ticks) <= 10
+        assert all(min(axis.start, axis.end) <= place <= max(axis.start, axis.end) for place, _ in axis.ticks)
+
+
+def test_a_tight_spread_looks_tight() -> None:
+    tight, wide = rug([99, 100, 101], [False] * 3), rug([50, 100, 150], [False] * 3)
+    assert tight.calm == "M43.4 4V12M48 4V12M52.6 4V12"
+    assert wide.calm == "M2 4V12M48 4V12M94 4V12"
+
+
+def test_trouble_has_ticks_of_its_own() -> None:
+    strip = rug([1, 2, 3], [False, False, True])
+    assert (strip.calm.count("M"), strip.loud) == (2, "M94 1V15")
+
+
+def test_many_values_are_a_histogram() -> None:
+    strip = rug([float(value) for value in range(MOST_TICKS + 1)], [False] * (MOST_TICKS + 1))
+    assert strip.calm.count("v") <= RUG_WIDTH / 3 + 1
+    assert "V" not in strip.calm
+
+
+@given(st.lists(st.tuples(number, st.booleans()), min_size=2, max_size=60))
+def test_whatever_the_numbers_the_ticks_stay_on_the_strip(values: list[tuple[float, bool]]) -> None:
+    strip = rug([value for value, _ in values], [bad for _, bad in values])
+    starts = [move.split("V")[0].split("v")[0].split() for move in (strip.calm + strip.loud).split("M")[1:]]
+    assert all(0 <= float(x) <= RUG_WIDTH + 3 and 0 <= float(y) <= RUG_HEIGHT for x, y in starts)

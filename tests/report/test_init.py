@@ -1,0 +1,88 @@
+"""The formats by name, and the files of a run: all or nothing each, trial.json first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seatrial import report
+from seatrial.model import Trial, UsageError
+from tests.report import samples
+
+FILES = ["trial.json", "junit.xml", "metrics.prom", "report.html"]
+
+
+def test_the_formats_are_imported_only_when_asked_for() -> None:
+    code = "import sys, seatrial.report; sys.exit(bool({'jinja2', 'rich', 'seatrial.report.html'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_json_is_the_whole_record() -> None:
+    trial = samples.rejected()
+    assert Trial.model_validate_json(report.render(trial, "json")) == trial
+
+
+@pytest.mark.parametrize("format", report.FORMATS)
+@pytest.mark.parametrize("sample", samples.SAMPLES)
+def test_every_sample_in_every_format_is_text_that_utf8_can_hold(sample: str, format: str) -> None:
+    text = report.render(samples.SAMPLES[sample](), format)
+    assert text.endswith("\n") or format == "html"
+    assert len(text.encode()) > 500
+
+
+def test_an_unknown_format_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"'pdf': expected one of html, junit, prometheus, json, markdown"):
+        report.render(samples.accepted(), "pdf")
+
+
+def test_all_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+    assert report.write_all(samples.accepted(), tmp_path) == [tmp_path / name for name in FILES]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+
+
+def test_the_source_of_truth_is_written_first() -> None:
+    assert list(report.FILES) == FILES
+
+
+# A limit on the size of a file, set by the kernel, stands for the full disk: report.html does not fit, the rest does.
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from seatrial import report
+from tests.report import samples
+trial = samples.accepted()
+assert len(report.render(trial, "json")) < 50_000 < len(report.render(trial, "html"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    report.write_all(trial, Path(sys.argv[1]))
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_keeps_what_fits_and_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("of the run before")
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("could not write report.html (File too large) in ")
+    assert "written: trial.json, junit.xml, metrics.prom" in done.stdout
+    Trial.model_validate_json((tmp_path / "trial.json").read_text())
+    assert (tmp_path / "report.html").read_text() == "of the run before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)  # no half file is left behind
+
+
+def test_the_other_reports_are_written_when_the_first_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "trial.json").mkdir()
+    with pytest.raises(OSError, match=r"could not write trial\.json \(Is a directory\)"):
+        report.write_all(samples.accepted(), tmp_path)
+    assert all((tmp_path / name).is_file() for name in FILES[1:])
+
+
+def test_a_folder_that_is_not_there_is_told_with_every_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"trial\.json.*junit\.xml.*metrics\.prom.*report\.html.*written: nothing"):
+        report.write_all(samples.accepted(), tmp_path / "missing")

@@ -1,0 +1,98 @@
+"""JUnit XML: what CI systems read."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seatrial.model import Outcome, Trial, Verdict
+from seatrial.report.junit import render
+from tests.report import samples
+from tests.report.conftest import assert_golden
+
+
+def with_verdicts(*outcomes: Outcome, reason: str = "because") -> Trial:
+    verdicts = tuple(
+        Verdict(check="train.cnn", subject="node1/gpu0", metric=f"m{number}", outcome=outcome, reason=reason)
+        for number, outcome in enumerate(outcomes)
+    )
+    return samples.accepted().model_copy(update={"verdicts": verdicts, "measurements": (), "jobs": ()})
+
+
+def the_case(trial: Trial) -> ET.Element:
+    (case,) = ET.fromstring(render(trial)).iter("testcase")
+    return case
+
+
+def test_golden() -> None:
+    assert_golden("report-rejected.junit.xml", render(samples.rejected()))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tag", "kind"),
+    [
+        (Outcome.FAIL, "failure", "FAIL"),
+        (Outcome.ERROR, "error", "ERROR"),
+        (Outcome.UNJUDGED, "error", "UNJUDGED"),
+        (Outcome.SKIP, "skipped", None),
+    ],
+)
+def test_outcomes_that_are_no_pass(outcome: Outcome, tag: str, kind: str | None) -> None:
+    case = the_case(with_verdicts(outcome))
+    assert [child.tag for child in case] == [tag]
+    assert (case[0].get("type"), case[0].get("message")) == (kind, "because")
+
+
+def test_a_warning_passes_and_says_so() -> None:
+    case = the_case(with_verdicts(Outcome.WARN))
+    assert [(child.tag, child.text) for child in case] == [("system-out", "WARN m0: because")]
+
+
+def test_a_case_is_as_bad_as_its_worst_verdict_and_tells_the_others() -> None:
+    case = the_case(with_verdicts(Outcome.PASS, Outcome.SKIP, Outcome.WARN, Outcome.FAIL))
+    assert [child.tag for child in case] == ["failure"]
+    assert case[0].text == "FAIL m3: because\n\nWARN m2: because\n\nSKIP m1: because"
+
+
+def test_a_rule_that_does_not_apply_beside_one_that_passes_skips_nothing() -> None:
+    assert the_case(with_verdicts(Outcome.PASS, Outcome.SKIP)).find("skipped") is None
+
+
+@pytest.mark.parametrize("sample", samples.SAMPLES)
+def test_totals_agree_with_the_cases(sample: str) -> None:
+    root = ET.fromstring(render(samples.SAMPLES[sample]()))
+    for element in [root, *root.iter("testsuite")]:
+        for attribute, path in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
+            assert int(element.attrib[attribute]) == len(element.findall(f".//testcase{path}"))
+
+
+def test_a_check_that_was_left_out_is_skipped() -> None:
+    root = ET.fromstring(render(samples.rejected()))
+    skipped = root.find("testsuite[@name='train.ddp']/testcase/skipped")
+    assert skipped is not None
+    assert skipped.get("message") == "left out: --skip"
+
+
+def test_a_planned_check_that_nobody_judged_is_an_error() -> None:
+    trial = samples.accepted().model_copy(update={"verdicts": (), "measurements": ()})
+    errors = ET.fromstring(render(trial)).findall("testsuite/testcase/error")
+    assert [error.get("type") for error in errors] == ["UNJUDGED"] * 5
+
+
+def test_hostile_text_is_kept_as_text() -> None:
+    root = ET.fromstring(render(samples.hostile()))
+    text = "".join(root.itertext())
+    assert "<script>alert(1)</script>" in text
+    assert "]]>" in text
+
+
+@given(st.text())
+def test_any_text_is_well_formed(text: str) -> None:
+    trial = with_verdicts(Outcome.FAIL, Outcome.WARN)
+    verdict = trial.verdicts[0].model_copy(
+        update={"subject": text, "metric": text, "reason": text, "evidence": text, "remedy": text}
+    )
+    ET.fromstring(render(trial.model_copy(update={"verdicts": (verdict,), "left_out": {text: text}})).encode())

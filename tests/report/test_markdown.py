@@ -1,0 +1,57 @@
+"""The summary for a ticket."""
+
+from __future__ import annotations
+
+import re
+
+from markdown_it import MarkdownIt
+
+from seatrial.report.markdown import MOST_TROUBLES, render
+from tests.report import samples
+from tests.report.conftest import assert_golden
+
+
+def as_html(text: str) -> str:
+    return str(MarkdownIt("commonmark").enable("table").render(text))
+
+
+def test_golden() -> None:
+    assert_golden("report-rejected.md", render(samples.rejected()))
+
+
+def test_hostile_text_stays_text() -> None:
+    html = as_html(render(samples.hostile()))
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<a " not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+def test_nobody_is_called_and_nothing_is_linked() -> None:
+    outside_code = re.sub(r"(?s)<code.*?</code>", "", as_html(render(samples.hostile())))
+    assert "everyone" in outside_code
+    assert "@everyone" not in outside_code
+    assert "#1" not in outside_code
+
+
+def test_the_table_has_a_row_a_check_whatever_the_names_hold() -> None:
+    trial = samples.hostile()
+    html = as_html(render(trial))
+    assert html.count("<table>") == 1
+    # the header, five planned checks, the hostile one, and the hostile one that was left out
+    assert html.count("<tr>") == 1 + 5 + 1 + 1
+    assert html.count("<td") == 7 * 4
+
+
+def test_a_ticket_is_not_flooded() -> None:
+    trial = samples.fleet()
+    many = tuple(
+        verdict.model_copy(update={"remedy": f"remedy {number}"}) for number, verdict in enumerate(trial.verdicts)
+    )
+    text = render(trial.model_copy(update={"verdicts": many}))
+    assert text.count("\n### ") == MOST_TROUBLES
+    assert "… and 18 more troubles, all in the report." in text
+
+
+def test_commands_are_code() -> None:
+    assert "`nvidia-smi -q -d ROW_REMAPPER -i 2`" in render(samples.rejected())

@@ -1,0 +1,161 @@
+"""What only the HTML report shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seatrial.model import Measurement, Metric, Outcome, Timing, Verdict
+from seatrial.report.sections import facts_of, fleet, is_table, matrix, pretty, rug_of, settings, time_bar
+from seatrial.report.view import chapters
+from tests.report import samples
+
+
+def test_the_time_bar_adds_up_and_accounts_for_everything() -> None:
+    trial = samples.accepted().model_copy(
+        update={
+            "seconds": 100.0,
+            "timings": (
+                Timing(name="start", kind="overhead", seconds=10),
+                Timing(name="b", kind="check", seconds=20),
+                Timing(name="a", kind="check", seconds=60),
+            ),
+        }
+    )
+    bar = time_bar(trial)
+    assert [(part.name, part.left, part.width) for part in bar.parts] == [
+        ("a", 0, 60),
+        ("b", 60, 20),
+        ("start", 80, 10),
+        ("not accounted for", 90, 10),
+    ]
+    assert (bar.checks, bar.outside, bar.share) == (80, 20, 20)
+
+
+def test_the_time_bar_of_nothing() -> None:
+    bar = time_bar(samples.accepted().model_copy(update={"seconds": 0.0, "timings": ()}))
+    assert (bar.parts, bar.share) == ((), 0)
+
+
+def test_the_map_shows_every_place_by_its_worst() -> None:
+    nodes = {node.name: node for node in fleet(samples.fleet())}
+    assert len(nodes) == 64
+    assert list(nodes)[:2] == ["node01", "node02"]
+    spots = {spot.number: spot.outcome for spot in nodes["node17"].places}
+    assert (len(spots), spots["5"], spots["4"]) == (8, Outcome.FAIL, Outcome.PASS)
+    assert nodes["node41"].outcome is Outcome.WARN
+    assert nodes["node51"].places[7].outcome is Outcome.ERROR
+
+
+def test_the_table_by_subject_puts_the_worst_first() -> None:
+    (check,) = (
+        check for chapter in chapters(samples.fleet()) for check in chapter.checks if check.name == "gpu.inventory"
+    )
+    table = matrix(check)
+    assert table is not None
+    assert table.columns[0].name == "ecc_uncorrected"
+    assert [(subject, outcome) for subject, outcome, _ in table.lines[:3]] == [
+        ("node17/gpu5", Outcome.FAIL),
+        ("node42/gpu2", Outcome.FAIL),
+        ("node01/gpu0", Outcome.PASS),
+    ]
+    cell = table.lines[0][2][0]
+    assert cell is not None
+    assert (cell.value, cell.outcome) == ("3", Outcome.FAIL)
+    assert cell.reason.startswith("ecc_uncorrected is 3")
+
+
+def test_a_check_of_one_subject_needs_no_table_by_subject() -> None:
+    checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
+    assert matrix(checks["host.inventory"]) is None
+
+
+def test_a_strip_only_where_values_differ() -> None:
+    checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
+    strips = {row.name: rug_of(row) is not None for row in checks["gpu.inventory"].rows}
+    assert strips == {
+        "ecc_uncorrected": False,
+        "pcie_width": False,
+        "temperature": True,
+        "power_limit": False,
+        "memory": False,
+    }
+
+
+def test_facts_that_differ_show_who_differs() -> None:
+    measurements = tuple(
+        Measurement(check="x", subject=f"node{number}", facts={"driver": "570" if number == 3 else "580", "os": "U"})
+        for number in (10, 2, 3)
+    )
+    rows = {row.name: row.values for row in facts_of(measurements)}
+    assert rows == {
+        "driver": (("580", ("node2", "node10")), ("570", ("node3",))),
+        "os": (("U", ("node2", "node3", "node10")),),
+    }
+
+
+def test_facts_of_other_types_are_not_the_same() -> None:
+    measurements = tuple(Measurement(check="x", subject="n", facts={"f": value}) for value in (1, "1", True))
+    assert [value for value, _ in facts_of(measurements)[0].values] == [1, "1", True]
+
+
+def test_every_setting_has_its_origin_or_that_of_its_parent() -> None:
+    config: dict[str, Any] = {"name": "t", "limits": {"a": 1, "b": {}}, "checks": {"x.y": {"on": True}}, "stray": None}
+    origins = {"name": "trial file", "limits": "default", "checks.x.y.on": "--set"}
+    assert list(settings(config, origins)) == [
+        ("name", "t", "trial file"),
+        ("limits.a", "1", "default"),
+        ("limits.b", "none", "default"),
+        ("checks.x.y.on", "yes", "--set"),
+        ("stray", "–", "not recorded"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "shown"),
+    [
+        ("text", "", "text"),
+        (True, "", "yes"),
+        (None, "", "–"),
+        ([], "", "none"),
+        (["a", 1, 2.5], "", "a, 1, 2.5"),
+        (895.1152083416976, "", "895.1"),
+        (65536, "", "65536"),
+        (2**34, "total_bytes", "16GiB"),
+        ([[1]], "", "[\n [\n  1\n ]\n]"),
+    ],
+)
+def test_values_in_print(value: Any, name: str, shown: str) -> None:
+    assert pretty(value, name) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([{"a": 1}], True),
+        ({"k": {"a": 1}}, True),
+        ([], False),
+        ([{}], False),
+        ([{"a": 1}, 2], False),
+        ({"k": 1}, False),
+        ("t", False),
+    ],
+)
+def test_records_are_a_table(value: Any, expected: bool) -> None:
+    assert is_table(value) is expected
+
+
+def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:
+    metric = Metric(name="m", value=1, unit="s", subject="n/gpu0")
+    verdicts = (
+        Verdict(check="train.cnn", subject="n/gpu0", metric="m", outcome=Outcome.PASS, reason="good"),
+        Verdict(check="train.cnn", subject="n/gpu1", metric="m", outcome=Outcome.ERROR, reason="m was not measured"),
+    )
+    measurement = Measurement(check="train.cnn", subject="n/gpu0", metrics=(metric,))
+    trial = samples.accepted().model_copy(update={"measurements": (measurement,), "verdicts": verdicts, "jobs": ()})
+    table = matrix(chapters(trial)[0].checks[0])
+    assert table is not None
+    cell = table.lines[0][2][0]
+    assert cell is not None
+    assert (cell.value, cell.reason) == ("not measured", "m was not measured")

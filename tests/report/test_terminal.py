@@ -1,0 +1,80 @@
+"""The summary in the terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from seatrial.model import Trial
+from seatrial.report.terminal import summary
+from tests.report import samples
+from tests.report.conftest import assert_golden
+
+
+def printed(trial: Trial, width: int = 80, tty: bool = False) -> str:
+    file = io.StringIO()
+    summary(
+        trial, Console(file=file, width=width, force_terminal=tty or None, color_system="standard" if tty else None)
+    )
+    return file.getvalue()
+
+
+def test_golden() -> None:
+    lines = [line.rstrip() for line in printed(samples.rejected()).splitlines()]
+    assert_golden("report-rejected.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("sample", samples.SAMPLES)
+def test_it_fits_into_80_columns_and_is_plain_text_without_a_terminal(sample: str) -> None:
+    text = printed(samples.SAMPLES[sample]())
+    assert "\x1b" not in text
+    # Commands are not wrapped: they are there to be copied.
+    assert all(cell_len(line) <= 80 for line in text.splitlines() if not line.startswith("   first "))
+
+
+@pytest.mark.parametrize("sample", samples.SAMPLES)
+def test_the_decision_comes_last(sample: str) -> None:
+    trial = samples.SAMPLES[sample]()
+    last = printed(trial, width=4000).rstrip().splitlines()[-2:]
+    assert last[0].startswith(f"{trial.decision.value}  ")
+    assert last[1].strip().startswith("Scope: ")
+
+
+def test_text_from_outside_is_no_markup() -> None:
+    text = printed(samples.hostile(), width=2000, tty=True)
+    assert "[bold red]markup[/]" in text
+    assert "[link=file:///etc/passwd]x[/link]" in text
+    assert ":boom:" in text
+    assert "\x1b]8" not in text
+    assert "\x07" not in text
+    assert "\x1b[31mred" not in text
+
+
+def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[1;31mREJECTED" in printed(samples.rejected(), tty=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = printed(samples.rejected(), tty=True)
+    assert "\x1b[1mREJECTED" in text
+    assert "\x1b[1;31m" not in text
+
+
+def test_a_trouble_of_many_names_a_few_and_counts_the_rest() -> None:
+    text = printed(samples.fleet(), width=200)
+    assert "nofile_soft is 1,024 files, expected >= 4,096 files: node41, node42, node43, node44 … and 20 more" in text
+
+
+def test_long_evidence_is_cut_and_says_so() -> None:
+    trial = samples.incomplete()
+    lines = "\n".join(f"line {number}" for number in range(50))
+    verdict = trial.verdicts[-1].model_copy(update={"evidence": lines})
+    text = printed(trial.model_copy(update={"verdicts": (verdict,)}))
+    assert "line 7\n" in text.replace(" \n", "\n").replace("  ", "")
+    assert "line 8" not in text
+    assert "… 42 more lines in the report" in text
+
+
+def test_what_was_left_out_is_told() -> None:
+    assert "  train.ddp: --skip" in printed(samples.rejected())

@@ -1,0 +1,69 @@
+"""Text from outside is harmless before any report prints it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seatrial.report.text import clean, neutral, plural, prose
+from tests.report import samples
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x9b31mred", "red"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
+        ("\x1b]0;title\x1b\\text", "text"),
+        ("\x1bPq#0\x1b\\text", "text"),
+        ("\x1bcreset", "reset"),
+        ("\x1b]0;no end, and evidence behind it", "\ufffd]0;no end, and evidence behind it"),
+        ("50%\r100%\r\ndone", "50%\n100%\ndone"),
+        ("a\x00b\x08c\x7f", "a\ufffdb\ufffdc\ufffd"),
+        ("\u202egnp.exe", "\ufffdgnp.exe"),
+        ("tab\tand\nnewline", "tab\tand\nnewline"),
+        ("مرحبا שלום", "مرحبا שלום"),
+        ("half \ud800", "half \ufffd"),
+    ],
+)
+def test_what_a_terminal_or_a_reader_would_fall_for_is_gone(raw: str, shown: str) -> None:
+    assert clean(raw) == shown
+
+
+@given(st.text())
+def test_clean_text_holds_nothing_to_obey(text: str) -> None:
+    cleaned = clean(text)
+    assert all(character in "\t\n" or ord(character) >= 32 for character in cleaned)
+    assert not set(cleaned) & {"\x1b", "\x7f", "\x9b", "\u2028", "\u202e", "\u2066"}
+    cleaned.encode()
+    assert clean(cleaned) == cleaned
+
+
+def test_every_string_of_a_trial_is_cleaned_and_nothing_else_changes() -> None:
+    assert neutral(samples.rejected()) == samples.rejected()
+    text = neutral(samples.hostile()).model_dump_json()
+    assert "\\u001b" not in text
+    assert "\\u0000" not in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("run `ls`, then `df -h`", [("run ", False), ("ls", True), (", then ", False), ("df -h", True)]),
+        ("a ` alone", [("a ` alone", False)]),
+        ("`x` and ` alone", [("x", True), (" and ` alone", False)]),
+        ("", []),
+    ],
+)
+def test_commands_stand_between_backticks(text: str, pieces: list[tuple[str, bool]]) -> None:
+    assert prose(text) == pieces
+
+
+def test_plural() -> None:
+    assert plural(1, "process", "processes") == "1 process"
+    assert plural(2, "process", "processes") == "2 processes"
+    assert plural(1200, "node") == "1,200 nodes"

@@ -1,0 +1,165 @@
+"""A trial arranged for reading: nothing vanishes, the worst comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.model import Measurement, Metric, Outcome, Verdict
+from seatrial.report.view import CheckView, chapters, figure, grouped, launchers, natural, size, span, tally, troubles
+from tests.report import samples
+
+
+def check(*metrics: tuple[str, float, str, str], verdicts: tuple[Verdict, ...] = ()) -> CheckView:
+    """A check with metrics (name, value, unit, subject)."""
+    measured = tuple(Metric(name=n, value=v, unit=u, subject=s) for n, v, u, s in metrics)
+    return CheckView("x", "X", "Other", verdicts, (Measurement(check="x", subject="n", metrics=measured),))
+
+
+def verdict(subject: str, outcome: Outcome, metric: str = "", reason: str = "because") -> Verdict:
+    return Verdict(check="x", subject=subject, outcome=outcome, metric=metric, reason=reason)
+
+
+def test_chapters_are_the_phases_in_order() -> None:
+    names = [(chapter.title, [view.name for view in chapter.checks]) for chapter in chapters(samples.accepted())]
+    assert names == [
+        ("Environment", ["gpu.inventory", "host.inventory"]),
+        ("Interconnect", ["collectives.all_reduce"]),
+        ("Single-GPU training", ["train.cnn"]),
+        ("Distributed training", ["train.ddp"]),
+    ]
+
+
+def test_a_check_that_the_catalog_does_not_know_stands_under_other() -> None:
+    trial = samples.accepted().model_copy(update={"verdicts": (verdict("n", Outcome.FAIL),)})
+    assert [view.name for chapter in chapters(trial) if chapter.title == "Other" for view in chapter.checks] == ["x"]
+
+
+def test_a_planned_check_without_a_verdict_does_not_vanish() -> None:
+    trial = samples.accepted().model_copy(update={"verdicts": (), "measurements": ()})
+    views = [view for chapter in chapters(trial) for view in chapter.checks]
+    assert len(views) == 5
+    assert {view.outcome for view in views} == {Outcome.UNJUDGED}
+
+
+def test_rows_put_trouble_first_then_the_judged_then_families() -> None:
+    verdicts = (verdict("n", Outcome.PASS, "judged"), verdict("n", Outcome.WARN, "late"))
+    metrics = [("busbw.1", 1.0), ("latency.1", 1.0), ("busbw.2", 2.0), ("judged", 1.0), ("late", 9.0)]
+    view = check(*((name, value, "s", "n") for name, value in metrics), verdicts=verdicts)
+    assert [row.name for row in view.rows] == ["late", "judged", "busbw.1", "busbw.2", "latency.1"]
+
+
+def test_a_row_holds_all_subjects_worst_first_and_their_median() -> None:
+    verdicts = (verdict("n/gpu10", Outcome.FAIL, "t"), verdict("n/gpu2", Outcome.PASS, "t"))
+    view = check(
+        ("t", 40.0, "°C", "n/gpu2"), ("t", 90.0, "°C", "n/gpu10"), ("t", 41.0, "°C", "n/gpu3"), verdicts=verdicts
+    )
+    row = view.rows[0]
+    assert [reading.subject for reading in row.readings] == ["n/gpu10", "n/gpu2", "n/gpu3"]
+    assert (row.value, row.range, row.where) == ("41 °C", "40–90", "median of 3")
+    assert row.outcomes == [(Outcome.FAIL, 1), (Outcome.PASS, 1)]
+
+
+def test_equal_values_have_no_range() -> None:
+    row = check(("w", 16, "lanes", "n/gpu0"), ("w", 16, "lanes", "n/gpu1")).rows[0]
+    assert (row.value, row.range, row.where) == ("16 lanes", "", "2 subjects")
+
+
+def test_one_subject_shows_the_range_of_its_samples() -> None:
+    metric = Metric(name="b", value=2.0, unit="GB/s", subject="cluster", samples=(1.0, 2.0, 4.0))
+    view = CheckView("x", "X", "Other", (), (Measurement(check="x", subject="n", metrics=(metric,)),))
+    assert (view.rows[0].range, view.rows[0].where) == ("1–4", "cluster")
+
+
+def test_a_metric_that_a_rule_missed_stands_there_with_the_reason() -> None:
+    row = check(verdicts=(verdict("n", Outcome.ERROR, "absent", "absent was not measured"),)).rows[0]
+    assert (row.value, row.remark) == ("not measured", "absent was not measured")
+
+
+def test_many_different_reasons_do_not_fill_the_table() -> None:
+    verdicts = tuple(verdict(f"n{i}", Outcome.UNJUDGED, "t", f"t is {i}") for i in range(9))
+    assert check(verdicts=verdicts).rows[0].remark == "t is 0; and so on"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "verdicts", "expected"),
+    [
+        (
+            [("ok", 1, "bool"), ("wrong", 0, "count"), ("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")],
+            [],
+            "busbw.2 2 GB/s",
+        ),
+        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.FAIL)], "wrong 0"),
+        ([("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")], [("busbw.1", Outcome.PASS)], "busbw.1 1 GB/s"),
+        ([("only", 0, "count")], [], "only 0"),
+        ([], [], ""),
+    ],
+)
+def test_the_key_figure_is_what_a_reader_looks_for(
+    metrics: list[tuple[str, float, str]], verdicts: list[tuple[str, Outcome]], expected: str
+) -> None:
+    given = tuple(verdict("n", outcome, name) for name, outcome in verdicts)
+    assert check(*((*metric, "n") for metric in metrics), verdicts=given).key_figure == expected
+
+
+def test_troubles_are_grouped_worst_first() -> None:
+    groups = troubles(samples.fleet())
+    said = [(group.first.outcome, group.first.check, len(group.verdicts)) for group in groups]
+    assert said == [
+        (Outcome.FAIL, "gpu.inventory", 2),
+        (Outcome.ERROR, "train.ddp", 1),
+        (Outcome.WARN, "host.inventory", 24),
+        (Outcome.WARN, "collectives.all_reduce", 1),
+    ]
+
+
+def test_what_all_of_a_group_say_is_told_once() -> None:
+    (group,) = grouped(
+        [verdict("n1", Outcome.FAIL, "m", "m is 1: bad"), verdict("n2", Outcome.FAIL, "m", "m is 2: bad")]
+    )
+    assert (group.why, [group.own(one) for one in group.verdicts]) == ("bad", ["m is 1", "m is 2"])
+
+
+def test_reasons_that_differ_are_told_whole() -> None:
+    (group,) = grouped([verdict("n1", Outcome.FAIL, "", "a: b"), verdict("n2", Outcome.FAIL, "", "a: c")])
+    assert (group.why, [group.own(one) for one in group.verdicts]) == ("", ["a: b", "a: c"])
+
+
+def test_tally_leaves_out_what_never_was() -> None:
+    verdicts = [verdict("n", Outcome.PASS), verdict("n", Outcome.FAIL), verdict("n", Outcome.PASS)]
+    assert tally(verdicts) == [(Outcome.FAIL, 1), (Outcome.PASS, 2)]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1GiB"), (float(2**63 - 1), "files", "unlimited")],
+)
+def test_figures_in_print(value: float, unit: str, shown: str) -> None:
+    assert figure(value, unit) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "shown"),
+    [
+        ([787, 810], "TFLOP/s", "787–810 TFLOP/s"),
+        ([2, 2], "s", "2 s"),
+        ([2**20, 2**30], "B", "1MiB–1GiB"),
+        ([0, 1], "bool", "no–yes"),
+    ],
+)
+def test_span(values: list[float], unit: str, shown: str) -> None:
+    assert span(values, unit) == shown
+
+
+def test_natural_order_survives_any_number_of_digits() -> None:
+    assert sorted(["node10", "node2", "node1/gpu3", "node" + "9" * 5000], key=natural)[:3] == [
+        "node1/gpu3",
+        "node2",
+        "node10",
+    ]
+
+
+def test_size_and_launcher() -> None:
+    trial = samples.rejected()
+    assert (size(trial), launchers(trial)) == ("2 nodes × 4 GPUs", "local")
+    nothing = trial.model_copy(update={"jobs": (), "results": ()})
+    assert (size(nothing), launchers(nothing)) == ("no job planned", "auto")
