@@ -199,9 +199,10 @@ def main(arguments: list[str]) -> None:
     if job.placement != "ranks":
         work(job, run_dir, folder)
         return
-    from seatrial.bench import rank
+    from seatrial.bench import group, rank
 
     rank.recorded(work)(job, run_dir, folder)
+    group.end_process()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.group import close_group, open_group
+from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.model import Fact, Metric, Series
@@ -121,6 +121,7 @@ def main(check: str, scenarios: Path, out: Path) -> None:
         notes.clear()
     close_group()
     (out / f"rank{rank}.json").write_text(json.dumps(records, allow_nan=False))
+    end_process()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from seatrial.bench.group import close_group, open_group
+from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.checks.train_ddp import CHECK
@@ -127,6 +127,7 @@ def main(scenarios: Path, out: Path) -> None:
             records[name] = measure(catalog()[CHECK.name], place, scenario["options"]).model_dump(mode="json")
     close_group()
     (out / f"rank{rank}.json").write_text(json.dumps(records, allow_nan=False))
+    end_process()
 
 
 if __name__ == "__main__":
