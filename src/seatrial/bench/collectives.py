@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, comb
 from statistics import fmean, median
-from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from seatrial.bench.rank import gather
 from seatrial.model import UsageError
-
-T = TypeVar("T")
 
 WINDOW_S = 0.02  # long against the 1 ms that ranks need to agree, short enough for many windows
 MIN_WINDOWS = 10  # the median's interval then leaves out the best and the worst window
@@ -173,13 +171,6 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
         outside += 1
         tail += comb(count, outside) / 2**count
     return (ordered[outside - 1], ordered[count - outside]) if outside else None
-
-
-def gather(value: T) -> list[T]:
-    """Everybody's value, by rank."""
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return cast("list[T]", values)
 
 
 def fill(buffer: torch.Tensor, rank: int, ranks: int) -> None:

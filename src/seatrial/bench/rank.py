@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
+
+T = TypeVar("T")
 
 
 def physical_index(device: str) -> int | None:
@@ -29,8 +31,8 @@ def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def gather(value: str) -> list[str]:
-    """``value`` of every rank, in rank order, on every rank."""
+def gather(value: T) -> list[T]:
+    """``value`` of every rank, by rank, on every rank."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values

@@ -68,10 +68,10 @@ def measure(place: Place, options: AllReduceOptions) -> Iterator[Observation]:
     """
     if place.world_size < 2:
         raise NotApplicable(f"an all-reduce needs at least 2 processes, here is {place.world_size}")
-    from seatrial.bench import collectives
+    from seatrial.bench import collectives, rank
 
     leads = place.rank == 0
-    subjects = collectives.gather(place.subject)
+    subjects = rank.gather(place.subject)
     sizes = options.sizes or (GPU_SIZES if place.device.startswith("cuda") else CPU_SIZES)
     path = collectives.describe_group()
     if leads:
