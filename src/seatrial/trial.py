@@ -250,10 +250,13 @@ def _decide(
 def _scope(settings: Config, survey: Survey) -> str:
     """Of what the decision speaks, and of what it does not."""
     nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
-    visible = gpu.visible(survey.gpus, os.environ) if settings.cluster.gpus_per_node != 0 else ()
+    promised = settings.cluster.gpus_per_node
+    trouble = survey.devices(promised).trouble
+    if trouble:
+        return f"{nodes}; {trouble}"
+    visible = gpu.visible(survey.gpus, os.environ) if promised != 0 else ()
     if not visible:
         return f"{nodes}, no GPU: a rehearsal on the CPU, which says nothing about GPUs or a fabric"
     models = " + ".join(sorted({one.name or "unknown GPU" for one in visible}))
-    promised = settings.cluster.gpus_per_node
     unpromised = "" if promised else "; nobody said how many were promised (--gpus-per-node)"
     return f"{nodes}, {len(visible)} × {models}{unpromised}"
