@@ -143,6 +143,8 @@ def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(trial: Path, tm
     assert code == 0, err
     assert "not a complete record" in err
     assert len(load(out).measurements) == 1
+    assert len(load(out).sessions) == 2
+    assert [job.name for job in load(out).jobs] == ["nodes"]
     assert "start   job" not in err, "nothing was measured twice"
 
 
@@ -183,7 +185,7 @@ def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> 
 
 
 def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
-    err = refused("run", "quick", "--nodes", "2", "--out", tmp_path / "out")
+    err = refused("run", "quick", "--launcher", "local", "--nodes", "2", "--out", tmp_path / "out")
     assert "it has one node, this one, and 2 were promised" in err
     assert not (tmp_path / "out").exists()
 

@@ -15,17 +15,19 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def block(document: Path, language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
+def blocks(document: Path, language: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
     assert found, f"{document} has no {language} block"
-    return found[1]
+    return found
 
 
 def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
     guide = ROOT / "docs" / "add-a-check.md"
     shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "seatrial" / "checks" / "host_entropy.py").write_text(block(guide, "python"))
-    (tmp_path / "mine.yaml").write_text(block(guide, "yaml"))
+    check, test = blocks(guide, "python")
+    (tmp_path / "seatrial" / "checks" / "host_processes.py").write_text(check)
+    (tmp_path / "test_host_processes.py").write_text(test)
+    (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0])
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, "-m", "seatrial", "run", "mine.yaml"],
@@ -36,12 +38,15 @@ def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "host.entropy" in done.stdout
+    assert "host.processes" in done.stdout
     assert "PASS" in done.stdout
     listed = subprocess.run(
         [sys.executable, "-m", "seatrial", "checks"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
-    assert "Entropy for random numbers" in listed.stdout
+    assert "Room for processes" in listed.stdout
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_host_processes.py"]
+    tested = subprocess.run(pytest_run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "2 passed" in tested.stdout, tested.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -24,5 +24,6 @@ if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     fi
 fi
 
+echo "setup: $("$python" --version) in $venv; installing the pinned set (torch alone is 0.2 to 3 GB)" >&2
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[all]'

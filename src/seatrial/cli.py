@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from seatrial import __version__
 from seatrial.model import SeatrialError, UsageError, Verb
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {Verb.ACCEPTED: 0, Verb.REJECTED: 1, Verb.INCOMPLETE: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell shows a program that died of it
 
 app = typer.Typer(
     help="Acceptance test for GPU clusters: from powered on to accepted, or what stands in the way.\n\n"
@@ -37,6 +40,19 @@ NodesOption = Annotated[int | None, typer.Option(help="Nodes that were promised.
 GpusOption = Annotated[int | None, typer.Option(help="GPUs a node was promised; 0: use none.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto or local.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the trial.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"seatrial {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all_words(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    del version
 
 
 @app.command()
@@ -79,10 +95,12 @@ def run(
     try:
         with Live(_stderr()) as live:
             result = pipeline.run(run_dir, live)
-    except UsageError:
+    except SeatrialError:
         run_dir.discard()
         raise
     _finish(result, as_json, run_dir.path / "report.html")
+    if result.decision.value is Verb.INCOMPLETE:
+        print(f"To measure what is missing: seatrial run --resume {run_dir.path}", file=sys.stderr)
     raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
 
 
@@ -261,6 +279,9 @@ def main() -> None:
         code = _say(str(error), EXIT_USAGE)
     except SeatrialError as error:
         code = _say(str(error), EXIT_CODES[Verb.INCOMPLETE])
+    except BrokenPipeError:  # who reads our output has gone, as `| head` does; that says nothing of the cluster
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         code = _say("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors, a class that its versions keep in different places

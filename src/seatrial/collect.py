@@ -11,7 +11,7 @@ from typing import Protocol
 
 from seatrial.checks import catalog
 from seatrial.judge import judge
-from seatrial.model import Job, JobResult, Measurement, Outcome, Timing, worst
+from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing, worst
 from seatrial.rundir import RunDir
 from seatrial.settings import Config
 
@@ -39,6 +39,7 @@ class Collected:
     show: Show
     measurements: list[Measurement] = field(default_factory=list)
     results: list[JobResult] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)  # earlier ones
     timings: list[Timing] = field(default_factory=list)
     stopped: str = ""
     _expected: dict[str, int] = field(default_factory=dict)

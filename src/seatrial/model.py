@@ -325,6 +325,16 @@ class Timing(Frozen):
     seconds: float
 
 
+class Session(Frozen):
+    """One stretch of a trial: from the start of the command to its end. A resumed trial has several."""
+
+    started: float
+    seconds: float
+    command: tuple[str, ...]
+    stopped: str = Field(default="", description="what ended it before its time")
+    overhead: tuple[Timing, ...] = ()
+
+
 class Trial(Frozen):
     """The whole record, the source of truth of a run: trial.json."""
 
@@ -341,6 +351,7 @@ class Trial(Frozen):
     jobs: tuple[Job, ...]
     left_out: dict[str, str] = Field(default={}, description="checks of the trial that --only or --skip left out")
     stopped: str = Field(default="", description="what ended the trial before its time")
+    sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
     verdicts: tuple[Verdict, ...]

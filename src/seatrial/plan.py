@@ -24,6 +24,7 @@ class Devices:
 
     usable_gpus: int
     trouble: str | None = None  # set when GPUs are there (or promised) and none can be used
+    promised: int | None = None  # by a scheduler, where no person said how many
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ def _reason_against(check: Check, config: Config, devices: Devices) -> Measureme
     return None
 
 
+def _promised(config: Config, devices: Devices) -> int | None:
+    return devices.promised if config.cluster.gpus_per_node is None else config.cluster.gpus_per_node
+
+
 def _ranks_per_node(config: Config, devices: Devices) -> int:
     return config.cluster.gpus_per_node or devices.usable_gpus or RANKS_WITHOUT_GPU
 
@@ -102,7 +107,7 @@ def _job(placement: Placement, runnable: list[Check], config: Config, devices: D
         ranks_per_node=_ranks_per_node(config, devices) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options={check.name: config.checks[check.name].options for check in checks},
-        promised_gpus=config.cluster.gpus_per_node,
+        promised_gpus=_promised(config, devices),
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
         env=config.env,

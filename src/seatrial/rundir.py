@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from seatrial import journal
 from seatrial.journal import Journal
-from seatrial.model import Frozen, JobResult, Measurement, Trial, UsageError
+from seatrial.model import Frozen, JobResult, Measurement, Session, Trial, UsageError
 from seatrial.settings import Config
 
 
@@ -37,6 +37,7 @@ class Kept:
 
     measurements: list[Measurement] = field(default_factory=list)
     results: list[JobResult] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
 
@@ -86,6 +87,9 @@ class RunDir:
     def keep_result(self, result: JobResult) -> None:
         self._journal.append({"result": result.model_dump(mode="json")})
 
+    def keep_session(self, session: Session) -> None:
+        self._journal.append({"session": session.model_dump(mode="json")})
+
     def forget(self, checks: Iterable[str]) -> None:
         """Mark that these checks are run again: what was measured of them before does not count any more."""
         self._journal.append({"again": sorted(checks)})
@@ -126,6 +130,8 @@ def _take_in(record: journal.Record, kept: Kept) -> None:
         kept.measurements = [one for one in kept.measurements if one.check not in record["again"]]
     elif "result" in record:
         kept.results.append(JobResult.model_validate(record["result"]))
+    elif "session" in record:
+        kept.sessions.append(Session.model_validate(record["session"]))
     elif "measurement" in record:
         kept.measurements.append(Measurement.model_validate(record["measurement"]))
 

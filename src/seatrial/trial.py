@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,12 @@ from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
-from seatrial.discover import gpu, host
+from seatrial.discover import gpu, host, slurm
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
-from seatrial.launch import launcher_for
+from seatrial.launch import by_slurm, launcher_for
 from seatrial.launch.watch import run_job
-from seatrial.model import Decision, Finding, Job, Measurement, Timing, Trial, Verb, Verdict
+from seatrial.model import Decision, Finding, Job, Measurement, Session, Timing, Trial, Verb, Verdict
 from seatrial.plan import Devices, Plan, make_plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import Config
@@ -36,8 +37,12 @@ class Survey:
     facts: dict[str, Any]
     gpus: gpu.GpuFacts
 
-    def devices(self, promised: int | None) -> Devices:
+    def devices(self, settings: Config) -> Devices:
         """What the planner may use. GPUs that should be there and cannot be used are trouble, never a CPU run."""
+        promised = settings.cluster.gpus_per_node
+        if by_slurm(settings):
+            offered = slurm.gpus_per_node(settings.slurm.partition) if promised is None else promised
+            return Devices(offered, promised=offered)
         if promised == 0:
             return Devices(0)
         usable = len(gpu.visible(self.gpus, os.environ))
@@ -62,10 +67,11 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         survey = discover()
     with collected.timed("plan"):
         plan = _plan(collected, survey)
+        left = _left_of(plan, collected, survey)
     with _until_stopped(collected):
-        for measurement in plan.settled:
+        for measurement in left.settled:
             collected.measured(measurement)
-        for job in plan.jobs:
+        for job in left.jobs:
             _run_job(job, collected)
     with collected.timed("judge"):
         settings = run_dir.request.config
@@ -86,7 +92,7 @@ class Preview:
 def preview(request: Request) -> Preview:
     """Plan and render, and start nothing. Raises UsageError."""
     settings = request.config
-    devices = discover().devices(settings.cluster.gpus_per_node)
+    devices = discover().devices(settings)
     plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
     return Preview(plan, tuple(rendered))
@@ -125,6 +131,7 @@ def _take_up(collected: Collected) -> float:
     broken = {one.check for one in kept.measurements if one.error}
     collected.measurements = [one for one in kept.measurements if one.check not in broken]
     collected.results = kept.results
+    collected.sessions = kept.sessions
     if broken:
         collected.run_dir.forget(broken)
     age = shell.age_s()
@@ -132,21 +139,25 @@ def _take_up(collected: Collected) -> float:
     return time.monotonic() - age
 
 
-def _plan(collected: Collected, survey: Survey) -> Plan:
+def _plan(collected: Collected, survey: Survey, done: Sequence[str] = ()) -> Plan:
     request = collected.run_dir.request
-    promised = request.config.cluster.gpus_per_node
-    devices = survey.devices(promised)
-    whole = make_plan(request.config, catalog(), devices, only=request.only, skip=request.skip)
-    done = _done(whole, collected.measurements)
+    devices = survey.devices(request.config)
     plan = make_plan(request.config, catalog(), devices, only=request.only, skip=request.skip, done=done)
+    for job in plan.jobs:
+        launcher_for(request.config, job.placement)  # before anything starts: it says what is missing
+    return plan
+
+
+def _left_of(plan: Plan, collected: Collected, survey: Survey) -> Plan:
+    """The plan without what has been measured everywhere; what was measured here and there is measured again."""
+    done = _done(plan, collected.measurements)
     partly = {one.check for one in collected.measurements} - set(done)
     if partly:
         collected.run_dir.forget(partly)
         collected.measurements = [one for one in collected.measurements if one.check not in partly]
-    for job in plan.jobs:
-        launcher_for(request.config, job.placement)  # before anything starts: it says what is missing
-    collected.show.planned(plan.jobs, collected.run_dir.path)
-    return plan
+    left = _plan(collected, survey, done)
+    collected.show.planned(left.jobs, collected.run_dir.path)
+    return left
 
 
 def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
@@ -202,24 +213,34 @@ def _record(
     request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
     scope = _scope(settings, survey)
     seconds = _check_seconds(list(settings.checks), measurements)
+    now = Session(
+        started=time.time() - (time.monotonic() - begun),
+        seconds=time.monotonic() - begun,
+        command=("seatrial", *sys.argv[1:]),
+        stopped=collected.stopped,
+        overhead=tuple(collected.timings),
+    )
+    sessions = (*collected.sessions, now)
+    overhead = [timing for session in sessions for timing in session.overhead]
     return Trial(
         seatrial=__version__,
         name=settings.name,
         command=request.command,
         host=socket.gethostname(),
         started=request.started,
-        seconds=time.monotonic() - begun,
+        seconds=sum(session.seconds for session in sessions),
         config=settings.model_dump(mode="json"),
         origins=request.origins,
         environment=survey.facts,
         jobs=plan.jobs,
         left_out=plan.left_out,
         stopped=collected.stopped,
+        sessions=sessions,
         results=tuple(collected.results),
         measurements=tuple(measurements),
         verdicts=verdicts,
         findings=findings,
-        timings=(*collected.timings, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
+        timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
         decision=_decide(settings, verdicts, plan.left_out, scope, collected.stopped),
     )
 
@@ -232,6 +253,7 @@ def _reported(trial: Trial, collected: Collected) -> Trial:
         # once more, so that the reports show what they took themselves
         trial = trial.model_copy(update={"timings": (*trial.timings, collected.timings[-1])})
         report.write_all(trial, collected.run_dir.path)
+        collected.run_dir.keep_session(trial.sessions[-1])
     except OSError as error:
         collected.show.complain(f"the reports are not whole: {error}")
         reason = f"the record of the trial could not be written: {error}"
@@ -251,12 +273,15 @@ def _scope(settings: Config, survey: Survey) -> str:
     """Of what the decision speaks, and of what it does not."""
     nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
     promised = settings.cluster.gpus_per_node
-    trouble = survey.devices(promised).trouble
+    devices = survey.devices(settings)
+    trouble = devices.trouble
     if trouble:
         return f"{nodes}; {trouble}"
-    visible = gpu.visible(survey.gpus, os.environ) if promised != 0 else ()
-    if not visible:
-        return f"{nodes}, no GPU: a rehearsal on the CPU, which says nothing about GPUs or a fabric"
+    if not devices.usable_gpus:
+        return f"REHEARSAL: {nodes}, no GPU; this says nothing about GPUs or a fabric"
+    if by_slurm(settings):
+        return f"{nodes} of a Slurm cluster, {devices.usable_gpus} GPUs each"
+    visible = gpu.visible(survey.gpus, os.environ)
     models = " + ".join(sorted({one.name or "unknown GPU" for one in visible}))
     unpromised = "" if promised else "; nobody said how many were promised (--gpus-per-node)"
     return f"{nodes}, {len(visible)} × {models}{unpromised}"

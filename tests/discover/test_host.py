@@ -38,9 +38,14 @@ def test_a_node(root: Path) -> None:
 def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
     facts = host.read(tmp_path)
     unread = facts.unread()
-    assert {"os.kernel", "cpu.threads", "memory.total_bytes", "mounts.filesystems", "nics.interfaces", "rdma.devices"} <= set(
-        unread
-    )
+    assert {
+        "os.kernel",
+        "cpu.threads",
+        "memory.total_bytes",
+        "mounts.filesystems",
+        "nics.interfaces",
+        "rdma.devices",
+    } <= set(unread)
     assert {"hostname.name", "limits.ipc_lock", "cpu.numa", "software.driver"} <= set(unread)
     assert (facts.cpu.threads, facts.memory.total_bytes, facts.hostname.reachable) == (None, None, False)
     assert json.loads(facts.model_dump_json())

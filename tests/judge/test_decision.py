@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.settings import CheckSettings
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.model import Outcome, Verb, Verdict
+from seatrial.settings import CheckSettings
 
 NAMES = ("a", "b", "c")
 verdicts = st.lists(

@@ -65,6 +65,9 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
     before = {one.started for one in record.measurements if not one.error}
     kept = [one.check for one in again.measurements if one.started in before]
     assert sorted(kept) == ["host.inventory", "nodes.reachable", "nodes.reachable"], "measured once, kept"
+    assert [session.command[1] for session in again.sessions] == ["run", "run"]
+    assert again.seconds > record.seconds, "the time of both sessions counts"
+    assert [job.name for job in again.jobs] == [job.name for job in record.jobs]
 
 
 def test_a_stopped_rank_is_named_not_its_waiting_peer(trial: Path, tmp_path: Path) -> None:

@@ -26,11 +26,18 @@ def decide(
     missing = ([stopped] if stopped else []) + _missing(required, verdicts, left_out)
     if missing:
         return Decision(value=Verb.INCOMPLETE, reason="; ".join(missing), scope=scope)
-    warned = sorted({verdict.check for verdict in verdicts if verdict.outcome is Outcome.WARN})
-    reason = f"all {sum(required.values())} required checks passed"
-    return Decision(
-        value=Verb.ACCEPTED, reason=reason + (f", with warnings in {', '.join(warned)}" if warned else ""), scope=scope
-    )
+    return Decision(value=Verb.ACCEPTED, reason=_praise(required, verdicts), scope=scope)
+
+
+def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:
+    """What was found good, what did not apply, and where somebody should look."""
+    said = {name: worst(one.outcome for one in verdicts if one.check == name) for name in required}
+    skipped = sorted(name for name, outcome in said.items() if outcome is Outcome.SKIP)
+    warned = sorted(name for name, outcome in said.items() if outcome is Outcome.WARN)
+    passed = [name for name, is_required in required.items() if is_required and name not in skipped]
+    reason = f"{_count(passed)} passed"
+    reason += f", {len(skipped)} did not apply ({', '.join(skipped)})" if skipped else ""
+    return reason + (f", with warnings in {', '.join(warned)}" if warned else "")
 
 
 def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out: Mapping[str, str]) -> list[str]:

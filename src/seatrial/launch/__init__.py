@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from seatrial.launch.base import Launcher
 from seatrial.launch.local import LocalLauncher
+from seatrial.launch.slurm import SlurmLauncher
 from seatrial.model import UsageError
 from seatrial.settings import Config
+
+
+def by_slurm(settings: Config) -> bool:
+    """Whether Slurm starts the jobs: it was asked for, or several nodes were and nothing else can reach them."""
+    return settings.launcher == "slurm" or (settings.launcher == "auto" and settings.cluster.nodes > 1)
 
 
 def launcher_for(settings: Config, placement: str) -> Launcher:
@@ -13,8 +19,11 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
 
     A ``control`` job runs where we are, whoever starts the others.
     """
-    launcher = LocalLauncher()
-    reason = launcher.available(1 if placement == "control" else settings.cluster.nodes)
+    nodes = 1 if placement == "control" else settings.cluster.nodes
+    launcher: Launcher = LocalLauncher()
+    if placement != "control" and by_slurm(settings):
+        launcher = SlurmLauncher(settings)
+    reason = launcher.available(nodes)
     if reason:
         raise UsageError(f"the {launcher.name} launcher cannot be used: {reason}")
     return launcher

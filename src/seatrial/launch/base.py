@@ -16,11 +16,24 @@ class Rendered(Frozen):
     text: str
 
 
+class Waiting(Frozen):
+    """Why a job has not begun. A hopeless one never will by waiting longer."""
+
+    reason: str
+    hopeless: bool
+
+
 class Running(Protocol):
     """A started job."""
 
+    def waiting(self) -> Waiting | None:
+        """Why the job has not begun yet; None once it has."""
+
     def poll(self) -> int | None:
         """The exit code once the job has ended, None before."""
+
+    def epitaph(self) -> str:
+        """What the scheduler says of the end of the job; empty where there is none, or nothing to say."""
 
     def cancel(self) -> None:
         """End the job and everything it started; safe to call when it has ended."""
@@ -38,4 +51,4 @@ class Launcher(Protocol):
         """What would be started for ``job``. Pure."""
 
     def start(self, rendered: Rendered, folder: Path) -> Running:
-        """Start it. Output and logs go to ``folder``. Raises OSError when it cannot start."""
+        """Start it; its output goes to ``folder``. Raises SeatrialError when it is refused, OSError on a full disk."""

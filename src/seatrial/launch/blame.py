@@ -55,8 +55,8 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> Blame:
     return Blame(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
 
 
-def ended(ranks: Sequence[Rank], code: int, folder: Path) -> Blame:
-    """The job exited with an error."""
+def ended(ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> Blame:
+    """The job exited with an error. ``epitaph`` is what a scheduler says of it, for want of a better cause."""
     exits = {int(m["rank"]): int(m["code"]) for m in _FAILURE.finditer(_text(folder / "launcher.err"))}
     for number, exit_code in exits.items():
         if exit_code < 0 and exit_code != _ENDED_BY_TORCHRUN and number < len(ranks):
@@ -71,7 +71,9 @@ def ended(ranks: Sequence[Rank], code: int, folder: Path) -> Blame:
         _, number, check, error = errors[0]
         return Blame(ranks[number].name, f"{check}: {error}", number)
     return _from_error_files(ranks, folder) or Blame(
-        f"{len(exits)} ranks" if exits else "launcher", f"exit code {code}. {_last_line(folder)}".strip(), None
+        f"{len(exits)} ranks" if exits else "launcher",
+        ". ".join(filter(None, [epitaph or f"exit code {code}", _last_line(folder)])),
+        None,
     )
 
 
@@ -87,7 +89,8 @@ def _from_error_files(ranks: Sequence[Rank], folder: Path) -> Blame | None:
     for path in (folder / "logs").glob("**/error.json"):
         try:
             message = json.loads(path.read_text(encoding="utf-8"))["message"]
-            found.append((int(message["extraInfo"]["timestamp"]), int(path.parent.name), str(message["message"])))
+            rank = _rank_of(path, len(ranks))
+            found.append((int(message["extraInfo"]["timestamp"]), rank, str(message["message"])))
         except (ValueError, KeyError, TypeError):  # cut off by the crash that it was to describe
             continue
     if not found:
@@ -95,6 +98,17 @@ def _from_error_files(ranks: Sequence[Rank], folder: Path) -> Blame | None:
     _, number, text = min(found)
     name = ranks[number].name if number < len(ranks) else f"rank {number}"
     return Blame(name, text, number)
+
+
+def _rank_of(error_file: Path, count: int) -> int:
+    """torchrun keeps logs by local rank; where there are several nodes, ours lie in a folder a node."""
+    local = int(error_file.parent.name)
+    nodes = {part: path for path in error_file.parents for part in [path.name] if re.fullmatch(r"node\d+", part)}
+    if not nodes:
+        return local
+    name, folder = next(iter(nodes.items()))
+    siblings = sum(1 for _ in folder.parent.glob("node*"))
+    return int(name.removeprefix("node")) * (count // siblings) + local
 
 
 def _process_state(rank: Rank) -> str:

@@ -19,6 +19,12 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 class LocalJob:
     child: shell.Child
 
+    def waiting(self) -> None:
+        return None
+
+    def epitaph(self) -> str:
+        return ""
+
     def poll(self) -> int | None:
         return self.child.poll()
 

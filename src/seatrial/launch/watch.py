@@ -14,10 +14,10 @@ from typing import Protocol
 
 from seatrial.checks.base import Check
 from seatrial.launch import blame
-from seatrial.launch.base import Launcher, Running
+from seatrial.launch.base import Launcher, Rendered, Running
 from seatrial.launch.blame import Blame
 from seatrial.launch.ranks import Rank, ranks_in
-from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope
+from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 from seatrial.settings import Limits
 
 _LOOK_EVERY_S = 0.1
@@ -70,11 +70,7 @@ def _attempt(
     ranks = ranks_in(folder, job.nodes * job.ranks_per_node)
     started, clock = time.time(), time.monotonic()
     listener.job_started(job, attempt)
-    running = launcher.start(rendered, folder)
-    try:
-        watched = _watch(running, job, ranks, folder, limits, checks, listener)
-    finally:
-        running.cancel()
+    watched = _start_and_watch(launcher, rendered, job, ranks, folder, limits, checks, listener)
     result = JobResult(
         job=job.name,
         attempt=attempt,
@@ -87,6 +83,26 @@ def _attempt(
         cause=watched.blame.cause if watched.blame else "",
     )
     return result, _settle(job, ranks, result, watched.blame, checks, listener)
+
+
+def _start_and_watch(
+    launcher: Launcher,
+    rendered: Rendered,
+    job: Job,
+    ranks: list[Rank],
+    folder: Path,
+    limits: Limits,
+    checks: Mapping[str, Check],
+    listener: Listener,
+) -> Watched:
+    try:
+        running = launcher.start(rendered, folder)
+    except SeatrialError as refusal:
+        return Watched(JobState.FAILED, Blame(f"launcher {launcher.name}", str(refusal), None), 0.0)
+    try:
+        return _watch(running, job, ranks, folder, limits, checks, listener)
+    finally:
+        running.cancel()
 
 
 def _watch(
@@ -109,7 +125,12 @@ def _watch(
         if code == 0:
             return Watched(JobState.COMPLETED, None, elapsed_s)
         if code is not None:
-            return Watched(JobState.FAILED, blame.ended(ranks, code, folder), elapsed_s)
+            return Watched(JobState.FAILED, blame.ended(ranks, code, folder, running.epitaph()), elapsed_s)
+        if waiting := running.waiting():
+            listener.doing(f"waiting: {waiting.reason}")
+            if waiting.hopeless:
+                return Watched(JobState.TIMEOUT, Blame("the queue", waiting.reason, None), elapsed_s)
+            begun = time.monotonic()  # the limits count from when it runs
         stuck = _stuck(job, ranks, begun, folder, limits)
         if stuck:
             return Watched(stuck[0], stuck[1], elapsed_s)

@@ -62,7 +62,7 @@ class Live:
         if self._console.is_terminal:
             elapsed = _clock(time.monotonic() - self._begun)
             self._status.update(f"{elapsed}  {self._heading}: {escape(clean(words))}")
-        elif words.partition(":")[0] != self._words.partition(":")[0]:
+        elif words != self._words and words != "starting":
             self._line(f"running {words}")
         self._words = words
 

@@ -1,0 +1,238 @@
+"""What Slurm says, asked with its own commands: JSON where this version has a layout that serves, else text.
+
+Nothing here needs slurmdbd. Every call costs the controller one request: poll gently (sinfo(1), PERFORMANCE).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from seatrial import shell
+from seatrial.discover import slurm_json, slurm_text
+from seatrial.discover.slurm_facts import UNKNOWN, Job, Node, Partition, Ping, Settings
+from seatrial.model import SeatrialError, UsageError
+from seatrial.shell import Answer
+
+# A client gives up by itself: on the controller after some MessageTimeouts (10 s each by default), on a missing
+# slurm.conf after a minute.
+ANSWER_S = 90.0
+
+# sinfo has told its nodes in JSON since 21.08, one by one until 22.05; from 23.02 on scontrol does, and jobs as well.
+_JSON_OF_SINFO = (21, 8)
+_JSON_OF_SCONTROL = (23, 2)
+
+
+class SlurmUnavailable(SeatrialError):
+    """Slurm could not be asked. The message says why, and what to run first."""
+
+
+class ControllerDown(SlurmUnavailable):
+    """The controller itself does not answer; this machine's side is in order, as far as can be seen."""
+
+
+class SlurmRefused(SeatrialError):
+    """Slurm was asked, and said no: an unknown partition, more than there is. The message says what to run first."""
+
+
+class Trouble(NamedTuple):
+    """What a message of Slurm's means, and the first command to run."""
+
+    pattern: str
+    meaning: str
+    first_command: str
+    error: type[SlurmUnavailable] = SlurmUnavailable
+
+
+# The first that matches counts. Where munge fails, other words follow that would lead astray: so munge comes first.
+_UNREACHABLE = (
+    Trouble(
+        r"(?i)munge|authentication (error|credential)|auth_g_",
+        "munge, which vouches for us to the controller, fails on this machine",
+        "munge -n | unmunge; systemctl status munge",
+    ),
+    Trouble(
+        # What a client reads whose credential slurmctld could not decode, or whose version is too far from its own.
+        r"Zero Bytes",
+        "the controller hangs up on us: our munge key or clock is not the controller's, or our Slurm too old or new",
+        "munge -n | ssh CONTROLLER unmunge; compare on both: sha256sum /etc/munge/munge.key; date; scontrol --version",
+    ),
+    Trouble(
+        r"configuration (source|file)|s_p_parse_file|ClusterName needs to be specified|fetch_config",
+        "this machine has no slurm.conf for the cluster",
+        'ls -l "${SLURM_CONF:-/etc/slurm/slurm.conf}"; copy it from the controller, or name a configless one with '
+        "SLURM_CONF_SERVER",
+    ),
+    Trouble(
+        r"Unable to contact|Socket timed out|[Cc]onnection (refused|timed out)|connect failure",
+        "the controller does not answer",
+        "scontrol ping; then on the controller's host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
+        ControllerDown,
+    ),
+)
+_REFUSALS = (
+    Trouble(r"(?i)partition", "no such partition, or not for us", "sinfo -s"),
+    Trouble(r"(?i)account|association", "no such account", "sacctmgr show associations user=$USER"),
+    Trouble(r"(?i)qos", "no such QOS, or not for us", "sacctmgr show qos"),
+    Trouble(r"(?i)reservation", "no such reservation, or not for us", "scontrol show reservations"),
+    Trouble(r"(?i)feature", "no node has that feature", "sinfo -o '%N %f'"),
+    Trouble(r"(?i)gres", "no such generic resource", "sinfo -o '%N %G'"),
+    Trouble(r"(?i)node (configuration|name|count)|memory|cpus|processors", "no node offers that", "sinfo -Nel"),
+)
+
+
+def installed() -> bool:
+    """Whether this machine has Slurm's client commands."""
+    return shutil.which("sinfo") is not None
+
+
+def version() -> tuple[int, int] | None:
+    """Major and minor version of the client here: (22, 5). Raises SlurmUnavailable without a client or slurm.conf."""
+    return slurm_text.version(call(["scontrol", "--version"]))
+
+
+def ping() -> tuple[Ping, ...]:
+    """Which controllers there are and whether they answer. Raises SlurmUnavailable when they could not be asked."""
+    argv = ["scontrol", "ping"]
+    answer = ask(argv, ANSWER_S)
+    found = slurm_text.pings(answer.out)
+    # Exit code 1 says that one is DOWN. Complaints beside it say that the client could not even ask.
+    if not found or _match(_UNREACHABLE, answer.err):
+        raise error(argv, answer)
+    return found
+
+
+def settings() -> Settings:
+    """The settings in force. Raises SlurmUnavailable."""
+    return slurm_text.settings(call(["scontrol", "show", "config"]))
+
+
+def nodes() -> tuple[Node, ...]:
+    """All nodes but those that are planned for the future. Raises SlurmUnavailable, or ValueError on other output."""
+    document = _document(_nodes_in_json(version()))
+    if document is not None:
+        found = slurm_json.nodes(document)
+    else:
+        found = slurm_text.nodes(call(["scontrol", "--all", "--details", "show", "nodes"]))
+    return tuple(node for node in found if node.state != "FUTURE")
+
+
+def gpus_per_node(partition: str | None) -> int:
+    """GPUs that Slurm offers on each node of a partition (of all nodes without one). Raises SlurmUnavailable.
+
+    Raises UsageError where nodes differ: then only a person can say what was promised.
+    """
+    counts = {node.gpus for node in nodes() if partition is None or partition in node.partitions}
+    if len(counts) > 1:
+        raise UsageError(f"nodes offer different numbers of GPUs ({sorted(counts)}): say how many with --gpus-per-node")
+    return counts.pop() if counts else 0
+
+
+def partitions() -> tuple[Partition, ...]:
+    """All partitions, as text: no JSON up to 24.11 tells which is the default. Raises SlurmUnavailable, ValueError."""
+    return slurm_text.partitions(call(["scontrol", "--all", "show", "partitions"]))
+
+
+def job(job_id: str | int) -> Job:
+    """What has become of a job. Its state is UNKNOWN when Slurm has forgotten it, or never knew it.
+
+    The controller forgets jobs ``MinJobAge`` seconds after their end; then only accounting knows, where there is any.
+    Raises SlurmUnavailable, or ValueError on output of another form.
+    """
+    known = _remembered(str(job_id))
+    return known[0] if known else _forgotten(str(job_id))
+
+
+def call(argv: Sequence[str], timeout_s: float = ANSWER_S) -> str:
+    """What one of Slurm's commands printed. Raises SlurmUnavailable or SlurmRefused when it failed."""
+    answer = ask(argv, timeout_s)
+    if answer.code != 0:
+        raise error(argv, answer)
+    return answer.out
+
+
+def ask(argv: Sequence[str], timeout_s: float) -> Answer:
+    """Run one of Slurm's commands, whatever its exit code. Raises SlurmUnavailable where it does not start or end."""
+    try:
+        answer = shell.ask(argv, timeout_s)
+    except OSError as failure:
+        first = "command -v sinfo; apt-get install slurm-client, or: module load slurm"
+        raise SlurmUnavailable(f"{argv[0]}: {failure.strerror}. Run first: {first}") from None
+    if answer.code is None:
+        first = "scontrol ping; munge -n | unmunge"
+        raise SlurmUnavailable(f"no answer from {shlex.join(argv)} within {timeout_s:g} s. Run first: {first}")
+    return answer
+
+
+def error(argv: Sequence[str], answer: Answer) -> SeatrialError:
+    """What a command's failure means: SlurmUnavailable or SlurmRefused, with what was said and what to run first."""
+    said = _gist(answer.err) or _gist(answer.out) or f"exit code {answer.code}, and no word"
+    if trouble := _match(_UNREACHABLE, answer.err):
+        return trouble.error(f"{trouble.meaning} ({said}). Run first: {trouble.first_command}")
+    trouble = _match(_REFUSALS, said) or Trouble("", "Slurm refuses", shlex.join(argv))
+    return SlurmRefused(f"{trouble.meaning} ({said}). Run first: {trouble.first_command}")
+
+
+def _remembered(job_id: str) -> tuple[Job, ...]:
+    show = ["scontrol", "show", "job", job_id]
+    document = _document([*show, "--json"]) if (version() or (0, 0)) >= _JSON_OF_SCONTROL else None
+    if document is not None:
+        return slurm_json.jobs(document)
+    try:
+        return slurm_text.jobs(call(show))
+    except SlurmRefused as refusal:
+        if "Invalid job id" in str(refusal):
+            return ()
+        raise
+
+
+def _forgotten(job_id: str) -> Job:
+    seen = settings()
+    if not seen.accounting:
+        why = f"Slurm forgets jobs {seen.min_job_age_s} s after their end (MinJobAge), and has no accounting"
+        return Job(id=job_id, state=UNKNOWN, reason=why)
+    fields = ",".join(slurm_text.SACCT_FIELDS)
+    argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]
+    known = slurm_text.accounted(call(argv))
+    return known[0] if known else Job(id=job_id, state=UNKNOWN, reason="neither the controller nor sacct knows it")
+
+
+def _nodes_in_json(version: tuple[int, int] | None) -> list[str]:
+    """The command that tells nodes one by one in JSON; none where the version has none."""
+    if version is None or version < _JSON_OF_SINFO:
+        return []
+    if version < _JSON_OF_SCONTROL:
+        return ["sinfo", "--json"]
+    return ["scontrol", "--all", "show", "nodes", "--json"]
+
+
+def _document(argv: Sequence[str]) -> dict[str, Any] | None:
+    """The JSON that a command prints; None where it has none to offer (its plugin is not installed, say).
+
+    None too where Slurm complains in it: the text is then asked for, and says in clear words what is wrong.
+    Raises SlurmUnavailable.
+    """
+    if not argv:
+        return None
+    answer = ask(argv, ANSWER_S)
+    if _match(_UNREACHABLE, answer.err):
+        raise error(argv, answer)
+    try:
+        document = json.loads(answer.out)
+    except ValueError:
+        return None
+    usable = answer.code == 0 and isinstance(document, dict) and not slurm_json.complaints(document)
+    return document if usable else None
+
+
+def _gist(text: str) -> str:
+    """What was said, in a line: each line once."""
+    return "; ".join(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def _match(troubles: Sequence[Trouble], text: str) -> Trouble | None:
+    return next((trouble for trouble in troubles if re.search(trouble.pattern, text)), None)

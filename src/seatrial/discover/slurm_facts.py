@@ -1,0 +1,196 @@
+"""What Slurm knows, as records: the controller, its settings, nodes, partitions and jobs.
+
+Memory is in bytes, times are Unix seconds, durations seconds. None stands for what Slurm does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from typing import Literal
+
+from seatrial.model import Frozen
+
+Duration = int | Literal["unlimited"] | None
+
+UNKNOWN = "UNKNOWN"
+
+# Slurm tells one base state and any number of flags, by the names of sinfo(1), squeue(1) and its JSON, 22.05 to 25.11.
+NODE_STATES = frozenset({"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", UNKNOWN})
+_NOT_UP = {"DOWN", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "NOT_RESPONDING", UNKNOWN}
+_HELD_BACK = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+_RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
+
+_ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
+    | {"TIMEOUT"}
+)
+JOB_STATES = _ENDED | {"PENDING", "RUNNING", "SUSPENDED"}
+
+
+def split_state(words: Iterable[str], bases: Set[str]) -> tuple[str, tuple[str, ...]]:
+    """(base state, flags) of a state in Slurm's words, in any order. Where none is a base state the first one counts.
+
+    Raises ValueError when there is no word at all.
+    """
+    found = [word.upper() for word in words if word]
+    if not found:
+        raise ValueError("no state")
+    state = next((word for word in found if word in bases), found[0])
+    return state, tuple(word for word in found if word != state)
+
+
+class Ping(Frozen):
+    """One controller: ``role`` is ``primary``, ``backup`` or ``backup1``…"""
+
+    role: str
+    host: str
+    up: bool
+
+
+class Settings(Frozen):
+    """What ``scontrol show config`` says, as far as a trial cares. A tuple is empty where nothing is set."""
+
+    version: str | None
+    cluster_name: str | None
+    select_type: str | None
+    select_type_parameters: tuple[str, ...]
+    proctrack_type: str | None
+    task_plugin: tuple[str, ...]
+    gres_types: tuple[str, ...]
+    accounting_storage_type: str | None
+    job_acct_gather_type: str | None
+    job_acct_gather_params: tuple[str, ...]
+    job_acct_gather_frequency: str | None
+    kill_wait_s: Duration
+    min_job_age_s: Duration
+    over_time_limit_s: Duration
+    slurmd_timeout_s: Duration
+    return_to_service: str | None
+    prolog: str | None
+    epilog: str | None
+    health_check_program: str | None
+    mpi_default: str | None
+    propagate_resource_limits: tuple[str, ...]
+    propagate_resource_limits_except: tuple[str, ...]
+    constrain_ram_space: str | None  # of cgroup.conf, which is shown where cgroups are used
+    same_configuration: bool | None  # whether slurm.conf here is the controller's
+
+    @property
+    def accounting(self) -> bool:
+        """Whether jobs are kept in a database, so that ``sacct`` answers."""
+        return (self.accounting_storage_type or "").rpartition("/")[2] not in ("", "none")
+
+    @property
+    def consumes_memory(self) -> bool:
+        """Whether memory is handed out to jobs as CPUs are (CR_Memory, CR_Core_Memory, …)."""
+        return any("MEMORY" in word.upper() for word in self.select_type_parameters)
+
+
+class Gres(Frozen):
+    """A generic resource: ``gpu:h100:8`` is eight of the name ``gpu`` and the kind ``h100``."""
+
+    name: str
+    kind: str | None
+    count: int
+
+
+class Node(Frozen):
+    """``state`` is the base state (``IDLE``, ``MIXED``…), ``flags`` are what qualifies it (``DRAIN``…)."""
+
+    name: str
+    state: str
+    flags: tuple[str, ...]
+    reason: str
+    cpus: int | None
+    memory_bytes: int | None
+    gres: tuple[Gres, ...]
+    gres_used: tuple[Gres, ...] | None
+    partitions: tuple[str, ...]
+
+    @property
+    def words(self) -> set[str]:
+        return {self.state, *self.flags}
+
+    @property
+    def up(self) -> bool:
+        """The node answers and is not given up. One that is powered down to save power is up: Slurm wakes it."""
+        return not self.words & _NOT_UP
+
+    @property
+    def held_back(self) -> bool:
+        """Somebody took the node out, or reboots it: it gets no new jobs."""
+        return bool(self.words & _HELD_BACK)
+
+    @property
+    def reserved(self) -> bool:
+        """A reservation holds the node: it takes only jobs that name it."""
+        return bool(self.words & _RESERVED)
+
+    @property
+    def usable(self) -> bool:
+        return self.up and not self.held_back
+
+    @property
+    def gpus(self) -> int:
+        return sum(gres.count for gres in self.gres if gres.name == "gpu")
+
+    def __str__(self) -> str:
+        """State and reason in a line: ``IDLE+DRAIN: fan broken``."""
+        return "+".join((self.state, *self.flags)) + (f": {self.reason}" if self.reason else "")
+
+
+class Partition(Frozen):
+    """``nodes`` is Slurm's list expression (``node[0-3]``); None for a limit of time means that none was set."""
+
+    name: str
+    state: str
+    nodes: str
+    total_nodes: int | None
+    default: bool
+    max_time_s: Duration
+    default_time_s: Duration
+
+    @property
+    def up(self) -> bool:
+        return self.state == "UP"
+
+
+class Job(Frozen):
+    """``nodes`` is Slurm's list expression; ``exit_code`` and ``signal`` are 0 until the job has ended.
+
+    ``start`` of a job that waits is Slurm's guess. The state of a job that Slurm no longer knows is UNKNOWN, and the
+    reason says why.
+    """
+
+    id: str
+    state: str
+    flags: tuple[str, ...] = ()
+    reason: str = ""
+    nodes: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    time_limit_s: Duration = None
+    start: float | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.state != UNKNOWN
+
+    @property
+    def pending(self) -> bool:
+        return self.state in ("PENDING", "CONFIGURING", "REQUEUED")
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    @property
+    def gone(self) -> bool:
+        """Nothing of the job is left on its nodes either (``COMPLETING`` is over)."""
+        return self.ended and "COMPLETING" not in self.flags
+
+    def __str__(self) -> str:
+        """``FAILED (NonZeroExitCode), exit code 7``."""
+        reason = f" ({self.reason})" if self.reason else ""
+        signal = f", signal {self.signal}" if self.signal else ""
+        return f"{self.state}{reason}, exit code {self.exit_code}{signal}"

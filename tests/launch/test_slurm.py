@@ -1,0 +1,100 @@
+"""Rendering is pure: what ``render slurm`` prints is what ``run`` submits, held by golden files and by shellcheck."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seatrial.launch.slurm import SlurmLauncher
+from seatrial.model import Job
+from seatrial.settings import Cluster, Config, Container, Environment, Slurm
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
+RANKS = Job(
+    name="ranks",
+    placement="ranks",
+    device="cuda",
+    nodes=2,
+    ranks_per_node=8,
+    checks=("nodes.reachable", "train.ddp"),
+    options={},
+    promised_gpus=8,
+    limits={"nodes.reachable": 120, "train.ddp": 900},
+    limit_s=1200,
+    env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
+)
+NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
+REHEARSAL = RANKS.model_copy(update={"device": "cpu", "promised_gpus": None, "ranks_per_node": 2, "env": {}})
+FULL = Slurm(
+    partition="gpu",
+    account="ops",
+    qos="high",
+    reservation="acceptance",
+    constraint="h100&ib",
+    nodelist="worker[0-1]",
+    exclude="worker9",
+    gres="gpu:h100:8",
+    cpus_per_task=64,
+    time_min=30,
+    extra=("--comment=skip_checks",),
+    interface="bond0",
+)
+SITE = Environment(source="/shared/my env.sh", modules=("cuda/13.0", "nccl"), venv="/shared/venv", hf_home="/shared/hf")
+IMAGE = "nvcr.io#nvidia/pytorch:25.12-py3"
+CASES = {
+    "ranks": (RANKS, Config(name="t", checks={}, environment=SITE)),
+    "nodes": (NODES, Config(name="t", checks={})),
+    "rehearsal": (REHEARSAL, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
+    "every-option": (RANKS, Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2))),
+    "apptainer": (
+        RANKS,
+        Config(
+            name="t",
+            checks={},
+            container=Container(runtime="apptainer", image="/shared/oumi latest.sif", mounts=("/mnt/data:/data:ro",)),
+        ),
+    ),
+    "pyxis": (
+        RANKS,
+        Config(name="t", checks={}, container=Container(runtime="pyxis", image=IMAGE, mounts=("/mnt/data:/data",))),
+    ),
+}
+
+
+def rendered(name: str) -> str:
+    job, settings = CASES[name]
+    text = SlurmLauncher(settings).render(job, Path("/shared/runs/today"), attempt=1).text
+    return text.replace(sys.executable, "/opt/venv/bin/python")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_is_the_one_that_was_read_and_approved(name: str) -> None:
+    golden = GOLDEN / f"{name}.sbatch"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(rendered(name))
+    assert rendered(name) == golden.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text(rendered(name))
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_values_that_a_shell_would_read_stay_words(tmp_path: Path) -> None:
+    """The export lines of a hostile environment, run by a real shell, give back what was set."""
+    hostile = {"A": "$(touch pwned)", "B": "`touch pwned`; touch pwned", "C": 'it\'s "both"', "D": "a\nb"}
+    text = SlurmLauncher(Config(name="t", checks={})).render(RANKS.model_copy(update={"env": hostile}), tmp_path).text
+    start = text.index("export A=")
+    exports = text[start : text.index("# One task")]
+    code = exports + '\nprintf \'%s|\' "$A" "$B" "$C" "$D"'
+    out = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert out.split("|")[:4] == list(hostile.values())
+    assert not (tmp_path / "pwned").exists()

@@ -1,0 +1,152 @@
+"""The Slurm launcher on a real cluster: trials across nodes, and what can go wrong on the way."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import JobState, Outcome, Trial, Verb
+from tests.processes import Program, all_doing, load, until
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.slow
+
+CHECK = "collectives.all_reduce"
+TRIAL = """
+limits: {silence_s: 4}
+slurm: {queue_s: 20}
+checks:
+  host.inventory:
+  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: 60}}
+  nodes.reachable:
+"""
+
+
+@pytest.fixture
+def two(make_cluster: Callable[..., Cluster]) -> Cluster:
+    return make_cluster(2)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Path:
+    path = tmp_path / "two.yaml"
+    path.write_text(TRIAL)
+    return path
+
+
+def started(cluster: Cluster, trial: Path, out: Path, *more: str) -> Program:
+    return Program("run", trial, "--launcher", "slurm", "--nodes", "2", "--out", out, *more, env=cluster.env)
+
+
+def nothing_is_left(cluster: Cluster) -> bool:
+    queue = cluster.run(["squeue", "--noheader"]).stdout
+    return not queue.strip()
+
+
+def errors(record: Trial) -> dict[str, str]:
+    return {verdict.check: verdict.reason for verdict in record.verdicts if verdict.outcome is Outcome.ERROR}
+
+
+def test_a_trial_across_nodes(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, output, err = started(two, trial, out).finish()
+    assert code == 0, err
+    record = load(out)
+    assert record.decision.value is Verb.ACCEPTED
+    assert {one.launcher for one in record.results} == {"slurm"}
+    assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
+    ranks = {one.subject for one in record.measurements if one.check == CHECK}
+    assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
+    assert "2 nodes" in output
+    assert nothing_is_left(two)
+    script = (out / "jobs" / "ranks" / "attempt1" / "command.sh").read_text()
+    assert script.strip() == (out / "jobs" / "ranks" / "attempt1" / "job.sbatch").read_text().strip()
+
+
+def test_a_rank_killed_on_another_node_is_named(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = started(two, trial, out)
+    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
+    assert victim["node"] == "node1"
+    two.on("node1", ["kill", "-KILL", str(victim["pid"])])
+    assert program.finish()[0] == 3
+    record = load(out)
+    assert set(errors(record)) == {CHECK}
+    assert "node1/rank3" in errors(record)[CHECK]
+    assert "killed by SIGKILL" in errors(record)[CHECK]
+    assert nothing_is_left(two)
+
+
+def test_a_rank_stopped_on_another_node_is_named(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = started(two, trial, out)
+    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[2]
+    two.on("node1", ["kill", "-STOP", str(victim["pid"])])
+    assert program.finish()[0] == 3
+    record = load(out)
+    assert JobState.HUNG in {one.state for one in record.results}
+    assert "node1/rank2" in errors(record)[CHECK]
+    assert nothing_is_left(two)
+
+
+def test_ctrl_c_empties_the_queue(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = started(two, trial, out)
+    until(lambda: all_doing(out, "ranks", CHECK, 4))
+    program.process.send_signal(signal.SIGINT)
+    assert program.finish()[0] == 130
+    assert nothing_is_left(two)
+    assert {one.check for one in load(out).measurements} == {"host.inventory"}
+
+
+def test_a_job_that_cannot_start_ends_with_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    two.drain("node1", "fan broken")
+    out = tmp_path / "run"
+    code, _, err = started(two, trial, out, "--set", "slurm.queue_s=3").finish()
+    assert code == 3
+    reasons = errors(load(out))
+    assert set(reasons) == {"host.inventory", CHECK, "nodes.reachable"}
+    assert all("PENDING" in reason and "DRAINED" in reason for reason in reasons.values())
+    assert "waiting: job" in err
+    assert nothing_is_left(two)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("slurm.partition=nosuch", "no such partition"),
+        ("slurm.constraint=moon", "no node has that feature"),
+        ("cluster.nodes=64", "PENDING: PartitionConfig; waiting will not help"),
+    ],
+)
+def test_what_slurm_refuses_is_told_with_the_next_command(
+    two: Cluster, trial: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    out = tmp_path / "run"
+    program = Program("run", trial, "--launcher", "slurm", "--set", setting, "--out", out, env=two.env)
+    code, _, err = program.finish()
+    assert code == 3, err
+    assert all(words in reason and "Run first:" in reason for reason in errors(load(out)).values())
+    assert nothing_is_left(two)
+
+
+def test_a_controller_that_is_down(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    two.stop_controller()
+    code, _, err = started(two, trial, tmp_path / "run").finish()
+    assert code == 3
+    assert "the controller does not answer" in err
+    assert "Run first: scontrol ping" in err
+
+
+def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = started(two, trial, out)
+    ours = until(lambda: all_doing(out, "ranks", CHECK, 4))
+    two.kill_slurmd("node1")
+    two.on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])
+    assert program.finish(180)[0] == 3
+    assert "node1" in errors(load(out))[CHECK]

@@ -1,0 +1,72 @@
+"""The files of a cluster, all in one folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_SLURM_CONF = """\
+ClusterName=seatrial
+SlurmctldHost=ctl({network}.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/run/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1000
+GresTypes=gpu
+MpiDefault=none
+# A node has the CPUs and the memory that we say, whatever this machine has.
+SlurmdParameters=config_overrides
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=1,sched_interval=1
+# Tests wait for these.
+KillWait=2
+OverTimeLimit=0
+MessageTimeout=5
+SlurmdTimeout=10
+"""
+
+
+def write(folder: Path, network: str, port: int, nodes: list[str], gpus: int, extra: str) -> None:
+    """Lay out a folder; FileExistsError when it has the state of another cluster. ``extra``: lines of slurm.conf."""
+    for name in ("log", "run", "state", "cgroup", "dev", *(f"spool/{node}" for node in nodes)):
+        (folder / name).mkdir(parents=True)
+    gres = f" Gres=gpu:fake:{gpus}" if gpus else ""
+    size = f"Port=6818 CPUs=8 RealMemory=8000{gres} State=UNKNOWN"
+    lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {size}" for i, n in enumerate(nodes)]
+    lines += ["PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP", extra]
+    (folder / "slurm.conf").write_text(
+        _SLURM_CONF.format(folder=folder, network=network, port=port) + "\n".join(lines) + "\n"
+    )
+    devices = [f"Name=gpu Type=fake File={folder}/dev/gpu{number}\n" for number in range(gpus)]
+    (folder / "gres.conf").write_text("".join(devices))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # the v2 plugin wants systemd
+    (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names(network, nodes), ""]))
+    write_key(folder / "run/munge.key")
+
+
+def write_key(path: Path) -> None:
+    path.write_bytes(os.urandom(1024))
+    path.chmod(0o400)
+
+
+def address(network: str, node: int) -> str:
+    return f"{network}.{10 + node}"
+
+
+def names(network: str, nodes: list[str]) -> list[str]:
+    """The lines of /etc/hosts."""
+    return [f"{network}.1 ctl", *(f"{address(network, number)} {node}" for number, node in enumerate(nodes))]

@@ -1,0 +1,30 @@
+"""Clusters for tests. In a test module: ``pytest_plugins = ["tests.rig.fixtures"]``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.rig.cluster import Cluster
+
+
+@pytest.fixture
+def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
+    """``make_cluster(nodes=2, gpus_per_node=2, extra=…)``: a cluster that lives as long as the test."""
+    if reason := Cluster.unavailable():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm cluster here: {reason}")
+    with ExitStack() as stack:
+
+        def make(nodes: int, gpus_per_node: int = 0, extra: str = "") -> Cluster:
+            folder = tmp_path_factory.mktemp("rig")
+            return stack.enter_context(Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra))
+
+        yield make
+
+
+@pytest.fixture
+def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
+    return make_cluster(4)

@@ -1,0 +1,295 @@
+"""The rig does what other tests rely on, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import until
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+
+_REACH = "timeout 1 bash -c '</dev/tcp/node0/6818'"
+_FOREVER = str(10**6 + os.getpid())  # seconds that only our sleeps sleep
+
+
+def srun(cluster: Cluster, *argv: str) -> str:
+    done = cluster.run(["srun", *argv])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What there is on this host of one cluster."""
+
+    folder: Path
+    slot: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Traces:
+        found = re.search(r"^10\.77\.(\d+)\.1 ctl$", (folder / "hosts").read_text(), re.MULTILINE)
+        assert found
+        return cls(folder, found[1])
+
+    def kinds(self) -> set[str]:
+        return {trace.split()[0] for trace in self}
+
+    def sleeping(self) -> int:
+        return sum(bool(re.match(r"process \d+ \S*sleep ", trace)) for trace in self)
+
+    def __iter__(self) -> Iterator[str]:
+        mark = f"# seatrial rig {self.slot}"
+        yield from (f"link {name}" for _, name in socket.if_nameindex() if name.startswith(f"seatrial{self.slot}"))
+        yield from (f"host {line}" for line in _lines("/etc/hosts") if line.endswith(mark))
+        yield from (f"mount {line}" for line in _lines("/proc/mounts") if str(self.folder) in line)
+        yield from (f"device {path}" for path in self.folder.rglob("*") if path.is_char_device())
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if self._has(process):
+                    yield f"process {process.pid} {shlex.join(process.cmdline())}"
+
+    def _has(self, process: psutil.Process) -> bool:
+        words = [*process.cmdline(), process.environ().get("SLURM_CONF", "")]
+        return str(self.folder) in " ".join(words) or _FOREVER in words
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def load(cluster: Cluster) -> None:
+    """A job on all nodes, and a process that hides: no environment, its own session, no parent."""
+    cluster.run(["sbatch", "-N2", "--wrap", f"srun sleep {_FOREVER}"])
+    cluster.on("node1", ["env", "-i", "sh", "-c", f"setsid sleep {_FOREVER} >/dev/null 2>&1 &"])
+    until(lambda: Traces.of(cluster.folder).sleeping() == 3, 20)
+
+
+class TestJobs:
+    def test_each_task_is_on_a_machine_of_its_own(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(4, gpus_per_node=2)
+        script = "echo $(hostname) $(ls /sys/class/net) $CUDA_VISIBLE_DEVICES $(ls /dev/shm | wc -l)"
+        said = srun(cluster, "-N4", "--gpus-per-node=2", "sh", "-c", script)
+        assert sorted(said.splitlines()) == [f"{node} eth0 lo 0,1 0" for node in cluster.nodes]
+
+    def test_srun_inside_sbatch_writes_to_the_shared_folder(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2)
+        cluster.run(["sbatch", "-N2", "-o", "%j.out", "--wrap", "srun -l hostname; echo done"])
+        out = cluster.folder / "1.out"
+        until(lambda: out.exists() and "done" in out.read_text(), 20)
+        assert sorted(out.read_text().splitlines()) == ["0: node0", "1: node1", "done"]
+
+    def test_names_resolve_everywhere(self, cluster: Cluster) -> None:
+        query = ["getent", "ahostsv4", "ctl", *cluster.nodes]
+        (answer,) = {cluster.on(node, query).stdout for node in cluster.nodes}
+        assert answer.count("STREAM") == 5
+        # Here names may be those of other rigs as well.
+        assert set(answer.splitlines()) <= set(cluster.run(query).stdout.splitlines())
+
+    def test_a_node_has_no_more_memory_than_it_says(self, make_cluster: Callable[..., Cluster]) -> None:
+        done = make_cluster(1).run(["srun", "--mem=9000", "true"])
+        assert "Memory specification can not be satisfied" in done.stderr
+
+
+class TestFaults:
+    def test_the_network_fails_and_recovers(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2)
+
+        def reaches() -> bool:
+            return cluster.on("node1", ["sh", "-c", _REACH]).returncode == 0
+
+        assert reaches()
+        cluster.cut("node0")
+        assert not reaches()
+        cluster.mend("node0")
+        until(reaches, 10)
+        cluster.drop("node0", 1.0)
+        assert not reaches()
+        cluster.mend("node0")
+        until(reaches, 10)
+
+    def test_a_slow_link_is_slow_both_ways_until_mended(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2)
+        (cluster.folder / "data").write_bytes(bytes(2_000_000))
+
+        def seconds(script: str) -> float:
+            start = time.monotonic()
+            assert cluster.run(["bash", "-c", script]).returncode == 0
+            return time.monotonic() - start
+
+        upload, download = "srun -w node0 cat data", "srun -w node0 cat <data"
+        seconds(upload)  # the first job waits for Slurm's scheduler
+        cluster.slow_link("node0", "8mbit")  # 2 s for 2 MB
+        assert min(seconds(upload), seconds(download)) > 1.5
+        cluster.mend("node0")
+        until(lambda: seconds(upload) < 1.5, 20)
+        until(lambda: seconds(download) < 1.5, 20)
+
+    def test_a_drained_node_is_not_given_out(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2)
+        cluster.drain("node0", "fan broken")
+        cluster.wait_for(["node0"], "drained")
+        assert "fan broken" in cluster.run(["sinfo", "-R"]).stdout
+        assert srun(cluster, "hostname") == "node1\n"
+        cluster.undrain("node0")
+        cluster.wait_for(["node0"], "idle")
+
+    def test_a_killed_slurmd_is_noticed_and_comes_back(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2, extra="SlurmdTimeout=4")
+        cluster.kill_slurmd("node1")
+        cluster.wait_for(["node1"], "down*")
+        cluster.start_slurmd("node1")
+        cluster.wait_for(["node1"], "idle")
+        assert srun(cluster, "-w", "node1", "hostname") == "node1\n"
+
+    def test_waiting_for_nodes_ends_with_the_logs(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(1)
+        with pytest.raises(TimeoutError, match=r"(?s)node0 not \('down',\): idle.*slurmd version"):
+            cluster.wait_for(["node0"], "down", seconds=0.1)
+
+    def test_the_controller_and_munge_stop_and_start(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(1)
+        cluster.stop_controller()
+        assert "at ctl is DOWN" in cluster.run(["scontrol", "ping"]).stdout
+        cluster.start_controller()
+        cluster.wait_for(cluster.nodes, "idle")
+        cluster.stop_munge()
+        assert "Munge encode failed" in cluster.run(["sinfo"]).stderr
+        cluster.start_munge()
+        assert srun(cluster, "hostname") == "node0\n"
+
+    def test_one_node_has_another_munge_key(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2)
+        cluster.wrong_munge_key("node1")
+        assert cluster.on("node0", ["sinfo"]).returncode == 0
+        assert cluster.on("node1", ["sinfo"]).returncode != 0
+        assert "Invalid credential" in cluster.logs()
+
+    def test_a_directory_is_shared_unless_private(self, make_cluster: Callable[..., Cluster]) -> None:
+        cluster = make_cluster(2)
+        (shared := cluster.folder / "shared").mkdir()
+        write = ["-N2", "sh", "-c", f"hostname >{shared}/$(hostname)"]
+        cluster.private_dir(shared, "node1")
+        srun(cluster, *write)
+        assert os.listdir(shared) == ["node0"]
+        cluster.share_again(shared, "node1")
+        srun(cluster, *write)
+        assert sorted(os.listdir(shared)) == ["node0", "node1"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"), [("ro", "Read-only file system"), ("size=64k", "No space left on device")]
+    )
+    def test_a_private_directory_refuses_writes(
+        self, make_cluster: Callable[..., Cluster], options: str, message: str
+    ) -> None:
+        cluster = make_cluster(1)
+        cluster.private_dir(cluster.folder / "spool", "node0", options)
+        done = cluster.on("node0", ["dd", "if=/dev/zero", f"of={cluster.folder}/spool/file", "bs=64k", "count=2"])
+        assert message in done.stderr
+
+
+class TestTheEnd:
+    def test_leaves_nothing(self, tmp_path: Path) -> None:
+        with Cluster(nodes=2, gpus_per_node=2, folder=tmp_path) as cluster:
+            load(cluster)
+            cluster.wrong_munge_key("node0")
+            assert Traces.of(tmp_path).kinds() == {"link", "host", "process"}
+        assert list(Traces.of(tmp_path)) == []
+
+    def test_leaves_nothing_when_the_body_raises(self, tmp_path: Path) -> None:
+        def body() -> None:
+            with Cluster(nodes=2, folder=tmp_path) as cluster:
+                load(cluster)
+                raise KeyError("of the test")
+
+        with pytest.raises(KeyError, match="of the test"):
+            body()
+        assert list(Traces.of(tmp_path)) == []
+
+    def test_leaves_nothing_when_it_does_not_come_up_and_says_why(self, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeError, match="Parsing error"), Cluster(nodes=2, folder=tmp_path, extra="Nonsense=1"):
+            pass
+        assert list(Traces.of(tmp_path)) == []
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_leaves_nothing_after_a_signal(self, number: signal.Signals) -> None:
+        with started() as (rig, traces):
+            rig.send_signal(number)
+            assert rig.wait(30) == 130
+            assert list(traces) == []
+
+    def test_the_next_one_removes_what_a_killed_one_left(self, tmp_path: Path) -> None:
+        with started() as (rig, traces):
+            rig.kill()
+            rig.wait()
+            assert traces.kinds() >= {"link", "host"}
+            with Cluster(nodes=1, folder=tmp_path):
+                until(lambda: not any(str(traces.folder) in trace for trace in traces), 5)
+            assert list(traces) == []
+
+    def test_two_at_once(self, tmp_path: Path) -> None:
+        with (
+            Cluster(nodes=2, folder=tmp_path / "a") as a,
+            Cluster(nodes=2, folder=tmp_path / "b") as b,
+        ):
+            for cluster in (a, b):
+                query = ["getent", "hosts", "node0"]
+                assert srun(cluster, "-N2", "--label", *query).count(cluster.on("node1", query).stdout) == 2
+        assert [*Traces.of(a.folder), *Traces.of(b.folder)] == []
+
+
+@contextmanager
+def started() -> Iterator[tuple[subprocess.Popen[str], Traces]]:
+    """``python -m tests.rig`` whose command starts a job and runs on."""
+    script = f"srun -N2 sleep {_FOREVER} & echo $SLURM_CONF; wait"
+    argv = [sys.executable, "-m", "tests.rig", "--nodes", "2", "--", "sh", "-c", script]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as rig:
+        assert rig.stdout
+        traces = Traces.of(Path(rig.stdout.readline().strip()).parent)
+        try:
+            until(lambda: traces.sleeping() == 2, 20)
+            yield rig, traces
+        finally:
+            rig.terminate()
+            shutil.rmtree(traces.folder, ignore_errors=True)
+
+
+class TestCommand:
+    def test_returns_the_code_of_the_command(self) -> None:
+        argv = [sys.executable, "-m", "tests.rig", "--nodes", "2", "--", "sh", "-c", "srun -N2 hostname; exit 7"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert (done.returncode, sorted(done.stdout.split())) == (7, ["node0", "node1"])
+
+
+class TestUnavailable:
+    def test_names_the_packages_that_are_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        assert "slurmctld, slurmd" in (Cluster.unavailable() or "")
+        assert "apt-get install slurm-wlm munge" in (Cluster.unavailable() or "")
+
+    def test_needs_root(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert "needs root" in (Cluster.unavailable() or "")
+
+    @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
+    def test_tests_fail_in_ci_and_are_skipped_elsewhere(self, ci: str, outcome: str) -> None:
+        test = f"{__file__}::TestJobs::test_names_resolve_everywhere"
+        argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+        done = subprocess.run(argv, env={"PATH": "/nowhere", "CI": ci}, capture_output=True, text=True, check=False)
+        assert outcome in done.stdout
+        assert "no Slurm cluster here: needs slurmctld" in done.stdout
