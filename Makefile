@@ -1,16 +1,22 @@
 # Two commands, each does all its own set-up in .venv:
 #   make trial   run seatrial on this machine
 #   make test    lint, types, tests
+# and, as root with Debian's slurm-wlm, munge, iproute2 and iptables:
+#   make cluster-trial   run it through Slurm on four nodes
 
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: trial test lint setup clean
+.PHONY: trial cluster-trial test lint setup clean
 .DEFAULT_GOAL := trial
 
 trial: $(SETUP)
 	$(BIN)/seatrial run
+
+# the quick trial on a real Slurm cluster of four nodes, made of namespaces on this machine (needs root and Slurm)
+cluster-trial: $(SETUP)
+	$(BIN)/python -m tests.rig --nodes 4 -- $(BIN)/seatrial run --launcher slurm --nodes 4
 
 test: lint
 	$(BIN)/pytest

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,18 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     assert "GPU out of memory" in out
     assert "nvidia-smi" in out
     assert "No known failure" in run("explain", _empty(tmp_path))[1]
+    (tmp_path / "run" / "jobs").mkdir(parents=True)
+    log.rename(tmp_path / "run" / "jobs" / "rank0.log")
+    assert "GPU out of memory" in run("explain", tmp_path / "run")[1]
+    piped = subprocess.run(
+        [sys.executable, "-m", "seatrial", "explain", "-"],
+        input="NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "standard input" in piped.stdout
+    assert "Xid 79" in piped.stdout
     code, _, err = run("explain", tmp_path / "nosuch.log")
     assert (code, "cannot read" in err) == (2, True)
 

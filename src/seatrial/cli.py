@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +20,7 @@ from seatrial.model import SeatrialError, UsageError, Verb
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from seatrial.model import Trial
+    from seatrial.model import Finding, Trial
 
 EXIT_CODES = {Verb.ACCEPTED: 0, Verb.REJECTED: 1, Verb.INCOMPLETE: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -173,19 +175,56 @@ def report(
 
 
 @app.command()
-def explain(paths: Annotated[list[Path], typer.Argument(help="Log files.")], as_json: AsJson = False) -> None:
+def explain(
+    paths: Annotated[list[Path], typer.Argument(help="Log files, run directories, or - for standard input.")],
+    as_json: AsJson = False,
+) -> None:
     """Logs → cause, first command to run, fix."""
     from seatrial.diagnose import explain as explain_log
+    from seatrial.diagnose.signatures import signatures
     from seatrial.report.inventory import print_findings
 
     try:
-        findings = [finding for path in paths for finding in explain_log(path)]
+        findings = [
+            finding
+            for path in paths
+            for log in _logs(path)
+            for finding in (_explain_stdin() if log == _STDIN else explain_log(log))
+        ]
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
     if as_json:
         _print_json([finding.model_dump(mode="json") for finding in findings])
     else:
-        print_findings(findings, _stdout())
+        print_findings(findings, len(signatures()), _stdout())
+
+
+_STDIN = Path("-")
+_LOG_ENDINGS = (".log", ".err", ".out")
+
+
+def _logs(path: Path) -> list[Path]:
+    """The logs of a run directory's jobs; a file is itself. Raises UsageError for a directory without logs."""
+    if not path.is_dir():
+        return [path]
+    logs = sorted(log for log in (path / "jobs").rglob("*") if log.suffix in _LOG_ENDINGS and log.is_file())
+    if not logs:
+        raise UsageError(f"no logs (*.log, *.err, *.out) in {path / 'jobs'}")
+    return logs
+
+
+def _explain_stdin() -> list[Finding]:
+    """Findings for standard input, by way of a temporary file: a pipe cannot be read from its end."""
+    from seatrial.diagnose import explain as explain_log
+
+    with tempfile.NamedTemporaryFile() as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        findings = explain_log(Path(copy.name))
+    return [
+        finding.model_copy(update={"source": finding.source.replace(copy.name, "standard input")})
+        for finding in findings
+    ]
 
 
 @app.command()

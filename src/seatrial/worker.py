@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import sys
 import threading
@@ -38,6 +40,7 @@ from seatrial.model import (
 )
 
 PULSE_S = 1.0
+ENDING = "closing"  # said by a rank that is on its way out, and from which no pulse is to be expected any more
 Kind = TypeVar("Kind")
 
 
@@ -58,13 +61,21 @@ class Identity:
 
 
 class Pulse:
-    """The sign of life of one rank, with what it is doing."""
+    """The sign of life of one rank, with what it is doing.
+
+    It also ends the process on SIGTERM, and says so first: a rank that torchrun ends because another one failed must
+    not look as if it had gone silent. Python runs no handler while the main thread waits inside a collective; the
+    wake-up descriptor is written all the same.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
         self.say("starting")
         self._stopping = threading.Event()
+        self._signals, wake_up = os.pipe2(os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_up)
+        signal.signal(signal.SIGTERM, lambda *_: None)
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def __enter__(self) -> Pulse:
@@ -83,9 +94,17 @@ class Pulse:
         self._state = {**self._state, "note": text}
 
     def _beat(self) -> None:
-        while not self._stopping.wait(PULSE_S):
+        while not self._stopping.is_set():
+            self._end_on_sigterm()
             with contextlib.suppress(OSError):  # a full disk is told by the journal; no pulse would read as a hang
                 self._write()
+
+    def _end_on_sigterm(self) -> None:
+        """Wait for a second, or for a signal."""
+        if select.select([self._signals], [], [], PULSE_S)[0] and signal.SIGTERM in os.read(self._signals, 16):
+            self.say(ENDING)
+            self._write()
+            os._exit(128 + signal.SIGTERM)
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".tmp")
@@ -111,7 +130,7 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
             journal.append({"measurement": measurement.model_dump(mode="json")})
             if measurement.error and check.scope is Scope.CLUSTER:
                 raise SeatrialError(f"{name}: {measurement.error}")
-        pulse.say("closing")
+        pulse.say(ENDING)
         _close_device(job)
 
 

@@ -35,6 +35,11 @@ def test_a_hostile_line_takes_no_time(signature: Signature) -> None:
         "[Errno " * 10**5,
         " \t" * 10**5 + "x",
         "gai error: " * 10**4,
+        "NVRM: Xid (" * 10**4,
+        "Got completion from peer " * 10**4,
+        "FileNotFoundError cache-" * 10**4,
+        "mlx5_core DataLoader worker " * 10**4,
+        "loss" + " " * 10**5,
     ):
         signature.matches(line)
     assert time.monotonic() - clock < 0.5
@@ -84,3 +89,24 @@ def test_errors_and_the_logs_of_broken_jobs_are_diagnosed_once(tmp_path: Path) -
     assert (finding.where, finding.confidence) == ("rank 0", "high")
     fine = result.model_copy(update={"state": JobState.COMPLETED})
     assert diagnose([fine], [], tmp_path) == ()
+
+
+def _named(*lines: str) -> list[str]:
+    return [match.signature.id for match in search(lines, "x.log")]
+
+
+def test_an_xid_is_read_from_its_place_and_not_from_other_numbers() -> None:
+    assert _named("NVRM: Xid (PCI:0000:79:00): 48, pid=79, name=79, 31, 13,") == ["xid.48"]
+    assert _named("nvidia-smi: 79 C, Xid errors: 0") == []
+
+
+def test_what_is_harmless_is_not_told() -> None:
+    assert _named("gpu1:1:2 [0] NCCL INFO Using network Socket", "NCCL INFO NET/IB : No device found.") == []
+
+
+def test_the_kernel_s_and_slurm_s_words_for_no_memory_differ() -> None:
+    cgroup = "Memory cgroup out of memory: Killed process 31933 (python3) total-vm:309536kB"
+    assert _named(cgroup, "error: Detected 1 oom_kill event in StepId=1.0.") == [
+        "host.out_of_memory",
+        "slurm.out_of_memory",
+    ]

@@ -60,6 +60,7 @@ class Recorder:
         self(f"sinfo-{scene}-default", ["sinfo"])
         self(f"sinfo-{scene}-reasons", ["sinfo", "-R", "-o", "%E|%u|%H|%N"])
         self(f"scontrol-show-nodes-{scene}", ["scontrol", "show", "nodes"])
+        self(f"scontrol-ping-{scene}", ["scontrol", "ping"])
 
     def jobs(self, scene: str) -> None:
         self(f"squeue-{scene}", ["squeue", "--json"])
@@ -70,7 +71,6 @@ class Recorder:
 def healthy(record: Recorder) -> None:
     record.nodes("healthy")
     record.jobs("healthy")
-    record("scontrol-ping", ["scontrol", "ping"])
     record("scontrol-show-nodes-json", ["scontrol", "show", "nodes", "--json"])
     record("sinfo-version", ["sinfo", "--version"])
     record("scontrol-show-config", ["scontrol", "show", "config"])
@@ -120,8 +120,7 @@ def waiting(record: Recorder) -> None:
     """What sbatch takes although it can never start."""
     cluster = record.cluster
     time.sleep(3)
-    record("squeue-impossible-fields", _QUEUE)
-    record("scontrol-show-jobs-impossible", ["scontrol", "show", "jobs"])
+    record.jobs("impossible")
     cluster.run(["scancel", "--user=root"])
     cluster.wait_for(cluster.nodes, "idle")
 

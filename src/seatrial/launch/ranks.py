@@ -10,6 +10,7 @@ from typing import Any
 
 from seatrial.journal import Follower, Record
 from seatrial.model import Measurement
+from seatrial.worker import ENDING
 
 
 @dataclass
@@ -29,6 +30,16 @@ class Rank:
     def current(self) -> str | None:
         """The check this rank has started and not yet measured."""
         return next((check for check in self.started if check not in self.measured), None)
+
+    @property
+    def at_work(self) -> bool:
+        """Not yet on its way out, from where it needs no pulse."""
+        return self.pulse.get("doing") != ENDING
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has told of an error: it ended, and is not the one that went silent."""
+        return any(measured.error for measured in self.measured.values())
 
     @property
     def name(self) -> str:

@@ -153,9 +153,11 @@ def _is_followup(measurement: Measurement, checks: Mapping[str, Check]) -> bool:
 
 def _stuck(job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits) -> tuple[JobState, Blame] | None:
     now = time.monotonic()
-    for rank in ranks:
-        if rank.seen is not None and now - rank.seen > limits.silence_s and rank.pulse.get("doing") != "closing":
-            return JobState.HUNG, blame.silent(rank, now - rank.seen)
+    silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > limits.silence_s and rank.at_work]
+    if silent:
+        # the first to fall silent: the others may have ended because of it
+        first = min(silent, key=lambda rank: (rank.failed, rank.seen))
+        return JobState.HUNG, blame.silent(first, now - (first.seen or now))
     for rank in ranks:
         check = rank.current
         if check and now - rank.started[check] > job.limits[check]:

@@ -96,11 +96,14 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
     ]
 
 
-def print_findings(findings: Sequence[Finding], console: Console) -> None:
+def print_findings(findings: Sequence[Finding], patterns: int, console: Console) -> None:
+    """What logs mean; ``patterns`` is how many were looked for."""
     if not findings:
-        console.print("No known failure in these logs.")
+        tried = f"No known failure: none of {patterns} patterns occurs in these logs."
+        console.print(f"{tried} This is no all-clear.", highlight=False, soft_wrap=True)
     for finding in findings:
-        console.print(f"[bold]{escape(clean(finding.what))}[/]  ({escape(clean(finding.source))})", highlight=False)
+        where = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
+        console.print(f"[bold]{escape(clean(finding.what))}[/]  {where}", highlight=False, soft_wrap=True)
         for title, text in (("why", finding.why), ("first", finding.first_command), ("fix", finding.remedy)):
             console.print(f"  {title:<6}{escape(clean(text))}", highlight=False, soft_wrap=True)
 

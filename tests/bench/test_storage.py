@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.bench import storage
+from seatrial.bench.nodes import Actors
+from seatrial.bench.storage import Site
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("size", [4096, MIB, 9 * MIB])
+def test_a_stream_is_written_and_read_whole(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "large"
+    written, read = storage.write_stream(path, size), storage.read_stream(path, size)
+    assert path.stat().st_size == size
+    assert written.seconds > 0
+    assert read.seconds > 0
+    content = path.read_bytes()
+    assert content[:4096] != bytes(4096)
+    assert size <= storage.CHUNK or content[storage.CHUNK : storage.CHUNK + 64] == content[:64]
+
+
+def test_a_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
+    storage.write_stream(tmp_path / "short", MIB)
+    with pytest.raises(OSError, match="ended 1048576 bytes before its end"):
+        storage.read_stream(tmp_path / "short", 2 * MIB)
+
+
+def test_without_direct_io_it_goes_through_the_cache_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, advised = os.open, list[int]()
+
+    def refuse(path: Any, flags: int, *arguments: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+        return real(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, start, length, advice: advised.append(advice))
+    assert not storage.write_stream(tmp_path / "x", MIB).direct
+    assert not storage.read_stream(tmp_path / "x", MIB).direct
+    assert advised == [os.POSIX_FADV_DONTNEED]
+
+
+def test_another_error_of_open_is_not_taken_for_that(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        storage.read_stream(tmp_path / "absent", MIB)
+
+
+def test_small_files_come_and_go(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    assert storage.create_small(folder, 5) > 0
+    assert [path.stat().st_size for path in folder.iterdir()] == [storage.SMALL] * 5
+    assert storage.stat_small(folder, 5) > 0
+    assert storage.unlink_small(folder, 5) > 0
+    assert list(folder.iterdir()) == []
+
+
+def test_stat_of_a_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    storage.create_small(tmp_path / "small", 2)
+    with pytest.raises(FileNotFoundError):
+        storage.stat_small(tmp_path / "small", 3)
+
+
+def test_room_is_asked_for_before_it_is_used(tmp_path: Path) -> None:
+    storage.require_room(tmp_path, 1)
+    with pytest.raises(OSError, match=r"1048576TiB are needed for this measurement, .* are free") as raised:
+        storage.require_room(tmp_path, 2**60)
+    assert raised.value.errno == errno.ENOSPC
+
+
+def test_each_actor_has_files_of_its_own_and_a_neighbour(tmp_path: Path) -> None:
+    site = Site(tmp_path, Actors(("a", "b", "c"), 2, True))
+    assert [path.name for path in site.files("x")] == ["x.0", "x.1", "x.2"]
+    assert (site.mine("x").name, site.of_next("x").name) == ("x.2", "x.0")
+    assert site.who([0, 2]) == "a, c"

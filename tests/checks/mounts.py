@@ -1,0 +1,25 @@
+"""Real filesystems with a fault, for tests that run as root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# In CI these tests must run: there a mount that is refused is an error.
+POSSIBLE = os.geteuid() == 0 or bool(os.environ.get("CI"))
+needed = pytest.mark.skipif(not POSSIBLE, reason="mounting a filesystem needs root")
+
+
+@contextmanager
+def tmpfs(folder: Path, options: str) -> Iterator[Path]:
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "seatrial-test", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

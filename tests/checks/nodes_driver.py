@@ -1,0 +1,82 @@
+"""Faults between nodes, put in for real; see tests.bench.cluster."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from seatrial.bench import links
+from seatrial.discover import host
+from tests.bench import cluster
+
+SKEW_S = 7.0
+
+
+def _unknown(name: str) -> tuple[str, ...]:
+    if name == "node2":
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return cluster.resolve(name)
+
+
+def _loopback(name: str) -> tuple[str, ...]:
+    return ("127.0.1.1",) if name == "node1" else cluster.resolve(name)
+
+
+class Deaf(links.Station):
+    """Gives out the number of a port, and closes it."""
+
+    def open(self) -> links.Card:
+        card = super().open()
+        assert self._socket
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._socket = None
+        return card
+
+
+class Impostor(links.Station):
+    """Greets with another token than it gave out, as another program on that port would."""
+
+    def open(self) -> links.Card:
+        card = super().open()
+        self._token = b"SSH-2.0-OpenSSH\r"
+        return card
+
+
+class Mute(links.Station):
+    """Greets, and then does not answer."""
+
+    def _answer(self, line: socket.socket) -> None:
+        line.sendall(self._token)
+        line.recv(1)
+        line.close()
+
+
+def _no_port(*arguments: Any) -> socket.socket:
+    raise OSError(98, "Address already in use")
+
+
+def _hang(name: str) -> Sequence[str]:
+    time.sleep(60)
+    return ()
+
+
+FAULTS: dict[str, cluster.Fault] = {
+    "unknown_name": cluster.on(1, host, "resolve", _unknown),
+    "loopback_name": cluster.everywhere(host, "resolve", _loopback),
+    "silent_names": cluster.everywhere(host, "resolve", _hang),
+    "brief_patience": cluster.everywhere(links, "RESOLVE_S", 0.2),
+    "knows_itself": cluster.everywhere(links, "own_address", cluster.outside_address),
+    "closed_port": cluster.on(2, links, "Station", Deaf),
+    "first_is_deaf": cluster.on(1, links, "Station", Deaf),
+    "impostor": cluster.on(2, links, "Station", Impostor),
+    "mute": cluster.on(2, links, "Station", Mute),
+    "no_port": cluster.on(1, links, "_listen", _no_port),
+    "skewed_clock": cluster.on(1, links, "wall_clock", lambda: time.time() + SKEW_S),
+    "lost_clock": cluster.on(1, links, "wall_clock", lambda: time.time() - 1000),
+}
+
+if __name__ == "__main__":
+    cluster.main(FAULTS)
