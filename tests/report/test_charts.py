@@ -12,7 +12,7 @@ from seatrial.model import Series
 from seatrial.report.charts import (
     BOTTOM,
     HEIGHT,
-    LEFT,
+    LEAST_LEFT,
     MOST_POINTS,
     MOST_TICKS,
     RIGHT,
@@ -54,6 +54,13 @@ def test_many_sizes_are_labelled_at_powers_of_two() -> None:
     assert labels(chart.x.ticks) == ["1KiB", "16KiB", "256KiB", "4MiB", "64MiB", "1GiB"]
 
 
+def test_long_labels_have_room() -> None:
+    chart = only(series("latency", [2**20, 2**33], [24.7, 3_400_711], units="B us"))
+    assert labels(chart.y.ticks)[-1] == "10,000,000"
+    assert chart.x.start - 8 >= len("10,000,000") * 7  # a digit is as wide at a phone's larger print
+    assert chart.lines[0].points[0][0] == chart.x.start
+
+
 def test_a_time_over_sizes_has_a_log_axis_of_decades() -> None:
     chart = only(series("latency", [2**20, 2**33], [24.7, 34_711], units="B us"))
     assert labels(chart.y.ticks) == ["10", "100", "1,000", "10,000", "100,000"]
@@ -84,7 +91,7 @@ def test_many_subjects_are_a_band_with_the_median_and_those_in_trouble() -> None
     assert [line.label for line in chart.lines] == ["median of 20", "n3", "n19"]
     assert chart.band_label == "all 20"
     lowest, highest = chart.y.at(0), chart.y.at(19)
-    assert chart.band == f"{LEFT:g},{highest:g} 446,{highest:g} 446,{lowest:g} {LEFT:g},{lowest:g}"
+    assert chart.band == f"{LEAST_LEFT:g},{highest:g} 446,{highest:g} 446,{lowest:g} {LEAST_LEFT:g},{lowest:g}"
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spike() -> None:
@@ -117,7 +124,7 @@ def test_whatever_the_numbers_the_curve_stays_within_the_frame(points: list[tupl
     points = sorted(points)
     chart = only(series("loss", [x for x, _ in points], [y for _, y in points], units=units))
     for x, y in chart.lines[0].points:
-        assert LEFT <= x <= WIDTH - RIGHT
+        assert LEAST_LEFT <= x <= WIDTH - RIGHT
         assert TOP <= y <= HEIGHT - BOTTOM
     for axis in (chart.x, chart.y):
         assert len(axis.ticks) <= 10

@@ -11,6 +11,7 @@ import pytest
 from seatrial.model import Artifact, Trial
 from seatrial.report.html import MEANINGS, SYMBOLS, href, render
 from tests.report import samples
+from tests.report.made_up import HOW
 
 VOID = {"meta", "link", "wbr"}
 
@@ -101,6 +102,25 @@ def test_nothing_to_complain_of_is_said() -> None:
     trial = samples.accepted()
     good = tuple(verdict for verdict in trial.verdicts if verdict.outcome.value == "PASS")
     assert "Nothing: no check failed" in Page(render(trial.model_copy(update={"verdicts": good}))).text
+
+
+def test_how_it_was_measured_stands_open_under_the_heading() -> None:
+    html = render(samples.accepted())
+    assert f'<p class="how">{HOW}</p>' in html
+    assert html.count(HOW) == 1  # and not among the folded facts again
+
+
+def test_the_map_has_a_legend() -> None:
+    text = words(Page(render(samples.fleet())).text)
+    assert (
+        "A box is a GPU, by its number on the node; where not all is PASS, a sign stands in its place. "
+        "✗ FAIL ⊘ ERROR 0 PASS" in text
+    )
+    assert "A box is a rank (a process without a GPU), by" in words(Page(render(on_ranks())).text)
+
+
+def on_ranks() -> Trial:
+    return Trial.model_validate_json(samples.accepted().model_dump_json().replace("h200-01/gpu", "h200-01/rank"))
 
 
 def test_how_jobs_ended() -> None:

@@ -53,5 +53,9 @@ def test_a_ticket_is_not_flooded() -> None:
     assert "… and 18 more troubles, all in the report." in text
 
 
+def test_how_it_was_measured_is_told() -> None:
+    assert "- **collectives.all\\_reduce**: NCCL 2.28.9, 4 ranks on 1 node;" in render(samples.accepted())
+
+
 def test_commands_are_code() -> None:
     assert "`nvidia-smi -q -d ROW_REMAPPER -i 2`" in render(samples.rejected())

@@ -66,6 +66,16 @@ def test_the_table_by_subject_puts_the_worst_first() -> None:
     assert cell.reason.startswith("ecc_uncorrected is 3")
 
 
+def test_only_verdicts_put_subjects_in_order() -> None:
+    """More is better of a bandwidth and worse of a time: values alone say nothing of who is worst."""
+    checks = {check.name: check for chapter in chapters(samples.fleet()) for check in chapter.checks}
+    judged_apart, judged_alike = matrix(checks["gpu.inventory"]), matrix(checks["train.cnn"])
+    assert judged_apart
+    assert judged_apart.ranked
+    assert judged_alike
+    assert not judged_alike.ranked
+
+
 def test_a_check_of_one_subject_needs_no_table_by_subject() -> None:
     checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
     assert matrix(checks["host.inventory"]) is None
@@ -85,7 +95,11 @@ def test_a_strip_only_where_values_differ() -> None:
 
 def test_facts_that_differ_show_who_differs() -> None:
     measurements = tuple(
-        Measurement(check="x", subject=f"node{number}", facts={"driver": "570" if number == 3 else "580", "os": "U"})
+        Measurement(
+            check="x",
+            subject=f"node{number}",
+            facts={"how": "so", "driver": "570" if number == 3 else "580", "os": "U"},
+        )
         for number in (10, 2, 3)
     )
     rows = {row.name: row.values for row in facts_of(measurements)}

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from seatrial.model import Measurement, Metric, Outcome, Verdict
-from seatrial.report.view import CheckView, chapters, figure, grouped, launchers, natural, size, span, tally, troubles
+from seatrial.report.view import (
+    CheckView,
+    chapters,
+    counted,
+    figure,
+    grouped,
+    judge,
+    launchers,
+    natural,
+    size,
+    span,
+    tally,
+    troubles,
+)
 from tests.report import samples
 
 
@@ -86,11 +99,14 @@ def test_many_different_reasons_do_not_fill_the_table() -> None:
         (
             [("ok", 1, "bool"), ("wrong", 0, "count"), ("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")],
             [],
-            "busbw.2 2 GB/s",
+            "busbw.2 2 GB/s, not judged",
         ),
         ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.FAIL)], "wrong 0"),
         ([("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")], [("busbw.1", Outcome.PASS)], "busbw.1 1 GB/s"),
-        ([("only", 0, "count")], [], "only 0"),
+        ([("only", 0, "count")], [], "only 0, not judged"),
+        ([("nodes", 2, "nodes")], [("nodes", Outcome.PASS)], "nodes 2"),
+        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.PASS)], "speed 5 s, not judged"),
+        ([("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s, not judged"),
         ([], [], ""),
     ],
 )
@@ -99,6 +115,38 @@ def test_the_key_figure_is_what_a_reader_looks_for(
 ) -> None:
     given = tuple(verdict("n", outcome, name) for name, outcome in verdicts)
     assert check(*((*metric, "n") for metric in metrics), verdicts=given).key_figure == expected
+
+
+@pytest.mark.parametrize(
+    ("subjects", "expected"),
+    [
+        (["n/rank0", "cluster", "n/rank1"], "cluster + 2 ranks"),
+        (["n", "n/gpu0"], "1 node + 1 GPU"),
+        (["a->b", "b->a"], "2 links"),
+        ([], "none"),
+    ],
+)
+def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> None:
+    assert counted(subjects) == expected
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "expected"),
+    [
+        ("rule: yes", "rule: must be yes"),
+        ("trial site: no", "trial site: must be no"),
+        ("rule: == yes", "rule: must be yes"),
+        ("rule: == 0", "rule: == 0"),
+    ],
+)
+def test_a_limit_that_is_a_bool_reads_as_a_sentence(judged_by: str, expected: str) -> None:
+    assert judge(Verdict(check="x", subject="n", outcome=Outcome.PASS, reason="", judged_by=judged_by)) == expected
+
+
+def test_how_it_was_measured_is_told_once_unless_processes_differ() -> None:
+    told = [{"how": "so"}, {"how": "so"}, {}, {"how": "otherwise"}]
+    measurements = tuple(Measurement(check="x", subject="n", facts=facts) for facts in told)
+    assert CheckView("x", "X", "Other", (), measurements).how == ["so", "otherwise"]
 
 
 def test_troubles_are_grouped_worst_first() -> None:

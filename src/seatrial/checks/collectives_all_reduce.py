@@ -94,6 +94,37 @@ def measure(place: Place, options: AllReduceOptions) -> Iterator[Observation]:
     if leads:
         yield from _summary(results, subjects)
         yield from _facts({"not_allocated": refused} if refused else {})
+        yield Fact(name="how", value=_how(path, nodes, options.dtype, results))
+
+
+def _how(path: dict[str, object], nodes: int, dtype: str, results: dict[int, Result]) -> str:
+    """What was measured, over which path, how often and how sure, in a sentence."""
+    ranks, windows = path["world_size"], [len(result.timings.windows) for result in results.values()]
+    count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
+    return (
+        f"{_carrier(path)}, {ranks} ranks on {nodes} {'node' if nodes == 1 else 'nodes'}, in place, {dtype}; each "
+        f"figure is the median of {count} windows, each the mean over ranks; busbw = algbw · 2(n−1)/n, "
+        f"as nccl-tests has it; {_certainty(max(results), results[max(results)].timings)}"
+    )
+
+
+def _carrier(path: dict[str, object]) -> str:
+    """Which library moved the data, and over what as far as it is known: NCCL chooses by itself."""
+    if path["backend"] == "nccl":
+        return f"NCCL {path['nccl_version']} over the transports of its own choice"
+    environment = path["backend_environment"]
+    interface = environment.get("GLOO_SOCKET_IFNAME") if isinstance(environment, dict) else None
+    return f"gloo over {interface or 'the interface of its own choice (GLOO_SOCKET_IFNAME is not set)'}"
+
+
+def _certainty(size: int, timings: Timings) -> str:
+    """The 95 % interval of the bus bandwidth at one size."""
+    from seatrial.bench.collectives import median_interval
+
+    interval = median_interval([_figures(size, seconds, timings.ranks)["busbw"] for seconds in timings.means])
+    if not interval:
+        return f"too few windows for a 95 % interval at {_label(size)}"
+    return f"95 % interval of busbw.{_label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"
 
 
 def _figures(size: int, seconds: float, ranks: int) -> dict[str, float]:

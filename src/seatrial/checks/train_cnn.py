@@ -43,7 +43,7 @@ def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
 
     start = time.monotonic()
     data = images.load(options.data)
-    facts = {**cnn.describe(place.device), "data": _describe(data)}
+    facts = {**cnn.describe(place.device), "data": _describe(data), "how": _how(data, options)}
     yield from (Fact(name=name, value=value) for name, value in facts.items())
 
     net = cnn.build(place.device)
@@ -79,6 +79,17 @@ def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
 def _describe(data: Images) -> dict[str, object]:
     counts = {"train": len(data.train_labels), "held_out": len(data.test_labels)}
     return {"source": data.source, **counts, "does_not_show": data.does_not_show or None}
+
+
+def _how(data: Images, options: CnnOptions) -> str:
+    """What was measured, how often and on what, in a sentence."""
+    steps = options.epochs * math.ceil(len(data.train_labels) / options.batch)
+    return (
+        f"Each process trains a net of its own, all at the same time, on {data.source}: one run from a fixed seed of "
+        f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} pictures in batches of {options.batch}; "
+        f"accuracy is of {len(data.test_labels)} pictures held out; images_per_second is over all steps, "
+        f"warm-up included"
+    )
 
 
 def _metric(place: Place, name: str, value: float) -> Metric:

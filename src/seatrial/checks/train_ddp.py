@@ -105,6 +105,7 @@ def _observe(place: Place, options: DdpOptions) -> Iterator[Observation]:
     digests = ddp.gather(proofs.parameter_digest([proof.model, speed.model]))
     if leads:
         yield from _speed(speed, place.device)
+        yield Fact(name="how", value=_how(proof, speed))
         yield from _digests(digests, proofs.odd_ranks(digests), subjects)
         yield _count("nonfinite_losses", _nonfinite([*proof.losses, *(proof.alone or ()), *speed.last_losses]))
 
@@ -183,6 +184,19 @@ def _speed(speed: Speed, device: str) -> Iterator[Observation]:
     yield Fact(name="load", value={**asdict(speed.load), "parameters": speed.parameters, "precision": speed.precision})
     if not device.startswith("cuda"):
         yield Fact(name="speed_means", value=CPU_SPEED)
+
+
+def _how(proof: Proof, speed: Speed) -> str:
+    """What was measured, how often, against what, in a sentence."""
+    from seatrial.train.throughput import WARMUP
+
+    load = speed.load
+    return (
+        f"Data from a Markov chain of known entropy, no file is read; parity over {len(proof.losses)} steps in fp32; "
+        f"speed is the median of {load.steps} steps of {load.batch} × {load.seq_len} tokens a process after {WARMUP} "
+        f"of warm-up, the same batch in every step, {speed.precision}; scaling efficiency is against the same "
+        f"processes training at the same time without communication, not against one on an idle machine"
+    )
 
 
 def _digests(digests: Sequence[str], odd: Sequence[int], subjects: Sequence[str]) -> Iterator[Observation]:

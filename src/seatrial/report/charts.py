@@ -12,7 +12,8 @@ from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.view import family, figure, unit_in_print
 
 WIDTH, HEIGHT = 460.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 24.0, 40.0  # the frame around the drawing area: room for the labels of the axes
+RIGHT, TOP, BOTTOM = 14.0, 24.0, 40.0  # the frame around the drawing area: room for the labels of the axes
+LEAST_LEFT, LEFT_OF_TICK, DIGIT = 58.0, 12.0, 7.8  # on the left as the labels need: a digit at a phone's larger print
 MOST_LINES = 8  # more than that no eye tells apart: then the band of all, the median, and those in trouble
 MOST_POINTS = 400  # about one for each unit of width
 
@@ -85,8 +86,9 @@ def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
     xs = sorted({x for one in group for x in one.x})
     ys = [y for one in group for y in one.y]
     log = first.x_unit == "B" and xs[0] > 0
-    x = (_sizes if log else _linear)(xs, first.x_unit, LEFT, WIDTH - RIGHT)
     y = _y_axis(first, ys, log)
+    left = max(LEAST_LEFT, LEFT_OF_TICK + DIGIT * max(len(label) for _, label in y.ticks))
+    x = (_sizes if log else _linear)(xs, first.x_unit, left, WIDTH - RIGHT)
     few = len(group) <= MOST_LINES
     chosen = group if few else [one for one in group if one.subject in troubled][: MOST_LINES - 2]
     labels = _labels(group)

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
 from seatrial.report import charts, sections
 from seatrial.report.text import neutral, plural, prose
-from seatrial.report.view import chapters, launchers, size, tally, troubles
+from seatrial.report.view import chapters, judge, launchers, size, tally, troubles
 
 # The sign beside each word, so that nothing hangs on colour alone.
 SYMBOLS: dict[str, str] = {
@@ -68,7 +68,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(prose=prose, plural=plural, utc=_utc, href=href, pretty=sections.pretty)
+    environment.filters.update(prose=prose, plural=plural, utc=_utc, href=href, judge=judge, pretty=sections.pretty)
     environment.globals.update(
         SYMBOLS=SYMBOLS, MEANINGS=MEANINGS, WORST_FIRST=WORST_FIRST, sections=sections, charts=charts
     )

@@ -20,7 +20,7 @@ def render(trial: Trial) -> str:
     """The decision, a table of checks, and the worst troubles and findings with evidence."""
     trial = neutral(trial)
     shown = troubles(trial)
-    parts = [_head(trial), _table(trial), *map(_trouble, shown[:MOST_TROUBLES])]
+    parts = [_head(trial), _table(trial), *_how(trial), *map(_trouble, shown[:MOST_TROUBLES])]
     if len(shown) > MOST_TROUBLES:
         parts.append(f"… and {plural(len(shown) - MOST_TROUBLES, 'more trouble')}, all in the report.")
     if trial.findings:
@@ -43,7 +43,7 @@ def _head(trial: Trial) -> str:
 
 
 def _table(trial: Trial) -> str:
-    rows = ["| check | subjects | outcome | key figure |", "|---|---:|---|---|"]
+    rows = ["| check | subjects | outcome | key figure |", "|---|---|---|---|"]
     rows += [_row(check) for chapter in chapters(trial) for check in chapter.checks]
     rows += [f"| {_cell(check)} | | left out | {_cell(reason)} |" for check, reason in trial.left_out.items()]
     return "\n".join(rows)
@@ -51,7 +51,14 @@ def _table(trial: Trial) -> str:
 
 def _row(check: CheckView) -> str:
     told = ", ".join(f"{count} {outcome}" for outcome, count in tally(check.verdicts)) or "UNJUDGED: no verdict"
-    return f"| {_cell(check.name)} | {len(check.subjects)} | {told} | {_cell(check.key_figure)} |"
+    return f"| {_cell(check.name)} | {_cell(check.extent)} | {told} | {_cell(check.key_figure)} |"
+
+
+def _how(trial: Trial) -> list[str]:
+    """How each check measured, where it says so."""
+    checks = [check for chapter in chapters(trial) for check in chapter.checks]
+    told = [f"- **{_text(check.name)}**: {_text(how)}" for check in checks for how in check.how]
+    return ["\n".join(["How it was measured:", "", *told])] if told else []
 
 
 def _trouble(group: Group) -> str:

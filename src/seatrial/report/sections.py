@@ -10,7 +10,7 @@ from typing import Any
 
 from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Rug, charts, rug
-from seatrial.report.view import TROUBLE, CheckView, Row, figure, natural, span
+from seatrial.report.view import HOW, TROUBLE, CheckView, Row, figure, natural, span
 
 _PLACE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
 
@@ -103,9 +103,14 @@ class Matrix:
     columns: tuple[Row, ...]
     lines: tuple[tuple[str, Outcome, tuple[Cell | None, ...]], ...]
 
+    @property
+    def ranked(self) -> bool:
+        """Whether verdicts put the lines in order. Values do not: of some metrics more is better, of others worse."""
+        return len({outcome for _, outcome, _ in self.lines}) > 1
+
 
 def matrix(check: CheckView) -> Matrix | None:
-    """The metrics of a check that have several subjects, worst subject first. None where there are none."""
+    """The metrics of a check that have several subjects, worst verdict first. None where there are none."""
     columns = tuple(row for row in check.rows if len(row.readings) > 1)
     found = [{reading.subject: reading for reading in row.readings} for row in columns]
     lines = []
@@ -154,10 +159,15 @@ class FactRow:
 
 
 def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
-    """The facts of a check by name. What differs between places shows as several values: often the very fault."""
+    """The facts of a check by name. What differs between places shows as several values: often the very fault.
+
+    Without the fact ``how``, which stands under the check's heading.
+    """
     found: dict[str, dict[str, tuple[Any, list[str]]]] = {}
     for measurement in measurements:
         for name, value in measurement.facts.items():
+            if name == HOW:
+                continue
             key = json.dumps(value, sort_keys=True)
             found.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
     rows = []

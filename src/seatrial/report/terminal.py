@@ -49,7 +49,7 @@ def summary(trial: Trial, console: Console) -> None:
 def _table(trial: Trial) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(overflow="fold", min_width=12)
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for chapter in chapters(trial):
@@ -63,7 +63,7 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
     outcome = check.outcome
     return (
         Text(f"  {check.name}"),
-        Text(plural(len(check.subjects), "subject"), "dim"),
+        Text(check.extent, "dim"),
         Text(outcome, STYLES[outcome]),
         Text(one_line(check.key_figure or _first_reason(check))),
     )

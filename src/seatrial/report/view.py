@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from seatrial.checks import catalog
 from seatrial.model import (
+    CLUSTER,
     WORST_FIRST,
     Artifact,
     Measurement,
@@ -31,6 +32,9 @@ from seatrial.report.text import plural
 OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
 _UNITS_IN_PRINT = {"count": "", "us": "µs"}
 MOST_REMARKS = 2
+HOW = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
+_YES_OR_NO = re.compile(r": (?:== )?(?=(?:yes|no)$)")
+_KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"))
 TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
@@ -97,6 +101,11 @@ class Row:
     def troubled(self) -> bool:
         return any(outcome in TROUBLE for outcome, _ in self.outcomes)
 
+    @property
+    def judged(self) -> bool:
+        """Whether a rule had something to say: not where none looks at this metric, nor where none applies."""
+        return any(outcome not in (Outcome.SKIP, Outcome.UNJUDGED) for outcome, _ in self.outcomes)
+
     @cached_property
     def verdicts(self) -> list[Verdict]:
         return [verdict for reading in self.readings for verdict in reading.verdicts]
@@ -104,7 +113,7 @@ class Row:
     @property
     def remark(self) -> str:
         """What judged it; where nothing did, why."""
-        texts = dict.fromkeys(verdict.judged_by or verdict.reason for verdict in self.verdicts)
+        texts = dict.fromkeys(judge(verdict) or verdict.reason for verdict in self.verdicts)
         return "; ".join(texts) if len(texts) <= MOST_REMARKS else f"{next(iter(texts))}; and so on"
 
 
@@ -132,6 +141,17 @@ class CheckView:
             for metric in measurement.metrics:
                 outcomes.setdefault(metric.subject, Outcome.PASS)
         return sorted(outcomes, key=lambda subject: (WORST_FIRST.index(outcomes[subject]), natural(subject)))
+
+    @property
+    def extent(self) -> str:
+        """How many places of which kind: ``cluster + 2 ranks``."""
+        return counted(self.subjects)
+
+    @property
+    def how(self) -> list[str]:
+        """What was measured, over which path, how often and how sure: a sentence, several where processes differ."""
+        told = (str(measurement.facts[HOW]) for measurement in self.measurements if HOW in measurement.facts)
+        return list(dict.fromkeys(told))
 
     @property
     def seconds(self) -> float:
@@ -169,7 +189,8 @@ class CheckView:
     def key_figure(self) -> str:
         """The metric in trouble, else the first that is neither zero nor a yes, judged before recorded; with its span.
 
-        Of a recorded family such as ``busbw.*`` it is the last member: the largest size.
+        Of a recorded family such as ``busbw.*`` it is the last member: the largest size. It is said of a figure that
+        no rule judged it: the outcome beside it speaks of other metrics.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -177,7 +198,8 @@ class CheckView:
         row = min(rows, key=_dullness)
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
-        return f"{row.name} {span(row.values, row.unit)}"
+        unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
+        return f"{row.name} {span(row.values, unit)}{'' if row.judged else ', not judged'}"
 
 
 @dataclass(frozen=True)
@@ -247,6 +269,28 @@ def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
         key = (verdict.check, verdict.metric, verdict.outcome, verdict.judged_by, verdict.remedy)
         groups.setdefault(key, []).append(verdict)
     return [Group(tuple(sorted(group, key=lambda verdict: natural(verdict.subject)))) for group in groups.values()]
+
+
+def judge(verdict: Verdict) -> str:
+    """What judged, in print: a limit that is a bool reads ``rule: must be yes``."""
+    return _YES_OR_NO.sub(": must be ", verdict.judged_by)
+
+
+def counted(subjects: Iterable[str]) -> str:
+    """How many subjects of which kind: ``cluster + 2 ranks``, ``1 node + 8 GPUs``."""
+    kinds = Counter(_kind(subject) for subject in subjects)
+    parts = [CLUSTER] if kinds[CLUSTER] else []
+    parts += [plural(kinds[one], one, many) for one, many in _KINDS if kinds[one]]
+    return " + ".join(parts) or "none"
+
+
+def _kind(subject: str) -> str:
+    if subject == CLUSTER:
+        return CLUSTER
+    if "->" in subject:
+        return "link"
+    place = subject.rpartition("/")[2] if "/" in subject else ""
+    return "GPU" if place.startswith("gpu") else "rank" if place.startswith("rank") else "node"
 
 
 def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
