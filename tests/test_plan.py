@@ -65,7 +65,7 @@ def test_what_asks_the_scheduler_runs_once_where_we_are() -> None:
     checks = {"slurm.x": declared("slurm.x", Scope.CONTROL)}
     settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
     (job,) = make_plan(settings, checks, Devices(0)).jobs
-    assert (job.name, job.nodes, job.ranks_per_node) == ("control", 1, 1)
+    assert (job.name, job.nodes, job.ranks_per_node, job.promised_nodes) == ("control", 1, 1, 4)
 
 
 def test_a_trial_can_give_a_check_more_time() -> None:

@@ -272,6 +272,7 @@ class Job(Frozen):
     checks: tuple[str, ...]
     options: dict[str, dict[str, JsonValue]]
     promised_gpus: int | None
+    promised_nodes: int = 1
     limits: dict[str, float] = Field(default={}, description="seconds for each check; after these it is given up")
     limit_s: float
     env: dict[str, str] = {}

@@ -108,6 +108,7 @@ def _job(placement: Placement, runnable: list[Check], config: Config, devices: D
         checks=tuple(check.name for check in checks),
         options={check.name: config.checks[check.name].options for check in checks},
         promised_gpus=_promised(config, devices),
+        promised_nodes=config.cluster.nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
         env=config.env,

@@ -203,7 +203,7 @@ def _place(
         device=device,
         gpu_index=gpu_index,
         promised_gpus=job.promised_gpus,
-        promised_nodes=job.nodes,
+        promised_nodes=job.promised_nodes,
         out=out,
         run_dir=run_dir,
         note=note,

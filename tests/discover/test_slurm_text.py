@@ -179,8 +179,8 @@ class TestJobs:
             ("FAILED", 0, 11),
             ("CANCELLED", 0, 15),
             ("TIMEOUT", 0, 15),
-            ("NODE_FAIL", 0, 0),
         }
+        assert "NODE_FAIL" in {job.state for job in ended}
 
     def test_in_words(self) -> None:
         words = {str(job) for job in jobs("ended")}

@@ -99,7 +99,7 @@ class SlurmJob:
         if job is None or not job.pending:
             return None
         waited = time.monotonic() - self.submitted
-        reason = f"job {self.id} is {job.state}: {job.reason or 'no reason given'}"
+        reason = f"job {self.id} is {job.state}: {job.reason or 'Slurm has given no reason yet'}"
         if waited > self.queue_s:
             return Waiting(reason=f"{reason}, after {waited:.0f} s (slurm.queue_s)", hopeless=True)
         hopeless = (job.reason or "").partition(",")[0] in HOPELESS

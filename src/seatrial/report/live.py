@@ -62,9 +62,9 @@ class Live:
         if self._console.is_terminal:
             elapsed = _clock(time.monotonic() - self._begun)
             self._status.update(f"{elapsed}  {self._heading}: {escape(clean(words))}")
-        elif words != self._words and words != "starting":
-            self._line(f"running {words}")
-        self._words = words
+        elif words not in (self._words, "starting", "closing"):
+            self._line(words if words.startswith("waiting") else f"running {words}")
+            self._words = words
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         why = "" if outcome is Outcome.PASS else f": {reason}"

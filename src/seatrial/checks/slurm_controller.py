@@ -1,0 +1,172 @@
+"""slurm.controller: does Slurm's controller answer, and is it set up so that training jobs can be trusted to it?"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.discover import slurm
+from seatrial.discover.slurm_facts import Settings
+from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+
+METRICS = {
+    "controllers_up": "controllers",
+    "controllers_down": "controllers",
+    "configuration_differs": "bool",
+    "loses_processes": "bool",
+    "binds_tasks": "bool",
+    "gpu_resource": "bool",
+    "kill_wait": "s",
+    "dead_nodes_noticed": "bool",
+    "health_check": "bool",
+    "memlock_lowered": "bool",
+}
+
+# Both find a job's processes by their parents or group, which a daemon leaves behind: slurm.conf(5), ProctrackType.
+_LOSING_TRACKERS = {"proctrack/linuxproc", "proctrack/pgid"}
+
+RULES = (
+    Rule(
+        metric="controllers_up",
+        shows=("controllers",),
+        expect=">= 1 controllers",
+        why="without a controller no job can be submitted, and none that runs is watched",
+        remedy="scontrol ping; on the controller's host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
+    ),
+    Rule(
+        metric="controllers_down",
+        shows=("controllers",),
+        expect="== 0 controllers",
+        breach=Outcome.WARN,
+        why="a backup controller that is down takes over from nobody",
+        remedy="systemctl status slurmctld on the host that is DOWN; scontrol ping",
+    ),
+    Rule(
+        metric="configuration_differs",
+        expect="== 0 bool",
+        breach=Outcome.WARN,
+        where={"configuration_compared": "yes"},
+        why="this machine's slurm.conf is not the controller's: the two may differ on ports, plugins and limits",
+        remedy="sha256sum /etc/slurm/slurm.conf, here and there; copy the controller's; then: scontrol reconfigure",
+    ),
+    Rule(
+        metric="loses_processes",
+        shows=("proctrack_type",),
+        expect="== 0 bool",
+        breach=Outcome.WARN,
+        why="Slurm finds a job's processes by parent or process group here: those that change it outlive the job, and "
+        "keep its GPUs",
+        remedy="ProctrackType=proctrack/cgroup in slurm.conf, then restart slurmctld and every slurmd",
+    ),
+    Rule(
+        metric="binds_tasks",
+        shows=("task_plugin",),
+        expect="== 1 bool",
+        breach=Outcome.WARN,
+        why="no plugin binds tasks to CPUs: jobs that share a node disturb each other, and GPUs are fed from the far "
+        "socket",
+        remedy="TaskPlugin=task/affinity,task/cgroup in slurm.conf, ConstrainCores=yes and ConstrainDevices=yes in "
+        "cgroup.conf, then restart every slurmd",
+    ),
+    Rule(
+        metric="gpu_resource",
+        shows=("gres_types",),
+        expect="== 1 bool",
+        where={"gpus_promised": "yes"},
+        why="GPUs were promised, and Slurm does not know of any: it cannot hand them out, nor keep jobs off them",
+        remedy="GresTypes=gpu in slurm.conf, Gres=gpu:N on each NodeName line, gres.conf (AutoDetect=nvml); restart "
+        "slurmctld and every slurmd, then: sinfo -o '%N %G'",
+    ),
+    Rule(
+        metric="kill_wait",
+        # 30 s is Slurm's default. A job that wants longer for a checkpoint asks for a signal ahead: sbatch --signal.
+        expect="<= 120 s",
+        breach=Outcome.WARN,
+        why="a hung training job that ignores SIGTERM keeps its nodes for so long after it was cancelled",
+        remedy="KillWait=30 in slurm.conf; scontrol reconfigure",
+    ),
+    Rule(
+        metric="dead_nodes_noticed",
+        expect="== 1 bool",
+        breach=Outcome.WARN,
+        why="SlurmdTimeout is 0: a node that dies is never set DOWN, and its jobs hang on it",
+        remedy="SlurmdTimeout=300 in slurm.conf; scontrol reconfigure",
+    ),
+    Rule(
+        metric="health_check",
+        expect="== 1 bool",
+        breach=Outcome.WARN,
+        why="nothing looks after the nodes between jobs: one with a lost GPU goes on taking jobs, and fails them all",
+        remedy="HealthCheckProgram and HealthCheckInterval=300 in slurm.conf; scontrol reconfigure",
+    ),
+    Rule(
+        metric="memlock_lowered",
+        shows=("propagate_resource_limits", "memlock_here"),
+        expect="== 0 bool",
+        breach=Outcome.WARN,
+        why="jobs inherit this machine's limit on locked memory, too little for RDMA: ibv_reg_mr fails in them",
+        remedy="PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then: scontrol reconfigure",
+    ),
+)
+
+
+def measure(place: Place, options: Options) -> Iterator[Observation]:
+    """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
+    if not slurm.installed():
+        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    controllers = slurm.ping()
+    yield Fact(name="controllers", value=[controller.model_dump() for controller in controllers])
+    try:
+        settings = slurm.settings()
+    except slurm.ControllerDown:  # other errors may lie on this machine, and say nothing of the controller
+        yield _metric("controllers_up", 0)
+        raise
+    yield _metric("controllers_up", sum(controller.up for controller in controllers))
+    yield _metric("controllers_down", sum(not controller.up for controller in controllers))
+    yield from (Fact(name=name, value=value) for name, value in settings.model_dump(mode="json").items())
+    yield from _judged(settings, place.promised_gpus or 0)
+
+
+def _judged(settings: Settings, promised_gpus: int) -> Iterator[Observation]:
+    compared = settings.same_configuration is not None
+    yield Fact(name="configuration_compared", value="yes" if compared else "no")
+    if compared:
+        yield _metric("configuration_differs", not settings.same_configuration)
+    if settings.proctrack_type is not None:
+        yield _metric("loses_processes", settings.proctrack_type in _LOSING_TRACKERS)
+    yield _metric("binds_tasks", bool(set(settings.task_plugin) - {"task/none", "none"}))
+    yield Fact(name="gpus_promised", value="yes" if promised_gpus else "no")
+    yield _metric("gpu_resource", "gpu" in settings.gres_types)
+    if isinstance(settings.kill_wait_s, int):
+        yield _metric("kill_wait", settings.kill_wait_s)
+    if settings.slurmd_timeout_s is not None:
+        yield _metric("dead_nodes_noticed", settings.slurmd_timeout_s != 0)
+    yield _metric("health_check", settings.health_check_program is not None)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limited = soft != resource.RLIM_INFINITY
+    yield Fact(name="memlock_here", value=soft if limited else "unlimited")
+    yield _metric("memlock_lowered", limited and _propagates(settings, "MEMLOCK"))
+
+
+def _propagates(settings: Settings, limit: str) -> bool:
+    """Whether jobs inherit this limit from where they are submitted: slurm.conf(5), PropagateResourceLimits."""
+    if settings.propagate_resource_limits_except:
+        return not {limit, "ALL"} & set(settings.propagate_resource_limits_except)
+    return bool({limit, "ALL"} & set(settings.propagate_resource_limits))
+
+
+def _metric(name: str, value: float) -> Metric:
+    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
+
+
+CHECK = Check(
+    name="slurm.controller",
+    title="Slurm's controller answers, with settings that suit training",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CONTROL,
+    metrics=METRICS,
+    rules=RULES,
+    measure=measure,
+    limit_s=300,
+)

@@ -1,0 +1,93 @@
+"""slurm.nodes: are enough of Slurm's nodes in service, and what is wrong with the others?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.discover import slurm
+from seatrial.discover.slurm_facts import Node
+from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+
+METRICS = {
+    "nodes": "nodes",
+    "nodes_usable": "nodes",
+    "nodes_missing": "nodes",
+    "up": "bool",
+    "in_service": "bool",
+    "free_of_reservations": "bool",
+}
+
+RULES = (
+    Rule(
+        metric="nodes_missing",
+        shows=("out_of_service",),
+        expect="== 0 nodes",
+        why="fewer nodes can take jobs than were promised",
+        remedy="sinfo -R names the reasons; when a node is mended: scontrol update nodename=NODE state=resume",
+    ),
+    Rule(
+        metric="up",
+        shows=("not_up",),
+        expect="== 1 bool",
+        why="the node is DOWN, marked as failing, or does not answer the controller",
+        remedy="scontrol show node NODE; on it: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
+        "the node has less than slurm.conf says, see slurmd -C on it",
+    ),
+    Rule(
+        metric="in_service",
+        shows=("held_back",),
+        expect="== 1 bool",
+        breach=Outcome.WARN,
+        why="somebody, or a health check, took the node out; it gets no new jobs",
+        remedy="sinfo -R; when the reason is gone: scontrol update nodename=NODE state=resume",
+    ),
+    Rule(
+        metric="free_of_reservations",
+        shows=("reserved",),
+        expect="== 1 bool",
+        breach=Outcome.WARN,
+        why="a reservation holds the node: only jobs that name it run there",
+        remedy="scontrol show reservations; name it to the trial, or: scontrol delete reservation NAME",
+    ),
+)
+
+
+def measure(place: Place, options: Options) -> Iterator[Observation]:
+    """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
+    if not slurm.installed():
+        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    nodes = slurm.nodes()
+    usable = sum(node.usable for node in nodes)
+    yield Fact(name="nodes", value=[node.model_dump(mode="json") for node in nodes])
+    yield Fact(name="out_of_service", value=_those(nodes, lambda node: not node.usable))
+    yield Fact(name="not_up", value=_those(nodes, lambda node: not node.up))
+    yield Fact(name="held_back", value=_those(nodes, lambda node: node.held_back))
+    yield Fact(name="reserved", value=_those(nodes, lambda node: node.reserved))
+    yield _metric("nodes", len(nodes))
+    yield _metric("nodes_usable", usable)
+    yield _metric("nodes_missing", max(0, place.promised_nodes - usable))
+    for node in nodes:
+        yield _metric("up", node.up, node.name)
+        yield _metric("in_service", not node.held_back, node.name)
+        yield _metric("free_of_reservations", not node.reserved, node.name)
+
+
+def _those(nodes: Sequence[Node], chosen: Callable[[Node], bool]) -> dict[str, str]:
+    return {node.name: str(node) for node in nodes if chosen(node)}
+
+
+def _metric(name: str, value: float, subject: str = CLUSTER) -> Metric:
+    return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+
+
+CHECK = Check(
+    name="slurm.nodes",
+    title="Slurm's nodes are up and in service",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CONTROL,
+    metrics=METRICS,
+    rules=RULES,
+    measure=measure,
+    limit_s=300,
+)

@@ -1,0 +1,94 @@
+"""slurm.partitions: can jobs get to the nodes, by a queue that is open, and will a forgotten one ever end?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.discover import slurm
+from seatrial.discover.slurm_facts import Node, Partition
+from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+
+METRICS = {
+    "partitions_up": "partitions",
+    "default_partitions": "partitions",
+    "nodes_out_of_reach": "nodes",
+    "partitions_without_limit": "partitions",
+}
+
+RULES = (
+    Rule(
+        metric="partitions_up",
+        shows=("partitions",),
+        expect=">= 1 partitions",
+        why="no partition is UP: jobs are queued, and none is started",
+        remedy="scontrol update partitionname=NAME state=up; for good, State=UP on its line in slurm.conf",
+    ),
+    Rule(
+        metric="default_partitions",
+        expect="== 1 partitions",
+        breach=Outcome.WARN,
+        why="a job that names no partition is refused",
+        remedy="Default=YES on the PartitionName line of one partition; until then give --partition with every job",
+    ),
+    Rule(
+        metric="nodes_out_of_reach",
+        shows=("out_of_reach",),
+        expect="== 0 nodes",
+        breach=Outcome.WARN,
+        why="these nodes are in no partition that is UP, so that no job ever gets there",
+        remedy="Put them on a PartitionName line of slurm.conf (Nodes=…), then: scontrol reconfigure",
+    ),
+    Rule(
+        metric="partitions_without_limit",
+        shows=("without_limit",),
+        expect="== 0 partitions",
+        breach=Outcome.WARN,
+        why="a job without --time runs there for ever: one that hangs holds its GPUs until someone looks, and Slurm "
+        "cannot let small jobs in before large ones (backfill), as it does not know when anything ends",
+        remedy="DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
+    ),
+)
+
+
+def measure(place: Place, options: Options) -> Iterator[Observation]:
+    """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
+    if not slurm.installed():
+        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    partitions, nodes = slurm.partitions(), slurm.nodes()
+    out_of_reach = _out_of_reach(partitions, nodes)
+    without_limit = [partition.name for partition in partitions if partition.up and _endless(partition)]
+    yield Fact(name="partitions", value=[partition.model_dump(mode="json") for partition in partitions])
+    yield Fact(name="out_of_reach", value=out_of_reach)
+    yield Fact(name="without_limit", value=without_limit)
+    yield _metric("partitions_up", sum(partition.up for partition in partitions))
+    yield _metric("default_partitions", sum(partition.default for partition in partitions))
+    yield _metric("nodes_out_of_reach", len(out_of_reach))
+    yield _metric("partitions_without_limit", len(without_limit))
+
+
+def _out_of_reach(partitions: Sequence[Partition], nodes: Sequence[Node]) -> list[str]:
+    up = {partition.name for partition in partitions if partition.up}
+    return [node.name for node in nodes if not up & set(node.partitions)]
+
+
+def _endless(partition: Partition) -> bool:
+    """Whether a job without --time has no limit. DefaultTime counts; where none is set, MaxTime does."""
+    limit = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
+    return limit in (None, "unlimited")
+
+
+def _metric(name: str, value: float) -> Metric:
+    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
+
+
+CHECK = Check(
+    name="slurm.partitions",
+    title="Slurm's partitions are open, and reach every node",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CONTROL,
+    metrics=METRICS,
+    rules=RULES,
+    measure=measure,
+    limit_s=300,
+)

@@ -1,0 +1,188 @@
+"""The checks of Slurm against a real one, healthy and broken. Nothing they submit stays in its queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.discover import slurm
+from seatrial.model import Outcome
+from tests.fakes.slurm import bad, judge, run
+from tests.processes import until
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.slow
+
+MakeCluster = Callable[..., Cluster]
+# What the rig is not: it has neither cgroups nor a health check, and passes on the limits of the machine it runs on.
+RIG = {
+    "slurm.controller": {"loses_processes", "binds_tasks", "health_check", "memlock_lowered"},
+    "slurm.nodes": set(),
+    "slurm.partitions": set(),
+    "slurm.jobs": {"memory_limited"},
+}
+
+
+@pytest.fixture
+def start(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    """Start a cluster and make it the one that this process asks."""
+
+    def start(nodes: int, **kind: Any) -> Cluster:
+        cluster = make_cluster(nodes, **kind)
+        monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+        return cluster
+
+    return start
+
+
+def outcomes(name: str, folder: Path, nodes: int = 2, gpus: int | None = None, **options: Any) -> dict[str, Outcome]:
+    """What does not pass, but for what the rig is not."""
+    check = catalog()[name]
+    found = bad(judge(check, run(check, folder, (nodes, gpus), **options)))
+    return {metric: outcome for metric, outcome in found.items() if metric not in RIG[name]}
+
+
+def error(name: str, folder: Path, **options: Any) -> str:
+    return run(catalog()[name], folder, **options).error or ""
+
+
+def queued(cluster: Cluster) -> str:
+    return cluster.run(["squeue", "--all", "--noheader", "-o", "%j %T"]).stdout
+
+
+@contextmanager
+def stopped(cluster: Cluster) -> Iterator[None]:
+    cluster.stop_controller()
+    try:
+        yield
+    finally:
+        cluster.start_controller()
+
+
+def test_a_healthy_cluster(start: MakeCluster, tmp_path: Path) -> None:
+    cluster = start(2, gpus_per_node=2)
+    for name in RIG:
+        assert outcomes(name, tmp_path, gpus=2) == {}, name
+    assert queued(cluster) == ""
+
+
+class TestFaults:
+    def test_drained_and_dead_nodes(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(3)
+        cluster.drain("node0", "fan broken")
+        cluster.kill_slurmd("node1")
+        cluster.wait_for(["node1"], "down", "down*", seconds=60)
+        found = {"in_service node0": Outcome.WARN, "up node1": Outcome.FAIL}
+        assert outcomes("slurm.nodes", tmp_path, nodes=1) == found
+        assert outcomes("slurm.nodes", tmp_path, nodes=2) == {**found, "nodes_missing": Outcome.FAIL}
+
+    def test_a_controller_that_is_down(self, start: MakeCluster, tmp_path: Path) -> None:
+        with stopped(start(1)):
+            assert outcomes("slurm.controller", tmp_path) == {
+                "controllers_up": Outcome.FAIL,
+                "login": Outcome.ERROR,
+            }
+            assert "the controller does not answer" in error("slurm.nodes", tmp_path)
+
+    def test_munge_that_is_down(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1)
+        cluster.stop_munge()
+        for name in RIG:
+            assert "munge, which vouches for us" in error(name, tmp_path)
+
+    def test_another_configuration_than_the_controllers(
+        self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cluster = start(1)
+        other = tmp_path / "slurm.conf"
+        other.write_text((cluster.folder / "slurm.conf").read_text() + "SrunPortRange=60001-63000\n")
+        monkeypatch.setenv("SLURM_CONF", str(other))
+        assert outcomes("slurm.controller", tmp_path) == {"configuration_differs": Outcome.WARN}
+
+
+class TestJobs:
+    def test_limits_are_enforced(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1, extra="JobAcctGatherParams=OverMemoryKill")
+        measurement = run(catalog()["slurm.jobs"], tmp_path, time_limit=True)
+        assert bad(judge(catalog()["slurm.jobs"], measurement)) == {}
+        assert measurement.facts["memory_limit"] == "OverMemoryKill"
+        assert {"memory_limit_enforced", "time_limit_enforced"} < {metric.name for metric in measurement.metrics}
+        assert queued(cluster) == ""
+
+    def test_environment_and_directory_that_do_not_arrive(
+        self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cluster = start(1)
+        cluster.private_dir(tmp_path, "node0")
+        (here := tmp_path / "here").mkdir()
+        monkeypatch.chdir(here)
+        for name in ("SBATCH_EXPORT", "SLURM_EXPORT_ENV"):
+            monkeypatch.setenv(name, "NONE")
+        assert outcomes("slurm.jobs", tmp_path) == {
+            "sbatch_environment": Outcome.FAIL,
+            "sbatch_directory": Outcome.WARN,
+            "srun_environment": Outcome.FAIL,
+            "srun_directory": Outcome.WARN,
+        }
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({"partition": "nosuch"}, "no such partition"),
+            ({"extra": ["--constraint=h200"]}, "no node has that feature"),
+            ({"extra": ["--gres=tpu:1"]}, "no such generic resource"),
+        ],
+    )
+    def test_what_slurm_refuses(self, start: MakeCluster, tmp_path: Path, options: dict[str, Any], why: str) -> None:
+        cluster = start(1)
+        assert why in error("slurm.jobs", tmp_path, **options)
+        assert queued(cluster) == ""
+
+    def test_a_queue_that_does_not_move(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1)
+        cluster.drain("node0", "fan broken")
+        assert "waited 3 s in vain: " in error("slurm.jobs", tmp_path, wait_s=3)
+        until(lambda: queued(cluster) == "", 10)
+
+    def test_inside_a_job_of_our_own(self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With the variables of a job that has long ended: srun would ask for a step of it."""
+        start(1)
+        for name, value in (("SLURM_JOB_ID", "4711"), ("SLURM_NTASKS", "8"), ("SLURM_MEM_PER_NODE", "4000")):
+            monkeypatch.setenv(name, value)
+        assert outcomes("slurm.jobs", tmp_path) == {}
+
+    def test_when_we_are_killed_slurm_itself_removes_what_waits(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1)
+        cluster.drain("node0", "fan broken")
+        code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
+        code += f"run(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))"
+        killed = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **cluster.env})
+        until(lambda: "PENDING" in queued(cluster), 20)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        (job,) = (line for line in cluster.run(["scontrol", "show", "jobs"]).stdout.split() if "Deadline=" in line)
+        assert job != "Deadline=N/A"
+
+
+def test_what_becomes_of_a_job(start: MakeCluster) -> None:
+    cluster = start(1)
+
+    def submit(script: str, *words: str) -> str:
+        return cluster.run(["sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", script]).stdout.strip()
+
+    failing, waiting = submit("exit 3"), submit("true", "--hold")
+    job = until(lambda: found if (found := slurm.job(failing)).ended else None, 20)
+    assert (job.state, job.exit_code, job.nodes) == ("FAILED", 3, "node0")
+    held = slurm.job(waiting)
+    assert (held.pending, held.reason, held.nodes) == (True, "JobHeldUser", "")
+    assert not slurm.job(4711).known

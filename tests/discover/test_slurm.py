@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from seatrial.discover import slurm
+from seatrial.discover.slurm_facts import Node
+from seatrial.model import SeatrialError, UsageError
+from seatrial.shell import Answer
+from tests.fakes.slurm import NODES, PARTITIONS, RECORDED, FakeSlurm, Reply, cluster, newer, recorded, refused, said
+
+NO_JSON = refused("sinfo: unrecognized option '--json'\nTry \"sinfo --help\" for more information\n")
+SACCT = "sacct --jobs 7 --allocations --noheader --parsable2 --format JobIDRaw,State,ExitCode,NodeList,"
+SACCT += "TimelimitRaw,Start,Reason"
+
+
+Install = Callable[[Mapping[str, Reply]], FakeSlurm]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    return lambda replies: FakeSlurm(replies).install(monkeypatch)
+
+
+def names(nodes: tuple[Node, ...]) -> list[str]:
+    return [node.name for node in nodes]
+
+
+class TestNodes:
+    def test_in_json_where_22_05_offers_it(self, install: Install) -> None:
+        fake = install(cluster("troubled"))
+        assert [str(node) for node in slurm.nodes()] == [
+            "IDLE",
+            "DOWN+NOT_RESPONDING: Not responding",
+            "IDLE+DRAIN: fan broken",
+            "IDLE",
+        ]
+        assert fake.asked == ["scontrol --version", "sinfo --json"]
+
+    def test_in_json_of_scontrol_from_23_02_on(self, install: Install) -> None:
+        command = "scontrol --all show nodes --json"
+        fake = install(newer("24.11.5", "nodes-24.11.json", command))
+        assert names(slurm.nodes()) == ["gpu1", "gpu2", "gpu3", "gpu4", "gpu5", "gpu7", "gpu8"]  # gpu6: in the future
+        assert fake.asked == ["scontrol --version", command]
+
+    @pytest.mark.parametrize("answer", [NO_JSON, said("not JSON"), said("[]"), Answer(1, '{"nodes": []}', "")])
+    def test_as_text_where_there_is_no_json(self, install: Install, answer: Answer) -> None:
+        install({**cluster(), "sinfo --json": answer})
+        assert names(slurm.nodes()) == ["node0", "node1", "node2", "node3"]
+
+    @pytest.mark.parametrize("version", ["slurm 20.11.9", "slurm next"])
+    def test_as_text_where_the_version_has_no_json_or_is_not_known(self, install: Install, version: str) -> None:
+        fake = install({"scontrol --version": said(version), NODES: cluster()[NODES]})
+        assert names(slurm.nodes()) == ["node0", "node1", "node2", "node3"]
+        assert fake.asked == ["scontrol --version", NODES]
+
+    def test_json_that_says_nothing_of_nodes_is_an_error(self, install: Install) -> None:
+        install({**cluster(), "sinfo --json": said('{"sinfo": []}')})
+        with pytest.raises(ValueError, match="no list of nodes"):
+            slurm.nodes()
+
+    def test_no_controller_is_not_an_empty_cluster(self, install: Install) -> None:
+        """sinfo --json of 22.05 then prints an empty list, and exits with 0."""
+        silent = recorded("sinfo-json-controller-down.json")
+        assert silent.code == 0
+        install({**cluster(), "sinfo --json": silent, NODES: recorded("scontrol-show-nodes-controller-down.txt")})
+        with pytest.raises(slurm.ControllerDown, match="the controller does not answer"):
+            slurm.nodes()
+
+
+def test_partitions(install: Install) -> None:
+    install(cluster())
+    assert [partition.name for partition in slurm.partitions()] == ["gpu", "short", "closed", "members"]
+
+
+class TestGpusPerNode:
+    def test_of_all_nodes_and_of_a_partition(self, install: Install) -> None:
+        install(cluster())
+        assert slurm.gpus_per_node(None) == slurm.gpus_per_node("short") == 2
+
+    def test_nodes_that_differ(self, install: Install) -> None:
+        text = recorded("scontrol-show-nodes-healthy.txt").out.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1)
+        install({"scontrol --version": said("slurm 20.11.9"), NODES: said(text)})
+        with pytest.raises(UsageError, match=r"different numbers of GPUs \(\[1, 2]\)"):
+            slurm.gpus_per_node("gpu")
+
+
+class TestJob:
+    def failed(self) -> str:
+        text = recorded("scontrol-show-jobs-ended.txt").out
+        return next(record for record in text.split("\n\n") if "ExitCode=3:0" in record)
+
+    def test_as_text_in_22_05(self, install: Install) -> None:
+        fake = install({**cluster(), "scontrol show job 28": said(self.failed())})
+        job = slurm.job(28)
+        assert (job.state, job.exit_code, job.ended, job.known) == ("FAILED", 3, True, True)
+        assert fake.asked == ["scontrol --version", "scontrol show job 28"]
+
+    def test_in_json_from_23_02_on(self, install: Install) -> None:
+        install(newer("23.11.4", "job-failed-23.11.json", "scontrol show job 43 --json"))
+        assert slurm.job("43").exit_code == 7
+
+    def test_forgotten_without_accounting(self, install: Install) -> None:
+        install({**cluster(), "scontrol show job 999": recorded("scontrol-show-job-unknown.txt")})
+        job = slurm.job(999)
+        assert not job.known
+        assert not job.ended
+        assert not job.pending
+        assert job.reason == "Slurm forgets jobs 300 s after their end (MinJobAge), and has no accounting"
+
+    @pytest.mark.parametrize("file", ["job-unknown-24.05.json", "job-unknown-24.11.json"])
+    def test_forgotten_by_a_newer_slurm(self, install: Install, file: str) -> None:
+        replies = newer("24.05.2", file, "scontrol show job 7 --json")
+        replies["scontrol show config"] = recorded("scontrol-show-config.txt")
+        replies["scontrol show job 7"] = recorded("scontrol-show-job-unknown.txt")
+        install(replies)
+        assert not slurm.job(7).known
+
+    @pytest.mark.parametrize(
+        ("answer", "state"), [("7|TIMEOUT|0:15|gpu1|60|2026-11-21T09:40:00|None\n", "TIMEOUT"), ("", "UNKNOWN")]
+    )
+    def test_forgotten_but_accounted_for(self, install: Install, answer: str, state: str) -> None:
+        settings = (RECORDED / "scontrol-show-config.txt").read_text()
+        unknown = recorded("scontrol-show-job-unknown.txt")
+        replies = {"scontrol show job 7": unknown, SACCT: said(answer)}
+        replies["scontrol show config"] = said(
+            settings.replace("accounting_storage/none", "accounting_storage/slurmdbd")
+        )
+        install({**cluster(), **replies})
+        assert slurm.job(7).state == state
+
+    def test_another_refusal_is_not_taken_for_a_forgotten_job(self, install: Install) -> None:
+        install({**cluster(), "scontrol show job 7": refused("slurm_load_jobs error: Access/permission denied")})
+        with pytest.raises(slurm.SlurmRefused, match="permission denied"):
+            slurm.job(7)
+
+
+class TestPing:
+    def test_up(self, install: Install) -> None:
+        install(cluster())
+        assert [(ping.role, ping.host, ping.up) for ping in slurm.ping()] == [("primary", "ctl", True)]
+
+    def test_down(self, install: Install) -> None:
+        install({"scontrol ping": recorded("scontrol-ping-controller-down.txt")})
+        assert [ping.up for ping in slurm.ping()] == [False]
+
+    def test_a_client_without_munge_does_not_know(self, install: Install) -> None:
+        """It says DOWN as well, and beside it that it could not even ask."""
+        answer = recorded("scontrol-ping-munge-down.txt")
+        assert "is DOWN" in answer.out
+        install({"scontrol ping": answer})
+        with pytest.raises(slurm.SlurmUnavailable, match="munge, which vouches for us"):
+            slurm.ping()
+
+
+class TestTroubles:
+    def error(self, install: Install, answer: Reply) -> SeatrialError:
+        install({PARTITIONS: answer})
+        with pytest.raises(SeatrialError) as caught:
+            slurm.partitions()
+        return caught.value
+
+    @pytest.mark.parametrize(
+        ("file", "kind", "meaning", "first"),
+        [
+            ("scontrol-show-nodes-controller-down.txt", slurm.ControllerDown, "does not answer", "scontrol ping; "),
+            ("scontrol-show-nodes-munge-down.txt", slurm.SlurmUnavailable, "munge", "munge -n | unmunge"),
+            ("scontrol-show-nodes-munge-key-wrong.txt", slurm.SlurmUnavailable, "hangs up on us", "munge -n | ssh"),
+            ("sbatch-partition-unknown.txt", slurm.SlurmRefused, "no such partition", "sinfo -s"),
+            ("sbatch-reservation-unknown.txt", slurm.SlurmRefused, "no such reservation", "scontrol show reservations"),
+            ("sbatch-constraint-unknown.txt", slurm.SlurmRefused, "no node has that feature", "sinfo -o '%N %f'"),
+            ("sbatch-gpus-too-many.txt", slurm.SlurmRefused, "no node offers that", "sinfo -Nel"),
+            ("sbatch-gres-unknown.txt", slurm.SlurmRefused, "no such generic resource", "sinfo -o '%N %G'"),
+            ("sbatch-memory-too-much.txt", slurm.SlurmRefused, "no node offers that", "sinfo -Nel"),
+            ("sbatch-node-unknown.txt", slurm.SlurmRefused, "no node offers that", "sinfo -Nel"),
+            ("sbatch-time-invalid.txt", slurm.SlurmRefused, "Slurm refuses", PARTITIONS),
+        ],
+    )
+    def test_each_says_what_it_means_and_what_to_run_first(
+        self, install: Install, file: str, kind: type[Exception], meaning: str, first: str
+    ) -> None:
+        answer = recorded(file)
+        error = self.error(install, answer)
+        assert type(error) is kind
+        assert meaning in str(error)
+        assert f"Run first: {first}" in str(error)
+        assert answer.err.strip().splitlines()[-1].strip() in str(error)
+
+    def test_no_configuration(self, install: Install) -> None:
+        error = self.error(install, refused("sinfo: fatal: Could not establish a configuration source\n"))
+        assert type(error) is slurm.SlurmUnavailable
+        assert "no slurm.conf" in str(error)
+
+    def test_no_client(self, install: Install) -> None:
+        error = self.error(install, FileNotFoundError(2, "No such file or directory", "scontrol"))
+        assert str(error).startswith("scontrol: No such file or directory. Run first: ")
+
+    def test_no_answer(self, install: Install) -> None:
+        error = self.error(install, Answer(None, "", ""))
+        assert f"no answer from {PARTITIONS} within 90 s" in str(error)
+
+    def test_what_is_said_twice_is_told_once(self, install: Install) -> None:
+        error = self.error(install, refused("a: error: x\na: error: x\na: error: y\n"))
+        assert "(a: error: x; a: error: y)" in str(error)
+
+    def test_no_word_at_all(self, install: Install) -> None:
+        assert "exit code 3, and no word" in str(self.error(install, Answer(3, "", "")))

@@ -1,0 +1,146 @@
+"""A strict stand-in for Slurm's commands: recorded answers, and a failed test on a command that nobody foresaw."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks.base import Check, Place
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Outcome, Verdict
+from seatrial.shell import Answer
+from seatrial.worker import measure
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+RECORDED = FIXTURES / "slurm-22.05"
+NODES = "scontrol --all --details show nodes"
+PARTITIONS = "scontrol --all show partitions"
+
+Reply = Answer | Exception | Callable[[Sequence[str]], Answer]
+
+
+def said(out: str) -> Answer:
+    return Answer(0, out, "")
+
+
+def refused(err: str, code: int = 1) -> Answer:
+    return Answer(code, "", err)
+
+
+def recorded(name: str) -> Answer:
+    """What a command of Slurm 22.05 answered, by its name in ``commands.txt`` (``sinfo-healthy.json``)."""
+    rows = [line.split("\t") for line in (RECORDED / "commands.txt").read_text().splitlines()]
+    (code,) = (int(row[1]) for row in rows if row[0] == name)
+    complaints = (RECORDED / name).with_suffix(".err")
+    return Answer(code, (RECORDED / name).read_text(), complaints.read_text() if complaints.exists() else "")
+
+
+def configured(**settings: str) -> Answer:
+    """What the recorded cluster says of its settings, had it these: ``TaskPlugin="task/cgroup"``."""
+    text = recorded("scontrol-show-config.txt").out
+    for key, value in settings.items():
+        text, found = re.subn(rf"^{key}\s*=.*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        text += "" if found else f"{key} = {value}\n"
+    return said(text)
+
+
+def cluster(state: str = "healthy") -> dict[str, Reply]:
+    """The recorded cluster of four nodes in one of its states: healthy, busy, ended or troubled."""
+    return {
+        "scontrol --version": recorded("sinfo-version.txt"),
+        "scontrol ping": recorded(f"scontrol-ping-{state}.txt"),
+        "scontrol show config": recorded("scontrol-show-config.txt"),
+        "sinfo --json": recorded(f"sinfo-{state}.json"),
+        NODES: recorded(f"scontrol-show-nodes-{state}.txt"),
+        PARTITIONS: recorded("scontrol-show-partition.txt"),
+    }
+
+
+def newer(version: str, file: str, command: str) -> dict[str, Reply]:
+    """A Slurm of another version that answers ``command`` with a file of ``fixtures/slurm-json``."""
+    return {
+        "scontrol --version": said(f"slurm {version}\n"),
+        command: said((FIXTURES / "slurm-json" / file).read_text()),
+    }
+
+
+class FakeSlurm:
+    """Slurm's commands, by the whole command line, or by their name alone. ``asked`` are those that were run."""
+
+    def __init__(self, replies: Mapping[str, Reply]) -> None:
+        self.replies = dict(replies)
+        self.asked: list[str] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+        monkeypatch.setattr("seatrial.shell.ask", self.ask)
+        monkeypatch.setattr("seatrial.discover.slurm.installed", lambda: True)
+        return self
+
+    def ask(self, argv: Sequence[str], timeout_s: float) -> Answer:
+        assert timeout_s > 0
+        command = shlex.join(argv)
+        self.asked.append(command)
+        tool = next(word for word in argv if word != "env" and "=" not in word and not word.startswith("-"))
+        for known in (command, tool):
+            if known in self.replies:
+                return _give(self.replies[known], argv)
+        raise AssertionError(f"nobody foresaw the command {command}")
+
+
+def _give(reply: Reply, argv: Sequence[str]) -> Answer:
+    if isinstance(reply, Exception):
+        raise reply
+    return reply(argv) if callable(reply) else reply
+
+
+class Bench:
+    """Runs a check against a fake Slurm and judges it with its own rules, as a trial does."""
+
+    def __init__(self, check: Check, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.check = check
+        self.monkeypatch = monkeypatch
+        self.folder = folder
+
+    def measure(self, replies: Mapping[str, Reply], promised: tuple[int, int | None], **options: Any) -> Measurement:
+        """``promised`` are nodes, and GPUs of a node."""
+        FakeSlurm(replies).install(self.monkeypatch)
+        return run(self.check, self.folder, promised, **options)
+
+    def bad(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> dict[str, Outcome]:
+        """What does not pass, by metric, or ``metric subject`` where it is not of the cluster."""
+        return bad(self.verdicts(replies, nodes=nodes, gpus=gpus))
+
+    def verdicts(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> list[Verdict]:
+        return judge(self.check, self.measure(replies, (nodes, gpus)))
+
+
+def run(check: Check, folder: Path, promised: tuple[int, int | None] = (1, None), **options: Any) -> Measurement:
+    place = Place(
+        node="login",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        device="cpu",
+        promised_nodes=promised[0],
+        promised_gpus=promised[1],
+        out=folder,
+        run_dir=folder,
+    )
+    return measure(check, place, options)
+
+
+def judge(check: Check, measurement: Measurement) -> list[Verdict]:
+    return judge_check(check, [measurement], {}, "", ())
+
+
+def bad(verdicts: Sequence[Verdict]) -> dict[str, Outcome]:
+    return {
+        verdict.metric if verdict.subject == "cluster" else f"{verdict.metric} {verdict.subject}".strip(): outcome
+        for verdict in verdicts
+        if (outcome := verdict.outcome) not in (Outcome.PASS, Outcome.SKIP)
+    }
