@@ -190,6 +190,14 @@ def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_variables_of_another_job_in_our_environment(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("checks: {host.inventory: , nodes.reachable: }")
+    strangers = {"RANK": "3", "WORLD_SIZE": "9", "LOCAL_RANK": "2", "MASTER_ADDR": "10.255.0.1", "MASTER_PORT": "1"}
+    code, output, err = run("run", path, "--out", tmp_path / "out", env=strangers)
+    assert code == 0, (output, err)
+
+
 def test_a_worker_side_without_torch(tmp_path: Path) -> None:
     """A python that cannot import torch: what needs none is measured, the rest is an ERROR with that reason."""
     blocker = tmp_path / "site" / "torch"

@@ -50,7 +50,7 @@ def test_what_needs_no_torch_is_started_without_it() -> None:
 def test_one_machine_does_not_pretend_to_be_several() -> None:
     settings = Config(name="t", checks={})
     assert launcher_for(settings, "ranks").name == "local"
-    several = settings.model_copy(update={"cluster": Cluster(nodes=2)})
+    several = settings.model_copy(update={"launcher": "local", "cluster": Cluster(nodes=2)})
     assert launcher_for(several, "control").name == "local"
     with pytest.raises(UsageError, match="it has one node, this one, and 2 were promised"):
         launcher_for(several, "ranks")

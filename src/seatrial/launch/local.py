@@ -13,6 +13,8 @@ from seatrial.model import Job
 
 # gloo looks up this host's name unless told an interface; on one host the loopback always works
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+# what the shell that we were started in may hold of another job
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class LocalLauncher:
         worker = ("-m", "seatrial.worker", str(folder / "job.json"), str(attempt))
         agent = _torchrun(job, folder / f"attempt{attempt}") if job.placement == "ranks" else ()
         argv = (sys.executable, *agent, *worker)
-        env = {**_LOOPBACK, **job.env} if job.device == "cpu" else job.env
+        alone = {} if job.placement == "ranks" else _ALONE
+        env = {**(_LOOPBACK if job.device == "cpu" else {}), **alone, **job.env}
         settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
         text = " \\\n    ".join([*settings, shlex.join(argv)])
         return Rendered(argv=argv, env=env, text=text)
