@@ -190,6 +190,15 @@ def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "seatrial", "run", trial, "--out", tmp_path / "out"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "No space left on device" in done.stderr
+    assert load(tmp_path / "out").decision.value is Verb.ACCEPTED
+
+
 def test_variables_of_another_job_in_our_environment(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("checks: {host.inventory: , nodes.reachable: }")

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -324,8 +325,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _say("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors, a class that its versions keep in different places
-        if not hasattr(error, "show"):
-            raise
-        error.show()
-        code = EXIT_USAGE
+        if hasattr(error, "show"):
+            error.show()
+            code = EXIT_USAGE
+        else:  # a defect of ours, or a full disk behind stdout: Python's own exit code 1 would read as REJECTED
+            traceback.print_exc()
+            code = EXIT_CODES[Verb.INCOMPLETE]
     sys.exit(code)
