@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from seatrial.model import JobState, Outcome, Verb
@@ -80,6 +81,19 @@ def test_a_stopped_rank_is_named_not_its_waiting_peer(trial: Path, tmp_path: Pat
     assert "no sign of life" in hung.cause
     assert CHECK in hung.cause
     assert "stopped by a signal" in hung.cause
+
+
+def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = Program("run", trial, "--out", out)
+    rank = until(lambda: all_doing(out, "ranks", CHECK, 2))[0]["pid"]
+    os.kill(psutil.Process(rank).ppid(), signal.SIGSTOP)
+    code, _, _ = program.finish()
+    assert (code, program.left_behind()) == (3, [])
+    record = load(out)
+    assert record.results[-1].state is JobState.HUNG
+    assert "all ranks ended" in record.results[-1].cause
+    assert record.decision.value is Verb.INCOMPLETE, "all was measured, and yet something is wrong"
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,9 @@ def _stuck(job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limi
         # the first to fall silent: the others may have ended because of it
         first = min(silent, key=lambda rank: (rank.failed, rank.seen))
         return JobState.HUNG, blame.silent(first, now - (first.seen or now))
+    if all(rank.seen is not None and now - rank.seen > limits.silence_s and not rank.at_work for rank in ranks):
+        cause = f"all ranks ended {limits.silence_s:g} s ago or more, and what started them has not"
+        return JobState.HUNG, Blame("launcher", cause, None)
     for rank in ranks:
         check = rank.current
         if check and now - rank.started[check] > job.limits[check]:
