@@ -191,7 +191,7 @@ def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "seatrial", "run", trial, "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(tmp_path / "out")]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3, done.stderr
