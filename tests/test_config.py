@@ -98,6 +98,8 @@ def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
         ("cluster: {nodes: 0}\nchecks: {host.inventory: }", ["cluster.nodes", "greater than or equal to 1"]),
         ("checks: {}", ["at least one check"]),
         ("name: x", ["at least one check"]),
+        ("checks: {host.inventory: , train.cnn: }\nchecks: {host.inventory: }", ["the key 'checks' stands twice"]),
+        ("checks: {train.cnn: {expect: {accuracy: '> 95 %'}, expect: {}}}", ["the key 'expect' stands twice"]),
         ("just words", ["expected a mapping"]),
         ("checks: [", ["not valid YAML"]),
         ("", ["expected a mapping"]),

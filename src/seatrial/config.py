@@ -100,9 +100,20 @@ def _read_file(trial: str) -> str:
         raise UsageError(f"cannot read the trial file {trial}: {error}") from error
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """YAML as PyYAML's safe loader reads it, but a key that stands twice is an error: the first would silently go."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise UsageError(f"{source}: not valid YAML: {error}") from error
 
