@@ -164,8 +164,8 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Checks of which every place has been measured."""
     expected = {name: job.nodes * job.ranks_per_node for job in plan.jobs for name in job.checks}
     settled = {one.check for one in plan.settled}
-    counts = {name: sum(one.check == name for one in measurements) for name in {one.check for one in measurements}}
-    return [name for name, count in counts.items() if name in settled or count >= expected.get(name, 1)]
+    ranks = {name: {one.rank for one in measurements if one.check == name} for name in {m.check for m in measurements}}
+    return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
 
 
 def _run_job(job: Job, collected: Collected) -> None:
