@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,10 @@ def refused(*arguments: str | Path, env: dict[str, str] | None = None) -> str:
     assert "ACCEPTED" not in out + err
     assert "Traceback" not in err
     return err
+
+
+def records(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().splitlines()]
 
 
 def test_a_missing_trial_file(tmp_path: Path) -> None:
@@ -146,6 +152,66 @@ def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(trial: Path, tm
     assert len(load(out).sessions) == 2
     assert [job.name for job in load(out).jobs] == ["nodes"]
     assert "start   job" not in err, "nothing was measured twice"
+
+
+def test_what_another_machine_measured_is_measured_again(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("run", trial, "--out", out)[0] == 0
+    journal = out / "measurements.jsonl"
+    text = journal.read_text()
+    here = socket.gethostname()
+    assert f'{{"machine": {{"host": "{here}"' in text
+    journal.write_text(text.replace(f'{{"machine": {{"host": "{here}"', '{"machine": {"host": "elsewhere"'))
+    code, _, err = run("run", "--resume", out)
+    assert code == 0, err
+    assert f"measured before on elsewhere, now on {here}: everything is measured again" in err.replace("\n", " ")
+    assert "start   job" in err
+    first, second = (record["measurement"] for record in records(journal) if "measurement" in record)
+    (kept,) = load(out).measurements
+    assert (kept.started, kept.started > first["started"]) == (second["started"], True)
+
+
+def test_a_request_changed_after_the_start_is_refused(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("run", trial, "--out", out)[0] == 0
+    request = json.loads((out / "run.json").read_text())
+    request["config"]["cluster"]["nodes"] = 4
+    (out / "run.json").write_text(json.dumps(request))
+    assert "run.json was changed since the trial began" in refused("run", "--resume", out)
+
+
+def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("run", trial, "--out", out)[0] == 0
+    whole = json.loads((out / "trial.json").read_text())
+    (out / "trial.json").write_text(json.dumps({**whole, "measurements": []}))
+    assert run("judge", out)[0] == 3
+    whole["config"]["cluster"]["nodes"] = 4
+    (out / "trial.json").write_text(json.dumps(whole))
+    code, output, _ = run("judge", out)
+    assert code == 3
+    assert "planned for 1 nodes, and 4 were promised" in output.replace("\n", " ")
+
+
+def test_gpus_promised_to_a_trial_that_looks_at_none_are_not_accepted(trial: Path, tmp_path: Path) -> None:
+    code, output, _ = run("run", trial, "--gpus-per-node", "64", "--out", tmp_path / "out")
+    assert code == 3
+    assert "64 GPUs promised" in output
+
+
+def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("run", trial, "--out", out)[0] == 0
+    journal = out / "measurements.jsonl"
+    lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
+    damaged = ['{"measurement": 5}', '{"again": 7}', '{"result": []}', '{"machine": null}', '{"measurement": {}}']
+    journal.write_text("\n".join([*lines, *damaged]) + "\n")
+    for ranks in out.glob("jobs/*/attempt*/rank*.jsonl"):
+        ranks.write_text('{"measurement": "x"}\n')
+    code, _, err = run("run", "--resume", out)
+    assert code == 0, err
+    assert err.count("a record is damaged, left out") == len(damaged)
+    assert len(load(out).measurements) == 1
 
 
 @pytest.mark.parametrize("flags", [["--skip", "host.inventory"], ["--only", "nodes.reachable"]])

@@ -69,6 +69,12 @@ def test_a_scheduler_promises_gpus_unless_somebody_says_otherwise() -> None:
     )
 
 
+def test_a_scheduler_that_gave_less_than_the_trial_promises_does_not_lower_the_promise(tmp_path: Path) -> None:
+    path = tmp_path / "eight.yaml"
+    path.write_text("cluster: {gpus_per_node: 8}\nchecks: {host.inventory: }\n")
+    assert resolved(str(path), environ={"SLURM_GPUS_ON_NODE": "4"}).config.cluster.gpus_per_node == 8
+
+
 def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
     result = resolved(
         "quick",

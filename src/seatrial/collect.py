@@ -42,10 +42,10 @@ class Collected:
     sessions: list[Session] = field(default_factory=list)  # earlier ones
     timings: list[Timing] = field(default_factory=list)
     stopped: str = ""
-    _expected: dict[str, int] = field(default_factory=dict)
+    _jobs: list[Job] = field(default_factory=list)
 
     def job_started(self, job: Job, attempt: int) -> None:
-        self._expected.update(dict.fromkeys(job.checks, job.nodes * job.ranks_per_node))
+        self._jobs.append(job)
         self.show.job_started(job, attempt)
 
     def doing(self, words: str) -> None:
@@ -55,7 +55,8 @@ class Collected:
         self.run_dir.keep(measurement)
         self.measurements.append(measurement)
         own = [one for one in self.measurements if one.check == measurement.check]
-        if measurement.error or len(own) == self._expected.get(measurement.check, 1):
+        places = next((job.places for job in self._jobs if measurement.check in job.checks), 1)
+        if measurement.error or len(own) == places:
             self._announce(measurement.check, own)
 
     def finished(self, result: JobResult) -> None:
@@ -63,7 +64,8 @@ class Collected:
         self.results.append(result)
 
     def _announce(self, check: str, own: Sequence[Measurement]) -> None:
-        verdicts = judge({check: self.settings.checks[check]}, own, catalog(), {}, self.settings.name)
+        config = self.settings.model_copy(update={"checks": {check: self.settings.checks[check]}})
+        verdicts = judge(config, self._jobs, own, catalog(), {})
         outcome = worst(verdict.outcome for verdict in verdicts)
         reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
         self.show.judged(check, outcome, reason, max(one.seconds for one in own))

@@ -52,7 +52,9 @@ def resolve(
     tree, source = _load(trial)
     origins: dict[str, str] = {}
     _record(tree, source, (), origins)
-    for origin, key, value in [*_from_scheduler(environ), *_from_environment(environ), *overrides]:
+    # what a scheduler gave is a promise only where nobody made one: it may have given less
+    offers = [offer for offer in _from_scheduler(environ) if offer[1] not in origins]
+    for origin, key, value in [*offers, *_from_environment(environ), *overrides]:
         path = _split(key, known)
         _assign(tree, path, value, origin)
         _record(value, origin, path, origins)

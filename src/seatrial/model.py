@@ -277,6 +277,11 @@ class Job(Frozen):
     limit_s: float
     env: dict[str, str] = {}
 
+    @property
+    def places(self) -> int:
+        """Processes, over all nodes: each brings a measurement of every check."""
+        return self.nodes * self.ranks_per_node
+
 
 class JobState(StrEnum):
     """How a job ended."""
@@ -326,6 +331,13 @@ class Timing(Frozen):
     seconds: float
 
 
+class Machine(Frozen):
+    """Whose figures a trial's measurements are, so that a resumed trial never mixes those of two machines."""
+
+    host: str = Field(description="the name of this host; empty where a scheduler chooses the nodes")
+    gpus: tuple[str, ...] = Field(description="UUIDs of the GPUs that may be used")
+
+
 class Session(Frozen):
     """One stretch of a trial: from the start of the command to its end. A resumed trial has several."""
 
@@ -352,6 +364,7 @@ class Trial(Frozen):
     jobs: tuple[Job, ...]
     left_out: dict[str, str] = Field(default={}, description="checks of the trial that --only or --skip left out")
     stopped: str = Field(default="", description="what ended the trial before its time")
+    trouble: str = Field(default="", description="why GPUs that should be there could not be used")
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]

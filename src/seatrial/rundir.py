@@ -7,6 +7,7 @@ comes. ``--resume`` needs no more than these and the ranks' own journals.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from seatrial import journal
 from seatrial.journal import Journal
-from seatrial.model import Frozen, JobResult, Measurement, Session, Trial, UsageError
+from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError
 from seatrial.settings import Config
 
 
@@ -38,6 +39,7 @@ class Kept:
     measurements: list[Measurement] = field(default_factory=list)
     results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
+    machine: Machine | None = None  # whose figures they are
     complaints: list[str] = field(default_factory=list)
 
 
@@ -57,25 +59,32 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise UsageError(f"--out {path} is not empty: name another folder, or go on with --resume {path}")
-            (path / "run.json").write_text(request.model_dump_json(indent=2), encoding="utf-8")
-            return cls(path.resolve(), request)
+            text = request.model_dump_json(indent=2)
+            (path / "run.json").write_text(text, encoding="utf-8")
+            made = cls(path.resolve(), request)
+            made._journal.append({"request": _digest(text)})
+            return made
         except OSError as error:
             raise UsageError(f"cannot write to --out {path}: {error.strerror or error}") from error
 
     @classmethod
     def reopen(cls, path: Path) -> RunDir:
-        """An earlier one. Raises UsageError when it is none, or cannot be read or written."""
+        """An earlier one. Raises UsageError when it is none, was changed, or cannot be read or written."""
         try:
-            request = Request.model_validate_json((path / "run.json").read_text(encoding="utf-8"))
+            text = (path / "run.json").read_text(encoding="utf-8")
+            request = Request.model_validate_json(text)
+            _refuse_changed(path, text)
             return cls(path.resolve(), request)
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
         except ValidationError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error.errors()[0]['msg']}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
     def discard(self) -> None:
         """Take the directory back while it holds nothing but the request: the same --out can then be used again."""
-        if self._journal.path.stat().st_size == 0:
+        if all("request" in record for record in journal.read(self._journal.path)[0]):
             self._journal.path.unlink()
             (self.path / "run.json").unlink()
             self.path.rmdir()
@@ -90,6 +99,9 @@ class RunDir:
     def keep_session(self, session: Session) -> None:
         self._journal.append({"session": session.model_dump(mode="json")})
 
+    def keep_machine(self, machine: Machine) -> None:
+        self._journal.append({"machine": machine.model_dump(mode="json")})
+
     def forget(self, checks: Iterable[str]) -> None:
         """Mark that these checks are run again: what was measured of them before does not count any more."""
         self._journal.append({"again": sorted(checks)})
@@ -101,16 +113,15 @@ class RunDir:
         seen = {_key(record) for record in records}
         for path in sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl")):
             for record in journal.read(path)[0]:
-                if "measurement" in record and not record["measurement"]["error"] and _key(record) not in seen:
+                if _is_whole(record) and _key(record) not in seen:
                     self._journal.append(record)
                     records.append(record)
         for record in records:
             try:
                 _take_in(record, kept)
-            except ValidationError as error:
-                kept.complaints.append(
-                    f"{self._journal.path}: a record is damaged, left out: {error.errors()[0]['msg']}"
-                )
+            except (ValidationError, TypeError) as error:
+                said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+                kept.complaints.append(f"{self._journal.path}: a record is damaged, left out: {said}")
         return kept
 
     def _lock(self) -> None:
@@ -120,16 +131,40 @@ class RunDir:
             raise UsageError(f"{self.path} is in use: another seatrial runs in it") from error
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refuse_changed(path: Path, text: str) -> None:
+    """What was measured answers to the request that it was measured for, not to one written over it afterwards."""
+    kept = [record["request"] for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
+    if kept != [_digest(text)]:
+        why = "was changed since the trial began" if kept else "belongs to no journal of measurements"
+        raise UsageError(f"--resume {path}: run.json {why}; start anew: seatrial run")
+
+
 def _key(record: journal.Record) -> tuple[object, ...]:
-    measurement = record.get("measurement") or {}
-    return tuple(measurement.get(name) for name in ("check", "subject", "rank", "started"))
+    """What tells one measurement from another; of a damaged record, what it looks like."""
+    measurement = record.get("measurement")
+    if not isinstance(measurement, dict):
+        return (repr(measurement),)
+    return tuple(repr(measurement.get(name)) for name in ("check", "subject", "rank", "started"))
+
+
+def _is_whole(record: journal.Record) -> bool:
+    """Whether a rank's record is a measurement without error: one with an error is told again by the launcher."""
+    measurement = record.get("measurement")
+    return isinstance(measurement, dict) and not measurement.get("error")
 
 
 def _take_in(record: journal.Record, kept: Kept) -> None:
     if "again" in record:
-        kept.measurements = [one for one in kept.measurements if one.check not in record["again"]]
+        again = set(record["again"])
+        kept.measurements = [one for one in kept.measurements if one.check not in again]
     elif "result" in record:
         kept.results.append(JobResult.model_validate(record["result"]))
+    elif "machine" in record:
+        kept.machine = Machine.model_validate(record["machine"])
     elif "session" in record:
         kept.sessions.append(Session.model_validate(record["session"]))
     elif "measurement" in record:

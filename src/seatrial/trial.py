@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, launcher_for
 from seatrial.launch.watch import run_job
-from seatrial.model import Decision, Finding, Job, Measurement, Session, Timing, Trial, Verb, Verdict
+from seatrial.model import Decision, Finding, Job, Machine, Measurement, Session, Timing, Trial, Verb, Verdict
 from seatrial.plan import Devices, Plan, make_plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import Config
@@ -55,6 +56,13 @@ class Survey:
             return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
         return Devices(usable)
 
+    def machine(self, settings: Config) -> Machine:
+        """Whose figures these will be. Under Slurm each measurement names its node itself."""
+        if by_slurm(settings):
+            return Machine(host="", gpus=())
+        visible = gpu.visible(self.gpus, os.environ)
+        return Machine(host=socket.gethostname(), gpus=tuple(one.uuid or f"gpu{one.index}" for one in visible))
+
 
 def run(run_dir: RunDir, show: Show) -> Trial:
     """Carry out the trial that ``run_dir`` was made for, or what is left of it. The reports lie in it afterwards.
@@ -62,23 +70,25 @@ def run(run_dir: RunDir, show: Show) -> Trial:
     An interruption or a full disk ends the measuring, not the reporting: what is known is judged and written.
     """
     collected = Collected(run_dir, run_dir.request.config, show)
-    begun = _take_up(collected)
+    collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=shell.age_s()))
+    begun = time.monotonic() - shell.age_s()
     with collected.timed("discover"):
         survey = discover()
     with collected.timed("plan"):
         plan = _plan(collected, survey)
-        left = _left_of(plan, collected, survey)
     with _until_stopped(collected):
+        _take_up(collected, survey.machine(collected.settings))
+        left = _left_of(plan, collected, survey)
         for measurement in left.settled:
             collected.measured(measurement)
         for job in left.jobs:
             _run_job(job, collected)
-    with collected.timed("judge"):
-        settings = run_dir.request.config
-        verdicts = judge(settings.checks, collected.measurements, catalog(), plan.left_out, settings.name)
-    with collected.timed("diagnose"):
-        findings = diagnose(collected.results, collected.measurements, run_dir.path)
-    return _reported(_record(collected, plan, survey, verdicts, findings, begun), collected)
+    with _uninterrupted():
+        with collected.timed("judge"):
+            verdicts = judge(collected.settings, plan.jobs, collected.measurements, catalog(), plan.left_out)
+        with collected.timed("diagnose"):
+            findings = diagnose(collected.results, collected.measurements, run_dir.path)
+        return _reported(_record(collected, plan, survey, verdicts, findings, begun), collected)
 
 
 @dataclass(frozen=True)
@@ -114,29 +124,28 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
 def rejudge(trial: Trial) -> Trial:
     """An old record with the rules of today: nothing is measured again."""
     settings = Config.model_validate(trial.config)
-    verdicts = judge(settings.checks, trial.measurements, catalog(), trial.left_out, settings.name)
-    return trial.model_copy(
-        update={
-            "verdicts": verdicts,
-            "decision": _decide(settings, verdicts, trial.left_out, trial.decision.scope, trial.stopped),
-        }
-    )
+    verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out)
+    obstacles = (trial.stopped, trial.trouble)
+    decision = _decide(settings, verdicts, trial.left_out, trial.decision.scope, obstacles)
+    return trial.model_copy(update={"verdicts": verdicts, "decision": decision})
 
 
-def _take_up(collected: Collected) -> float:
-    """Take in what an earlier run left in the directory; when this one began, by the monotonic clock."""
+def _take_up(collected: Collected, here: Machine) -> None:
+    """Take in what an earlier run left in the directory, but for errors, and for what another machine measured."""
     kept = collected.run_dir.recover()
     for complaint in kept.complaints:
         collected.show.complain(complaint)
-    broken = {one.check for one in kept.measurements if one.error}
-    collected.measurements = [one for one in kept.measurements if one.check not in broken]
-    collected.results = kept.results
-    collected.sessions = kept.sessions
-    if broken:
-        collected.run_dir.forget(broken)
-    age = shell.age_s()
-    collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=age))
-    return time.monotonic() - age
+    again = {one.check for one in kept.measurements if one.error}
+    if kept.machine != here:
+        again = {one.check for one in kept.measurements}
+        collected.run_dir.keep_machine(here)
+    if kept.machine != here and kept.machine and again:
+        was, now = ("; ".join([one.host or "nodes of Slurm's choice", *one.gpus]) for one in (kept.machine, here))
+        collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
+    if again:
+        collected.run_dir.forget(again)
+    collected.measurements = [one for one in kept.measurements if one.check not in again]
+    collected.results, collected.sessions = kept.results, kept.sessions
 
 
 def _plan(collected: Collected, survey: Survey, done: Sequence[str] = ()) -> Plan:
@@ -162,7 +171,7 @@ def _left_of(plan: Plan, collected: Collected, survey: Survey) -> Plan:
 
 def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Checks of which every place has been measured."""
-    expected = {name: job.nodes * job.ranks_per_node for job in plan.jobs for name in job.checks}
+    expected = {name: job.places for job in plan.jobs for name in job.checks}
     settled = {one.check for one in plan.settled}
     ranks = {name: {one.rank for one in measurements if one.check == name} for name in {m.check for m in measurements}}
     return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
@@ -202,6 +211,17 @@ def _until_stopped(collected: Collected) -> Iterator[None]:
         )
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do."""
+    before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
+
+
 def _record(
     collected: Collected,
     plan: Plan,
@@ -211,7 +231,7 @@ def _record(
     begun: float,
 ) -> Trial:
     request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
-    scope = _scope(settings, survey)
+    trouble = survey.devices(settings).trouble or ""
     seconds = _check_seconds(list(settings.checks), measurements)
     now = Session(
         started=time.time() - (time.monotonic() - begun),
@@ -235,53 +255,64 @@ def _record(
         jobs=plan.jobs,
         left_out=plan.left_out,
         stopped=collected.stopped,
+        trouble=trouble,
         sessions=sessions,
         results=tuple(collected.results),
         measurements=tuple(measurements),
         verdicts=verdicts,
         findings=findings,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
-        decision=_decide(settings, verdicts, plan.left_out, scope, collected.stopped),
+        decision=_decide(
+            settings, verdicts, plan.left_out, _scope(settings, plan, survey), (collected.stopped, trouble)
+        ),
     )
 
 
 def _reported(trial: Trial, collected: Collected) -> Trial:
-    """Write the reports. A record that could not be written accepts nothing."""
+    """Write the reports. A record that could not be written accepts nothing, and no file says otherwise."""
     try:
+        collected.run_dir.keep_session(trial.sessions[-1])
         with collected.timed("report"):
-            report.write_all(trial, collected.run_dir.path)
-        # once more, so that the reports show what they took themselves
+            report.render_all(trial)
+        # made once more, so that the reports show what they took themselves
         trial = trial.model_copy(update={"timings": (*trial.timings, collected.timings[-1])})
         report.write_all(trial, collected.run_dir.path)
-        collected.run_dir.keep_session(trial.sessions[-1])
-    except OSError as error:
+    except (OSError, report.NotWritten) as error:
         collected.show.complain(f"the reports are not whole: {error}")
-        reason = f"the record of the trial could not be written: {error}"
-        incomplete = Decision(value=Verb.INCOMPLETE, reason=reason, scope=trial.decision.scope)
-        return trial.model_copy(update={"decision": incomplete})
+        if trial.decision.value is Verb.ACCEPTED:
+            reason = f"the record of the trial could not be written: {error}"
+            incomplete = Decision(value=Verb.INCOMPLETE, reason=reason, scope=trial.decision.scope)
+            trial = trial.model_copy(update={"decision": incomplete})
+        report.write_some(trial, collected.run_dir.path)
     return trial
 
 
 def _decide(
-    settings: Config, verdicts: Sequence[Verdict], left_out: Mapping[str, str], scope: str, stopped: str
+    settings: Config,
+    verdicts: Sequence[Verdict],
+    left_out: Mapping[str, str],
+    scope: str,
+    obstacles: Sequence[str],
 ) -> Decision:
     required = {name: check.required for name, check in settings.checks.items()}
-    return decide(required, verdicts, left_out, scope, stopped)
+    return decide(required, verdicts, left_out, scope, obstacles)
 
 
-def _scope(settings: Config, survey: Survey) -> str:
+def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
     """Of what the decision speaks, and of what it does not."""
     nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
-    promised = settings.cluster.gpus_per_node
     devices = survey.devices(settings)
-    trouble = devices.trouble
-    if trouble:
-        return f"{nodes}; {trouble}"
+    if devices.trouble:
+        return f"{nodes}; {devices.trouble}"
     if not devices.usable_gpus:
         return f"REHEARSAL: {nodes}, no GPU; this says nothing about GPUs or a fabric"
+    used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
+    if not used:
+        return f"{nodes}; no check of this trial computes on a GPU"
     if by_slurm(settings):
-        return f"{nodes} of a Slurm cluster, {devices.usable_gpus} GPUs each"
+        return f"{nodes} of a Slurm cluster, {used} GPUs each"
     visible = gpu.visible(survey.gpus, os.environ)
-    models = " + ".join(sorted({one.name or "unknown GPU" for one in visible}))
-    unpromised = "" if promised else "; nobody said how many were promised (--gpus-per-node)"
-    return f"{nodes}, {len(visible)} × {models}{unpromised}"
+    models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))
+    rest = f" of {len(visible)}" if used < len(visible) else ""
+    unpromised = "" if settings.cluster.gpus_per_node else "; nobody said how many were promised (--gpus-per-node)"
+    return f"{nodes}, {used} × {models}{rest}{unpromised}"

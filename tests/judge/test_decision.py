@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.model import Outcome, Verb, Verdict
-from seatrial.settings import CheckSettings
+from seatrial.settings import CheckSettings, Config
 
 NAMES = ("a", "b", "c")
 verdicts = st.lists(
@@ -76,10 +76,11 @@ def test_what_was_left_out_keeps_the_trial_incomplete() -> None:
 
 
 def test_a_trial_that_was_stopped_is_incomplete_and_says_by_what() -> None:
-    decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", "interrupted")
+    decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", ("interrupted", ""))
     assert (decision.value, decision.reason) == (Verb.INCOMPLETE, "interrupted")
 
 
 def test_a_check_of_an_older_version_is_unjudged_and_a_lost_one_an_error() -> None:
-    said = judge({"gone.check": CheckSettings(), "lost.check": CheckSettings()}, [], {}, {}, "old")
+    config = Config(name="old", checks={"gone.check": CheckSettings(), "lost.check": CheckSettings()})
+    said = judge(config, [], [], {}, {})
     assert [one.outcome for one in said] == [Outcome.UNJUDGED, Outcome.UNJUDGED]

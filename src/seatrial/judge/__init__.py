@@ -6,21 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import skus
+from seatrial.judge.places import unproven
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Measurement, Outcome, Verdict
-from seatrial.settings import CheckSettings
+from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
+from seatrial.settings import Config
 
 
 def judge(
-    settings: Mapping[str, CheckSettings],
+    config: Config,
+    jobs: Sequence[Job],
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
     left_out: Mapping[str, str],
-    trial: str,
 ) -> tuple[Verdict, ...]:
-    """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them."""
+    """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them.
+
+    ``jobs`` say at how many places a check was to be measured: at fewer, what the others brought is not enough.
+    """
     verdicts: list[Verdict] = []
-    for name, setting in settings.items():
+    for name, setting in config.checks.items():
         if name in left_out:
             reason = f"left out by {left_out[name]}"
             verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.SKIP, reason=reason))
@@ -29,5 +33,6 @@ def judge(
             verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason))
         else:
             own = [measurement for measurement in measurements if measurement.check == name]
-            verdicts += judge_check(checks[name], own, setting.expect, trial, skus())
+            verdicts += unproven(name, config.cluster, jobs, measurements)
+            verdicts += judge_check(checks[name], own, setting.expect, config.name, skus())
     return tuple(verdicts)

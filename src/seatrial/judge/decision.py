@@ -14,16 +14,16 @@ def decide(
     verdicts: Sequence[Verdict],
     left_out: Mapping[str, str],
     scope: str,
-    stopped: str = "",
+    obstacles: Sequence[str] = (),
 ) -> Decision:
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
 
-    ``stopped`` says what ended the trial before its time, if anything did.
+    ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
     """
     failed = sorted({verdict.check for verdict in verdicts if verdict.outcome is Outcome.FAIL})
     if failed:
         return Decision(value=Verb.REJECTED, reason=f"{_count(failed)} failed: {', '.join(failed)}", scope=scope)
-    missing = ([stopped] if stopped else []) + _missing(required, verdicts, left_out)
+    missing = [*filter(None, obstacles), *_missing(required, verdicts, left_out)]
     if missing:
         return Decision(value=Verb.INCOMPLETE, reason="; ".join(missing), scope=scope)
     return Decision(value=Verb.ACCEPTED, reason=_praise(required, verdicts), scope=scope)

@@ -5,12 +5,14 @@ Each format is one module with ``render(trial) -> str``, imported when it is fir
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from seatrial.model import Trial, UsageError
+from seatrial.model import SeatrialError, Trial, UsageError
 
 Render = Callable[[Trial], str]
 
@@ -51,33 +53,62 @@ def render(trial: Trial, format: str) -> str:
     return FORMATS[format](trial)
 
 
-def write_all(trial: Trial, run_dir: Path) -> list[Path]:
-    """Write every file of ``FILES`` into ``run_dir``, each whole or not at all, and return their paths.
+class NotWritten(SeatrialError):
+    """Some of a run's files could not be made or written; the message names them and says why."""
 
-    All are tried. Raises OSError at the end, naming those that could not be written and why.
-    """
-    written, failed = [], []
+
+def render_all(trial: Trial) -> dict[str, str]:
+    """The text of every file of ``FILES``. Raises NotWritten after all were tried."""
+    texts, failed = {}, []
     for name, format in FILES.items():
         try:
-            written.append(_write(run_dir / name, render(trial, format)))
+            texts[name] = render(trial, format)
+        except Exception as defect:  # ours: one format that stumbles must not cost the others
+            failed.append(f"{name} ({type(defect).__name__}: {defect})")
+    if failed:
+        raise NotWritten(f"could not make {', '.join(failed)}")
+    return texts
+
+
+def write_all(trial: Trial, run_dir: Path) -> list[Path]:
+    """Write every file of ``FILES`` into ``run_dir``, all or none, and return their paths. Raises NotWritten."""
+    staged, failed = [], []
+    for name, text in render_all(trial).items():
+        try:
+            staged.append(_stage(run_dir / name, text))
         except OSError as error:
             failed.append(f"{name} ({error.strerror or error})")
     if failed:
-        kept = ", ".join(path.name for path in written) or "nothing"
-        raise OSError(f"could not write {', '.join(failed)} in {run_dir}; written: {kept}")
+        for temporary, _ in staged:
+            temporary.unlink(missing_ok=True)
+        raise NotWritten(f"could not write {', '.join(failed)} in {run_dir}")
+    for temporary, path in staged:
+        os.replace(temporary, path)
+    return [path for _, path in staged]
+
+
+def write_some(trial: Trial, run_dir: Path) -> list[Path]:
+    """What can be written of ``FILES``, each whole or not at all: for when ``write_all`` could not."""
+    written = []
+    for name, format in FILES.items():
+        with contextlib.suppress(Exception):  # told by write_all already
+            temporary, path = _stage(run_dir / name, render(trial, format))
+            os.replace(temporary, path)
+            written.append(path)
     return written
 
 
-def _write(path: Path, text: str) -> Path:
-    """Replace ``path`` in one step, so that a reader or a crash never meets half a file."""
+def _stage(path: Path, text: str) -> tuple[Path, Path]:
+    """``text`` on disk beside ``path``, to replace it in one step: a reader or a crash never meets half a file."""
+    if path.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return path
+    return temporary, path

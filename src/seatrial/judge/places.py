@@ -1,0 +1,63 @@
+"""Was everything measured everywhere? What the plan promised, counted against what was brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
+from seatrial.settings import Cluster
+
+_NAMED = 8  # how many places a sentence names
+
+
+def unproven(
+    check: str, cluster: Cluster, jobs: Sequence[Job], measurements: Sequence[Measurement]
+) -> Iterator[Verdict]:
+    """An ERROR for everything that keeps the measurements of ``check`` from speaking of all that was promised.
+
+    A check that has told of an error, or that nobody measured, is not told of a second time.
+    """
+    own = [one for one in measurements if one.check == check]
+    if not own or any(one.error for one in own):
+        return
+    job = next((job for job in jobs if check in job.checks), None)
+    faults = [*_absent(job, own), *_other_promise(job, cluster), *_elsewhere(check, jobs, measurements)] if job else []
+    if job is None and not all(one.skipped for one in own):
+        faults = ["it was measured, and no job of the plan has it"]
+    for fault in faults:
+        yield Verdict(check=check, subject=CLUSTER, outcome=Outcome.ERROR, reason=fault)
+
+
+def _absent(job: Job, own: Sequence[Measurement]) -> Iterator[str]:
+    missing = sorted(set(range(job.places)) - {one.rank for one in own if one.rank is not None})
+    if missing:
+        names = ", ".join(str(rank) for rank in missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+        yield f"not measured everywhere: {len(missing)} of {job.places} ranks are missing ({names})"
+        return
+    nodes = _nodes(own)
+    if len(nodes) != job.nodes:
+        yield f"{job.nodes} nodes were to be measured, and the measurements name {len(nodes)}: {', '.join(nodes)}"
+
+
+def _other_promise(job: Job, cluster: Cluster) -> Iterator[str]:
+    """The record's config and its plan may have been changed, one without the other."""
+    if job.promised_nodes != cluster.nodes:
+        yield f"planned for {job.promised_nodes} nodes, and {cluster.nodes} were promised"
+    if cluster.gpus_per_node is not None and job.promised_gpus != cluster.gpus_per_node:
+        yield f"planned for {job.promised_gpus} GPUs a node, and {cluster.gpus_per_node} were promised"
+
+
+def _elsewhere(check: str, jobs: Sequence[Job], measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Two jobs on different nodes tell of none of them everything."""
+    on_nodes = [name for job in jobs if job.placement != "control" for name in job.checks]
+    if check not in on_nodes:
+        return
+    places = {name: _nodes([one for one in measurements if one.check == name and not one.error]) for name in on_nodes}
+    first = next(name for name in on_nodes if places[name])
+    if places[check] != places[first]:
+        here, there = ", ".join(places[check]), ", ".join(places[first])
+        yield f"measured on {here}, but {first} on {there}: not on the same nodes"
+
+
+def _nodes(measurements: Sequence[Measurement]) -> list[str]:
+    return sorted({one.subject.partition("/")[0] for one in measurements})
