@@ -273,6 +273,7 @@ class Job(Frozen):
     options: dict[str, dict[str, JsonValue]]
     promised_gpus: int | None
     promised_nodes: int = 1
+    nodelist: str = Field(default="", description="the nodes of the jobs before it, as the scheduler names them")
     limits: dict[str, float] = Field(default={}, description="seconds for each check; after these it is given up")
     limit_s: float
     env: dict[str, str] = {}
@@ -305,6 +306,8 @@ class JobResult(Frozen):
     startup_s: float
     culprit: str = ""
     cause: str = ""
+    scheduler_id: str = Field(default="", description="its number in the scheduler's queue")
+    nodes: str = Field(default="", description="where it ran, as the scheduler writes it: n[1-4]")
 
 
 class Verb(StrEnum):

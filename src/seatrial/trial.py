@@ -23,7 +23,7 @@ from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, launcher_for
 from seatrial.launch.watch import run_job
-from seatrial.model import Decision, Finding, Job, Machine, Measurement, Session, Timing, Trial, Verb, Verdict
+from seatrial.model import Decision, Finding, Job, JobState, Machine, Measurement, Session, Timing, Trial, Verb, Verdict
 from seatrial.plan import Devices, Plan, make_plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import Config
@@ -82,7 +82,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         for measurement in left.settled:
             collected.measured(measurement)
         for job in left.jobs:
-            _run_job(job, collected)
+            _run_job(_on_the_same_nodes(job, collected), collected)
     with _uninterrupted():
         with collected.timed("judge"):
             verdicts = judge(collected.settings, plan.jobs, collected.measurements, catalog(), plan.left_out)
@@ -175,6 +175,14 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     settled = {one.check for one in plan.settled}
     ranks = {name: {one.rank for one in measurements if one.check == name} for name in {m.check for m in measurements}}
     return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
+
+
+def _on_the_same_nodes(job: Job, collected: Collected) -> Job:
+    """``job``, asking for the nodes of the jobs before it: of other nodes it would say nothing about these."""
+    used = [one.nodes for one in collected.results if one.nodes and one.state is JobState.COMPLETED]
+    if job.placement == "control" or not used or not collected.measurements:
+        return job
+    return job.model_copy(update={"nodelist": used[-1]})
 
 
 def _run_job(job: Job, collected: Collected) -> None:

@@ -23,8 +23,18 @@ class Waiting(Frozen):
     hopeless: bool
 
 
+class Whereabouts(Frozen):
+    """What a scheduler calls a job, and the nodes it gave it; both empty without one."""
+
+    id: str = ""
+    nodes: str = ""
+
+
 class Running(Protocol):
     """A started job."""
+
+    def whereabouts(self) -> Whereabouts:
+        """Its number in the queue and its nodes, as far as they are known."""
 
     def waiting(self) -> Waiting | None:
         """Why the job has not begun yet; None once it has."""

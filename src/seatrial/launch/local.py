@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial import shell
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import Rendered, Whereabouts
 from seatrial.model import Job
 
 # gloo looks up this host's name unless told an interface; on one host the loopback always works
@@ -23,6 +23,9 @@ class LocalJob:
 
     def waiting(self) -> None:
         return None
+
+    def whereabouts(self) -> Whereabouts:
+        return Whereabouts()
 
     def epitaph(self) -> str:
         return ""

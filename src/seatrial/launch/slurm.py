@@ -20,7 +20,7 @@ from seatrial import shell
 from seatrial.discover import slurm
 from seatrial.discover.slurm import SlurmUnavailable
 from seatrial.discover.slurm_facts import Job as JobFacts
-from seatrial.launch.base import Rendered, Waiting
+from seatrial.launch.base import Rendered, Waiting, Whereabouts
 from seatrial.model import Job
 from seatrial.settings import Config
 from seatrial.settings import Slurm as Header
@@ -106,6 +106,9 @@ class SlurmJob:
         advice = f"; waiting will not help. Run first: scontrol show job {self.id}; sinfo -s" if hopeless else ""
         return Waiting(reason=reason + advice, hopeless=hopeless)
 
+    def whereabouts(self) -> Whereabouts:
+        return Whereabouts(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
+
     def epitaph(self) -> str:
         job = self._last
         if job is None or job.state == "COMPLETED":
@@ -141,7 +144,7 @@ def _header(job: Job, wanted: Header, folder: Path) -> list[str]:
         ("qos", wanted.qos),
         ("reservation", wanted.reservation),
         ("constraint", wanted.constraint),
-        ("nodelist", wanted.nodelist),
+        ("nodelist", wanted.nodelist or job.nodelist or None),
         ("exclude", wanted.exclude),
         ("nodes", job.nodes),
         ("ntasks-per-node", 1),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from seatrial.checks.base import Check
 from seatrial.launch import blame
-from seatrial.launch.base import Launcher, Rendered, Running
+from seatrial.launch.base import Launcher, Rendered, Running, Whereabouts
 from seatrial.launch.blame import Blame
 from seatrial.launch.ranks import Rank, ranks_in
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
@@ -40,6 +40,7 @@ class Watched:
     state: JobState
     blame: Blame | None
     startup_s: float
+    where: Whereabouts = field(default_factory=Whereabouts)
 
 
 def run_job(
@@ -81,6 +82,8 @@ def _attempt(
         startup_s=watched.startup_s,
         culprit=watched.blame.culprit if watched.blame else "",
         cause=watched.blame.cause if watched.blame else "",
+        scheduler_id=watched.where.id,
+        nodes=watched.where.nodes,
     )
     return result, _settle(job, ranks, result, watched.blame, checks, listener)
 
@@ -100,9 +103,10 @@ def _start_and_watch(
     except SeatrialError as refusal:
         return Watched(JobState.FAILED, Blame(f"launcher {launcher.name}", str(refusal), None), 0.0)
     try:
-        return _watch(running, job, ranks, folder, limits, checks, listener)
+        watched = _watch(running, job, ranks, folder, limits, checks, listener)
     finally:
         running.cancel()
+    return replace(watched, where=running.whereabouts())
 
 
 def _watch(
@@ -191,7 +195,8 @@ def _settle(
         lost = [Measurement(check=begun[-1], subject=CLUSTER, error=f"right after it, {cause}", started=time.time())]
     for measurement in lost:
         listener.measured(measurement)
-    return job.model_copy(update={"checks": tuple(left)})
+    # not on the same nodes at any price: one of them may be what broke
+    return job.model_copy(update={"checks": tuple(left), "nodelist": ""})
 
 
 def _lost(name: str, ranks: list[Rank], cause: str, blamed: Blame | None, scope: Scope) -> list[Measurement]:
