@@ -98,6 +98,7 @@ class Phase(StrEnum):
     """The chapters of a trial, in the order of the report."""
 
     ENVIRONMENT = "Environment"
+    DEVICE = "GPU and host"
     INTERCONNECT = "Interconnect"
     SINGLE_GPU = "Single-GPU training"
     DISTRIBUTED = "Distributed training"

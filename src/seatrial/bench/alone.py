@@ -1,0 +1,99 @@
+"""Times work of one process on its own device: no peer, no process group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+import torch
+
+from seatrial.bench.collectives import median_interval
+
+WINDOW_S = 0.05  # long against what starting a kernel costs and against a clock's step
+MIN_WINDOWS = 10
+MAX_WINDOWS = 2000
+PRECISION = 0.01  # windows are added until the median is known to 1 %, or the time is up
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds per operation, one figure a window of ``per_window`` operations back to back, in the order measured."""
+
+    windows: tuple[float, ...]
+    per_window: int
+    heat_up_s: float
+
+    @property
+    def median(self) -> float:
+        return median(self.windows)
+
+    @property
+    def drift(self) -> float:
+        """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
+        third = max(1, len(self.windows) // 3)
+        return median(self.windows[-third:]) / median(self.windows[:third]) - 1
+
+    def describe(self) -> dict[str, object]:
+        """How often and how sure, for a fact."""
+        interval = median_interval(self.windows)
+        return {
+            "windows": len(self.windows),
+            "per_window": self.per_window,
+            "heat_up_s": round(self.heat_up_s, 3),
+            "median_s": self.median,
+            "ci95_of_median_s": list(interval) if interval else None,
+            "drift": self.drift,
+        }
+
+
+def time_alone(
+    operation: Callable[[], object], device: str, seconds: float, *, least_s: float = 0.0, heat_up_s: float = 0.5
+) -> Timed:
+    """Time windows of back-to-back operations until their median is known to 1 %, or ``seconds`` are used up.
+
+    ``least_s`` keeps on measuring so long however sure the median is: a burn. ``heat_up_s`` of the same work go ahead.
+    """
+    began = time.perf_counter()
+    estimate = _window(operation, 1, device)
+    while time.perf_counter() - began < heat_up_s:
+        estimate = _window(operation, max(1, ceil(WINDOW_S / estimate)), device)
+    heated = time.perf_counter() - began
+    per_window = max(1, ceil(WINDOW_S / estimate))
+    windows: list[float] = []
+    began = time.perf_counter()
+    while _goes_on(windows, time.perf_counter() - began, seconds, least_s):
+        windows.append(_window(operation, per_window, device))
+    return Timed(tuple(windows), per_window, heated)
+
+
+def _goes_on(windows: list[float], spent: float, seconds: float, least_s: float) -> bool:
+    if not windows or spent < least_s:
+        return True
+    return spent < seconds and len(windows) < MAX_WINDOWS and not settled(windows)
+
+
+def settled(windows: list[float]) -> bool:
+    """Whether the 95 % interval of the median lies within 1 % of it."""
+    if len(windows) < MIN_WINDOWS:
+        return False
+    middle, interval = median(windows), median_interval(windows)
+    return interval is not None and all(abs(bound - middle) <= PRECISION * middle for bound in interval)
+
+
+def _window(operation: Callable[[], object], count: int, device: str) -> float:
+    """Seconds per operation: between two CUDA events, or by the host's clock on a CPU."""
+    if not device.startswith("cuda"):
+        start = time.perf_counter()
+        for _ in range(count):
+            operation()
+        return (time.perf_counter() - start) / count
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(count):
+        operation()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / count

@@ -1,0 +1,116 @@
+"""A device's own memory: how fast, and does every byte keep what was written to it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from seatrial.bench.alone import Timed, time_alone
+
+BLOCK = 2**28  # bytes that are compared at a time: the comparison needs an eighth of that as scratch
+# All bits clear, all set, and neighbours unlike in both phases (as memtest86's fixed patterns); the random one follows.
+FIXED = (0, -1, 0x5555555555555555, -0x5555555555555556)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """``words`` of 8 bytes that did not keep a pattern, and the first of them; ``xor``: the bits that differ."""
+
+    pattern: str
+    words: int
+    offset: int  # in bytes from the start of what was tested
+    xor: str
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a pattern test covered, in bytes, and what it found."""
+
+    size: int
+    free: int
+    wrong: tuple[Wrong, ...]
+
+
+def time_copy(size: int, device: str, seconds: float) -> Timed:
+    """Time copies of ``size`` bytes within the device's memory: each moves twice as many, a read and a write."""
+    source, target = (torch.zeros(size // 4, device=device) for _ in range(2))
+    return time_alone(lambda: target.copy_(source), device, seconds)
+
+
+def time_triad(size: int, device: str, seconds: float) -> Timed:
+    """Time a = b + s·c over arrays of ``size`` bytes: three times as many are moved (STREAM, McCalpin)."""
+    a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
+    return time_alone(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds)
+
+
+def free_bytes(device: str) -> int:
+    """Memory that can be had now: of the GPU, or of the host."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def try_patterns(size: int, device: str) -> Tested:
+    """Write each pattern to all of ``size`` bytes, then read all of them: a bit that two addresses share shows too.
+
+    Raises torch.OutOfMemoryError (RuntimeError on a CPU) when so much cannot be had.
+    """
+    free = free_bytes(device)
+    blocks = [torch.empty(length // 8, dtype=torch.int64, device=device) for length in _lengths(size)]
+    wrong = [found for name, fill in _patterns(device) for found in _test(name, fill, blocks)]
+    return Tested(sum(block.nbytes for block in blocks), free, tuple(wrong))
+
+
+class _Fixed:
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def __call__(self, block: torch.Tensor, _number: int) -> torch.Tensor:
+        return block.fill_(self.word)
+
+
+class _Random:
+    """Words that depend on the place: what one address line too few would write over, differs."""
+
+    def __init__(self, device: str) -> None:
+        self.generator = torch.Generator(device)
+
+    def __call__(self, block: torch.Tensor, number: int) -> torch.Tensor:
+        self.generator.manual_seed(number)
+        return block.random_(generator=self.generator)
+
+
+_Fill = _Fixed | _Random
+
+
+def _patterns(device: str) -> Iterator[tuple[str, _Fill]]:
+    for word in FIXED:
+        yield f"{word % 2**64:#018x}", _Fixed(word)
+    yield "random", _Random(device)
+
+
+def _test(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[Wrong]:
+    for number, block in enumerate(blocks):
+        fill(block, number)
+    expected = torch.empty_like(blocks[0])
+    words, first = 0, None
+    for number, block in enumerate(blocks):
+        right = fill(expected[: block.numel()], number)
+        differs = block != right
+        count = int(differs.sum())
+        if count and first is None:
+            index = int(differs.nonzero()[0])
+            first = (number * BLOCK + 8 * index, int(block[index] ^ right[index]) % 2**64)
+        words += count
+    if first:
+        yield Wrong(name, words, first[0], f"{first[1]:#018x}")
+
+
+def _lengths(size: int) -> Iterator[int]:
+    whole, rest = divmod(size - size % 8, BLOCK)
+    yield from [BLOCK] * whole
+    if rest:
+        yield rest

@@ -1,0 +1,122 @@
+"""Do identical GPUs compute identical bits? The odd one among them corrupts training without a word.
+
+A GPU whose arithmetic is wrong in the same way each time passes every test that compares it with itself. So the same
+products are made everywhere and compared between devices of one model (silent data corruption: Llama 3 lost 6 of its
+419 unplanned stops to it, arXiv 2407.21783, table 5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+
+GPU_SIZE, CPU_SIZE = 4096, 512
+KINDS = {"cuda": ("bf16", "fp32"), "cpu": ("fp32",)}
+
+
+class DigestOptions(Options):
+    """``links``: products in a row whose bits are compared."""
+
+    links: int = Field(default=50, ge=1)
+    size: int | None = Field(default=None, ge=64, multiple_of=16)
+
+
+def measure(place: Place, options: DigestOptions) -> Iterator[Observation]:
+    """Yield, on rank 0, for every rank whether its bits are those of most others of its model.
+
+    Where they are not all alike, everybody computes once more: an upset that does not come back is told from a fault
+    that does.
+    """
+    from seatrial.bench import rank
+
+    subjects = rank.gather(place.subject)
+    device = rank.describe_device(place.device)
+    kinds = tuple(kind for kind in KINDS[str(device["backend"])] if _runs(kind, place.device))
+    models = [f"{one['gpu'] or one['cpu']}" for one in rank.gather(device)]
+    rounds = [_round(place, options, kinds)]
+    if any(odd(models, digests) for digests in _by_kind(rounds[0])):
+        place.note("not alike: once more")
+        rounds.append(_round(place, options, kinds))
+    if place.rank:
+        return
+    yield from (Fact(name=name, value=value) for name, value in device.items())
+    yield from _told(models, subjects, kinds, rounds)
+
+
+def _round(place: Place, options: DigestOptions, kinds: Sequence[str]) -> list[tuple[str, ...]]:
+    """The digests of every rank, one a kind."""
+    from seatrial.bench import compute, rank
+
+    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+    return rank.gather(tuple(compute.chain_digest(kind, size, place.device, options.links) for kind in kinds))
+
+
+def _runs(kind: str, device: str) -> bool:
+    from seatrial.bench import compute
+
+    return compute.why_not(kind, device) is None
+
+
+def _by_kind(digests: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return list(zip(*digests, strict=True))
+
+
+def odd(models: Sequence[str], digests: Sequence[str]) -> set[int]:
+    """Ranks whose digest is not that of more than half of their model; all of a model where there is no such half."""
+    ranks = set()
+    for model in set(models):
+        own = [rank for rank, other in enumerate(models) if other == model]
+        digest, count = Counter(digests[rank] for rank in own).most_common(1)[0]
+        agreed = digest if 2 * count > len(own) else None
+        ranks |= {rank for rank in own if digests[rank] != agreed}
+    return ranks
+
+
+def _told(
+    models: Sequence[str], subjects: Sequence[str], kinds: Sequence[str], rounds: Sequence[list[tuple[str, ...]]]
+) -> Iterator[Observation]:
+    strange = [[odd(models, digests) for digests in _by_kind(one)] for one in rounds]
+    for rank, subject in enumerate(subjects):
+        times = sum(any(rank in ranks for ranks in one) for one in strange)
+        yield Metric(name="odd_rounds", value=times, unit="rounds", subject=subject)
+    alone = [subjects[rank] for rank, model in enumerate(models) if models.count(model) == 1]
+    yield Metric(name="compared", value=len(subjects) - len(alone), unit="devices", subject=CLUSTER)
+    found: Mapping[str, object] = {
+        "rounds": len(rounds),
+        "kinds": list(kinds),
+        "models": {model: models.count(model) for model in sorted(set(models))},
+        "without_a_twin": alone,
+        "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
+        "how": f"a chain of seeded matrix products in {', '.join(kinds)}, SHA-256 of its last bits compared between "
+        "all devices of one model",
+    }
+    yield from (Fact(name=name, value=value) for name, value in found.items())
+
+
+CHECK = Check(
+    name="device.digests",
+    title="Identical devices compute identical bits",
+    phase=Phase.DEVICE,
+    scope=Scope.CLUSTER,
+    metrics={"odd_rounds": "rounds", "compared": "devices"},
+    rules=(
+        Rule(
+            metric="odd_rounds",
+            expect="== 0 rounds",
+            shows=("digests",),
+            why="this device's bits differ from those of most others of its model (of two that differ, either may be "
+            "wrong): it corrupts training silently",
+            remedy="take the node out of service; dcgmi diag -r 4 -i INDEX; repeat with "
+            "seatrial run --only device.digests. Once in two rounds: an upset, watch it. Each time: replace the GPU",
+        ),
+    ),
+    measure=measure,
+    limit_s=300.0,
+    needs=Needs(ranks=2),
+    options=DigestOptions,
+)

@@ -1,0 +1,83 @@
+"""How fast is every pair of GPUs of a node, one way and both ways at once?
+
+One process of each node copies for all pairs, one after the other, so that a slow pair is that pair's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
+
+if TYPE_CHECKING:
+    from seatrial.bench.transfer import PeerCopy
+
+
+class PeerOptions(Options):
+    """``seconds`` for each ordered pair and each of one way and both ways."""
+
+    seconds: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+
+
+def measure(place: Place, options: PeerOptions) -> Iterator[Observation]:
+    """Yield GB/s of every ordered pair, from the first process of each node. Raises NotApplicable for a single GPU."""
+    from seatrial.bench import rank, transfer
+
+    here = [(node, subject) for node, subject in rank.gather((place.node, place.subject)) if node == place.node]
+    if len(here) < 2:
+        raise NotApplicable("a node with one GPU has no pair of them")
+    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
+    copies: list[PeerCopy] = []
+    if place.local_rank == 0:
+        copies = transfer.time_peers(len(here), options.seconds, place.note)
+    rank.wait_for_all()
+    names = [subject.rpartition("/")[2] for _, subject in here]
+    for copy in copies:
+        yield from _figures(copy, f"{place.node}/{names[copy.source]}->{names[copy.target]}", transfer.SIZE)
+    if copies:
+        yield from _summary(copies, names, transfer.SIZE)
+
+
+def _figures(copy: PeerCopy, subject: str, size: int) -> Iterator[Metric]:
+    for name, timed, moved in (("one_way", copy.one_way, size), ("both_ways", copy.both_ways, 2 * size)):
+        rates = tuple(moved / seconds / 1e9 for seconds in timed.windows)
+        yield Metric(name=name, value=moved / timed.median / 1e9, unit="GB/s", subject=subject, samples=rates)
+    yield Metric(name="direct", value=copy.direct, unit="bool", subject=subject)
+
+
+def _summary(copies: list[PeerCopy], names: list[str], size: int) -> Iterator[Observation]:
+    matrix = [[0.0] * len(names) for _ in names]
+    for copy in copies:
+        matrix[copy.source][copy.target] = round(size / copy.one_way.median / 1e9, 1)
+    yield Fact(name="one_way_matrix", value={"gpus": names, "gb_s": matrix})
+    yield Fact(
+        name="how",
+        value=f"copies of {format_bytes(size)} from each GPU to each other, one pair at a time, between CUDA events; "
+        "both ways: one copy each way at once, summed",
+    )
+
+
+CHECK = Check(
+    name="transfer.peers",
+    title="GPU to GPU, every pair of a node",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={"one_way": "GB/s", "both_ways": "GB/s", "direct": "bool"},
+    rules=(
+        Rule(
+            metric="one_way",
+            baseline="transfer.peer_one_way",
+            why="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
+            remedy="nvidia-smi nvlink -s -i INDEX; nvidia-smi nvlink -e -i INDEX (errors and replays); nvidia-smi topo "
+            "-p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'; reset the GPUs, then the fabric manager",
+        ),
+    ),
+    measure=measure,
+    limit_s=300.0,
+    needs=Needs(gpus=True, ranks=2),
+    options=PeerOptions,
+)
