@@ -153,14 +153,45 @@ def render(
 
 
 @app.command()
-def judge(run: RunPath, as_json: AsJson = False) -> None:
+def judge(
+    run: RunPath,
+    baseline: Annotated[Path | None, typer.Option(help="Judge by this file of `baseline learn`.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Judge an old run again, with the rules of this version. Needs no GPU, changes no file."""
     from seatrial import trial as pipeline
     from seatrial.rundir import load_trial
 
-    result = pipeline.rejudge(load_trial(run))
+    result = pipeline.rejudge(load_trial(run), baseline)
     _finish(result, as_json)
     raise typer.Exit(EXIT_CODES[result.decision.value])
+
+
+baseline_words = typer.Typer(no_args_is_help=True, help="What this site's good runs look like.")
+app.add_typer(baseline_words, name="baseline")
+
+
+@baseline_words.callback()
+def _baseline_words() -> None:
+    """Keeps ``learn`` a word of its own: with one command alone, typer would take it for the whole."""
+
+
+@baseline_words.command()
+def learn(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or trial.json files, of good runs.")],
+    out: Annotated[Path, typer.Option(help="The file to write; must not be there yet.")],
+    name: Annotated[str | None, typer.Option(help="Of the site; by default the file's.")] = None,
+) -> None:
+    """Learn a baseline from good runs, for `seatrial run --set baseline=FILE` and `judge RUN --baseline FILE`."""
+    from seatrial import trial as pipeline
+
+    text = pipeline.learn(name or out.stem, runs)
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+    print(f"{out}: {text.count('gpus:')} values from {len(runs)} runs")
 
 
 @app.command()

@@ -237,6 +237,25 @@ class Rule(Frozen):
     remedy: str
 
 
+class Expected(Frozen):
+    """A value that good hardware reaches, for one shape of cluster, and where the number comes from."""
+
+    gpus: int = Field(description="in the whole measurement, over all nodes")
+    nodes: int
+    value: FiniteFloat = Field(gt=0)
+    unit: str
+    source: str = Field(min_length=1)
+    gpu: str = Field(default="", description="NVML's name of it, where no SKU file around it says that")
+
+
+class Baseline(Frozen):
+    """What a site's own good runs reached, learned from them. It outranks what is published of the hardware."""
+
+    name: str
+    learned_from: tuple[str, ...]
+    expected: dict[str, tuple[Expected, ...]]
+
+
 class Verdict(Frozen):
     """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""
 
@@ -368,6 +387,7 @@ class Trial(Frozen):
     jobs: tuple[Job, ...]
     left_out: dict[str, str] = Field(default={}, description="checks of the trial that --only or --skip left out")
     stopped: str = Field(default="", description="what ended the trial before its time")
+    baseline: Baseline | None = Field(default=None, description="of the site, as it was when this was judged")
     trouble: str = Field(default="", description="why GPUs that should be there could not be used")
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]

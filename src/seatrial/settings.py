@@ -82,6 +82,7 @@ class Config(Frozen):
     name: str
     description: str = ""
     launcher: Literal["auto", "local", "slurm"] = "auto"
+    baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
     slurm: Slurm = Slurm()

@@ -19,13 +19,26 @@ from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
 from seatrial.discover import gpu, host, slurm
-from seatrial.judge import judge
+from seatrial.judge import judge, site
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, launcher_for
 from seatrial.launch.watch import run_job
-from seatrial.model import Decision, Finding, Job, JobState, Machine, Measurement, Session, Timing, Trial, Verb, Verdict
+from seatrial.model import (
+    Baseline,
+    Decision,
+    Finding,
+    Job,
+    JobState,
+    Machine,
+    Measurement,
+    Session,
+    Timing,
+    Trial,
+    Verb,
+    Verdict,
+)
 from seatrial.plan import Devices, Plan, make_plan
-from seatrial.rundir import Request, RunDir
+from seatrial.rundir import Request, RunDir, load_trial
 from seatrial.settings import Config
 
 INTERRUPTED = "interrupted"
@@ -76,6 +89,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         survey = discover()
     with collected.timed("plan"):
         plan = _plan(collected, survey)
+        baseline = _site(collected.settings)
     with _until_stopped(collected):
         _take_up(collected, survey.machine(collected.settings))
         left = _left_of(plan, collected, survey)
@@ -85,10 +99,10 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             _run_job(_on_the_same_nodes(job, collected), collected)
     with _uninterrupted():
         with collected.timed("judge"):
-            verdicts = judge(collected.settings, plan.jobs, collected.measurements, catalog(), plan.left_out)
+            verdicts = judge(collected.settings, plan.jobs, collected.measurements, catalog(), plan.left_out, baseline)
         with collected.timed("diagnose"):
             findings = diagnose(collected.results, collected.measurements, run_dir.path)
-        return _reported(_record(collected, plan, survey, verdicts, findings, begun), collected)
+        return _reported(_record(collected, plan, survey, verdicts, findings, baseline, begun), collected)
 
 
 @dataclass(frozen=True)
@@ -121,13 +135,23 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
     return config.resolve(trial, overrides=overrides, environ=os.environ, known=known)
 
 
-def rejudge(trial: Trial) -> Trial:
-    """An old record with the rules of today: nothing is measured again."""
+def learn(name: str, paths: Sequence[Path]) -> str:
+    """The baseline of these runs, as the text of its file. Raises UsageError."""
+    return site.dump(site.learn(name, {str(path): load_trial(path) for path in paths}, catalog()))
+
+
+def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
+    """An old record with the rules of today, and another site baseline if one is given: nothing is measured again."""
     settings = Config.model_validate(trial.config)
-    verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out)
+    known = site.load(baseline) if baseline else trial.baseline
+    verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, verdicts, trial.left_out, trial.decision.scope, obstacles)
-    return trial.model_copy(update={"verdicts": verdicts, "decision": decision})
+    return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known})
+
+
+def _site(settings: Config) -> Baseline | None:
+    return site.load(Path(settings.baseline)) if settings.baseline else None
 
 
 def _take_up(collected: Collected, here: Machine) -> None:
@@ -236,6 +260,7 @@ def _record(
     survey: Survey,
     verdicts: tuple[Verdict, ...],
     findings: tuple[Finding, ...],
+    baseline: Baseline | None,
     begun: float,
 ) -> Trial:
     request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
@@ -264,6 +289,7 @@ def _record(
         left_out=plan.left_out,
         stopped=collected.stopped,
         trouble=trouble,
+        baseline=baseline,
         sessions=sessions,
         results=tuple(collected.results),
         measurements=tuple(measurements),

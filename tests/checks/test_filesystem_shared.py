@@ -73,7 +73,7 @@ def mount_faulty(out: Path, stack: ExitStack) -> None:
 
 def verdicts(measurements: list[Measurement]) -> list[Verdict]:
     assert [measurement.error for measurement in measurements] == [None] * len(measurements)
-    return judge_check(CHECK, measurements, {}, "t", ())
+    return judge_check(CHECK, measurements, {}, "t")
 
 
 def broken(measurements: list[Measurement]) -> dict[str, Outcome]:

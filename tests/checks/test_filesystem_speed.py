@@ -53,7 +53,7 @@ def runs(out: Path) -> Iterator[Runs]:
 
 def outcomes(measurements: list[Measurement]) -> list[Outcome]:
     assert [measurement.error for measurement in measurements] == [None] * len(measurements)
-    return [verdict.outcome for verdict in judge_check(CHECK, measurements, {}, "t", ())]
+    return [verdict.outcome for verdict in judge_check(CHECK, measurements, {}, "t")]
 
 
 def metrics(measurements: list[Measurement]) -> dict[str, float]:

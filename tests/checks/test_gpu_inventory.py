@@ -45,7 +45,7 @@ class Trial:
         return measure(CHECK, place, {})
 
     def judge(self, fake: FakeNvml, promised: int | None = None) -> dict[tuple[str, str], Verdict]:
-        verdicts = judge_check(CHECK, [self.measure(fake, promised)], {}, "", ())
+        verdicts = judge_check(CHECK, [self.measure(fake, promised)], {}, "")
         return {(verdict.metric, verdict.subject): verdict for verdict in verdicts}
 
     def bad(self, *gpus: FakeGpu | Exception, promised: int | None = None) -> dict[tuple[str, str], Outcome]:
@@ -312,7 +312,7 @@ class TestMissing:
     def test_a_dead_driver_fails(self, trial: Trial, kind: str, promised: int | None) -> None:
         bus(trial.root, *PCI[:2], driver=None)
         found = trial.measure(FakeNvml(init=refusal(kind)), promised)
-        verdicts = judge_check(CHECK, [found], {}, "", ())
+        verdicts = judge_check(CHECK, [found], {}, "")
         assert [(v.metric, v.outcome) for v in verdicts if v.outcome is not Outcome.SKIP] == [
             ("gpus_missing", Outcome.FAIL),
             ("gpus_hidden", Outcome.PASS),
@@ -374,7 +374,7 @@ class TestVisibleDevices:
         found = trial.measure(FakeNvml(h200(0), refusal("GpuIsLost")))
         assert "names '9'" in (found.error or "")
         assert found.metrics[0].value == 1
-        verdicts = judge_check(CHECK, [found], {}, "", ())
+        verdicts = judge_check(CHECK, [found], {}, "")
         assert {verdict.outcome for verdict in verdicts} == {Outcome.ERROR, Outcome.FAIL}
 
 

@@ -66,7 +66,7 @@ class Node:
         return measure(self.root, self.root)
 
     def outcomes(self) -> dict[str, Outcome]:
-        verdicts = judge_check(CHECK, [self.measurement()], {}, "test", ())
+        verdicts = judge_check(CHECK, [self.measurement()], {}, "test")
         return {verdict.metric: verdict.outcome for verdict in verdicts}
 
     def complaints(self) -> dict[str, Outcome]:
@@ -94,7 +94,7 @@ def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
     units = {metric.name: metric.unit for metric in measurement.metrics}
     assert units == {name: unit for name, unit in CHECK.metrics.items() if name in units}
     assert set(CHECK.metrics) - set(units) <= {"clock_synchronised"}  # where the kernel keeps it to itself
-    outcomes = {verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "test", ())}
+    outcomes = {verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "test")}
     assert not outcomes & {Outcome.ERROR, Outcome.UNJUDGED}
     areas = {"os", "cpu", "memory", "mounts", "nics", "rdma", "limits", "hostname", "clock", "software", "unread"}
     assert areas <= set(measurement.facts)
@@ -247,7 +247,7 @@ def test_a_name_that_resolves_to_loopback_warns(node: Node) -> None:
 
 
 def test_an_empty_machine_never_looks_healthy(tmp_path: Path) -> None:
-    verdicts = judge_check(CHECK, [measure(tmp_path, tmp_path)], {}, "test", ())
+    verdicts = judge_check(CHECK, [measure(tmp_path, tmp_path)], {}, "test")
     outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
     assert outcomes["shm_bytes"] is Outcome.FAIL
     assert outcomes["hung_mounts"] is Outcome.ERROR

@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def verdicts(measurements: list[Measurement]) -> list[Verdict]:
-    return judge_check(CHECK, measurements, {}, "t", ())
+    return judge_check(CHECK, measurements, {}, "t")
 
 
 def broken(measurements: list[Measurement]) -> dict[str, Outcome]:

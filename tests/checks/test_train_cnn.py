@@ -33,7 +33,7 @@ def place(run_dir: Path, notes: list[str] | None = None) -> Place:
 
 
 def outcomes(measurement: Measurement) -> dict[str, Outcome]:
-    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t", ())}
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
 
 
 def values(measurement: Measurement) -> dict[str, float]:

@@ -55,7 +55,7 @@ def runs(out: Path) -> Runs:
 
 
 def outcomes(measurements: list[Measurement]) -> dict[str, Outcome]:
-    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, measurements, {}, "t", ())}
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, measurements, {}, "t")}
 
 
 def broken(measurements: list[Measurement]) -> set[str]:

@@ -135,7 +135,7 @@ def run(check: Check, folder: Path, promised: tuple[int, int | None] = (1, None)
 
 
 def judge(check: Check, measurement: Measurement) -> list[Verdict]:
-    return judge_check(check, [measurement], {}, "", ())
+    return judge_check(check, [measurement], {}, "")
 
 
 def bad(verdicts: Sequence[Verdict]) -> dict[str, Outcome]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -7,9 +8,21 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Options, Place
-from seatrial.judge.baselines import Expected, Sku, find, skus
+from seatrial.judge.baselines import Known, Reference, Sku, skus
 from seatrial.judge.rules import judge_check
-from seatrial.model import Limit, Measurement, Metric, Observation, Outcome, Phase, Rule, Scope, Verdict
+from seatrial.model import (
+    Baseline,
+    Expected,
+    Limit,
+    Measurement,
+    Metric,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    Verdict,
+)
 
 SKU = Sku(
     name="Test GPU",
@@ -49,8 +62,13 @@ def judged(
     return [(verdict.subject, verdict.outcome) for verdict in verdicts(what, *measurements, expect=expect)]
 
 
-def verdicts(what: Check, *measurements: Measurement, expect: Mapping[str, Limit] | None = None) -> list[Verdict]:
-    return judge_check(what, measurements, expect or {}, "mine", [SKU])
+def verdicts(
+    what: Check,
+    *measurements: Measurement,
+    expect: Mapping[str, Limit] | None = None,
+    site: Baseline | None = None,
+) -> list[Verdict]:
+    return judge_check(what, measurements, expect or {}, "mine", Known(site, [SKU]))
 
 
 def test_good_and_bad_are_told_apart_with_evidence_and_remedy() -> None:
@@ -155,6 +173,89 @@ def test_the_shipped_skus_load_and_every_number_has_a_source() -> None:
     numbers = [expected for sku in skus() for values in sku.expected.values() for expected in values]
     assert numbers
     assert all(expected.source and expected.value > 0 for expected in numbers)
-    found = find("all_reduce.busbw.8GiB", {"gpu": "NVIDIA H200", "world_size": 4, "nodes": 1}, skus())
-    assert not isinstance(found, str)
-    assert found[1].value == 363.3
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 4, "nodes": 1}
+    found = Known(None, skus()).published("all_reduce.busbw.8GiB", facts)
+    assert isinstance(found, Reference)
+    assert found.value == 363.3
+
+
+FOUR: dict[str, JsonValue] = {"gpu": "NVIDIA Test", "world_size": 4, "nodes": 1}
+STRANGE: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 1, "nodes": 1}
+BY_BASELINE = Rule(metric="speed", baseline="all_reduce", why="", remedy="")
+
+
+def sampled(value: float, *samples: float, facts: dict[str, JsonValue] = FOUR) -> Measurement:
+    metric = Metric(name="speed", value=value, unit="GB/s", subject="cluster", samples=samples)
+    return Measurement(check="c", subject="cluster", metrics=(metric,), facts=facts)
+
+
+def fleet(*values: float) -> list[Measurement]:
+    return [measured(value, subject=f"n{index}", facts=STRANGE) for index, value in enumerate(values)]
+
+
+def test_a_shortfall_that_noise_may_have_made_only_warns() -> None:
+    steady, shaky = [359.0] * 10, [330.0, 335, 340, 350, 358, 359, 361, 366, 370, 390]
+    assert judged(check(BY_BASELINE), sampled(359, *steady)) == [("cluster", Outcome.FAIL)]
+    (verdict,) = verdicts(check(BY_BASELINE), sampled(359, *shaky))
+    assert verdict.outcome is Outcome.WARN
+    assert "95 % interval does not exclude" in verdict.reason
+
+
+def test_a_threshold_missed_within_the_noise_only_warns_and_says_so() -> None:
+    shaky = [8.0, 9, 9.5, 9.8, 9.9, 10.2, 10.5, 11, 12, 13]
+    (verdict,) = verdicts(check(SPEED), sampled(9.9, *shaky))
+    assert verdict.outcome is Outcome.WARN
+    assert "which its own 95 % interval still reaches (9 GB/s to 12 GB/s)" in verdict.reason
+    assert judged(check(SPEED), sampled(9.9, *[9.9] * 10)) == [("cluster", Outcome.FAIL)]
+
+
+def test_a_sites_own_baseline_outranks_the_published_one() -> None:
+    own = Expected(gpus=4, nodes=1, value=300, unit="GB/s", source="three runs", gpu="NVIDIA Test")
+    site = Baseline(name="lab", learned_from=(), expected={"all_reduce": (own,)})
+    (verdict,) = verdicts(check(BY_BASELINE), measured(299, facts=FOUR), site=site)
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.judged_by.startswith("site lab: 300 GB/s (three runs)")
+    (other,) = verdicts(check(BY_BASELINE), measured(299, facts={**FOUR, "gpu": "NVIDIA Strange"}), site=site)
+    assert other.outcome is Outcome.UNJUDGED, "another GPU's baseline is nobody's"
+
+
+def test_unknown_hardware_in_a_fleet_is_judged_by_the_fleets_median() -> None:
+    what = check(BY_BASELINE, scope=Scope.NODE)
+    said = verdicts(what, *fleet(100, 101, 99, 100, 80))
+    assert [one.outcome for one in said] == [Outcome.PASS] * 4 + [Outcome.FAIL]
+    assert said[4].judged_by.startswith("median of 5 subjects on NVIDIA Strange: 100 GB/s (no SKU data")
+
+
+def test_two_can_never_outvote_each_other() -> None:
+    what = check(BY_BASELINE, scope=Scope.NODE)
+    assert [one.outcome for one in verdicts(what, *fleet(100, 50))] == [Outcome.UNJUDGED] * 2
+
+
+def test_a_widely_spread_fleet_fails_nobody() -> None:
+    what = check(BY_BASELINE, scope=Scope.NODE)
+    said = verdicts(what, *fleet(60, 80, 100, 120, 140))
+    assert Outcome.FAIL not in {one.outcome for one in said}
+    assert "chance may have made it" in said[0].reason
+
+
+def test_a_subject_far_under_the_others_warns_though_it_reaches_what_is_published() -> None:
+    what = check(BY_BASELINE, scope=Scope.NODE)
+    said = verdicts(what, *(measured(value, subject=f"n{value}", facts=FOUR) for value in (440, 441, 439, 440, 400)))
+    assert [one.outcome for one in said] == [Outcome.PASS] * 4 + [Outcome.WARN]
+    assert "far under the others" in said[4].reason
+
+
+def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> None:
+    (weak,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 100")})
+    assert weak.outcome is Outcome.PASS
+    assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: what lost 75% of it passes" in weak.judged_by
+    (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 200")})
+    assert "HARDLY" not in fair.judged_by
+
+
+def test_a_thousand_nodes_are_judged_in_seconds() -> None:
+    what = check(BY_BASELINE, scope=Scope.GPU)
+    many = [measured(100 + index % 3, subject=f"n{index // 8}/gpu{index % 8}", facts=STRANGE) for index in range(8192)]
+    began = time.process_time()
+    assert {one.outcome for one in verdicts(what, *many)} == {Outcome.PASS}
+    assert time.process_time() - began < 5

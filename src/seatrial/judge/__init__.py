@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
-from seatrial.judge.baselines import skus
+from seatrial.judge.baselines import Known, skus
 from seatrial.judge.places import unproven
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
+from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Verdict
 from seatrial.settings import Config
 
 
@@ -18,11 +18,14 @@ def judge(
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
     left_out: Mapping[str, str],
+    site: Baseline | None = None,
 ) -> tuple[Verdict, ...]:
     """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them.
 
     ``jobs`` say at how many places a check was to be measured: at fewer, what the others brought is not enough.
+    ``site`` is what good runs of this site reached.
     """
+    known = Known(site, skus())
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in left_out:
@@ -34,5 +37,5 @@ def judge(
         else:
             own = [measurement for measurement in measurements if measurement.check == name]
             verdicts += unproven(name, config.cluster, jobs, measurements)
-            verdicts += judge_check(checks[name], own, setting.expect, config.name, skus())
+            verdicts += judge_check(checks[name], own, setting.expect, config.name, known)
     return tuple(verdicts)

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.judge import baselines
-from seatrial.judge.baselines import Sku
+from seatrial.judge.baselines import NOTHING, Fleet, Known, Reference
 from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
+from seatrial.statistics import median_interval
 
+WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
 
 def judge_check(
-    check: Check, measurements: Sequence[Measurement], expect: Mapping[str, Limit], trial: str, known: Sequence[Sku]
+    check: Check, measurements: Sequence[Measurement], expect: Mapping[str, Limit], trial: str, known: Known = NOTHING
 ) -> list[Verdict]:
     """Every verdict on one check. A threshold of the trial outranks the check's own rules on the same metric.
 
@@ -26,9 +27,10 @@ def judge_check(
         return [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.ERROR, reason="not measured")]
     verdicts = list(_unmeasured(check.name, measurements))
     measured = [measurement for measurement in measurements if not measurement.skipped]
-    for group in _groups(check.scope, measured):
-        for rule in _effective(check.rules, expect, trial):
-            verdicts += _apply(check.name, rule, group, trial if rule.metric in expect else "", known)
+    for rule in _effective(check.rules, expect, trial):
+        fleets = _fleets(rule, measured)
+        for group in _groups(check.scope, measured):
+            verdicts += _apply(check.name, rule, group, trial if rule.metric in expect else "", known, fleets)
     if not verdicts:
         reason = "measured, and no rule judges it"
         verdicts = [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason)]
@@ -40,6 +42,15 @@ def _groups(scope: Scope, measured: Sequence[Measurement]) -> list[Sequence[Meas
     if scope is Scope.CLUSTER:
         return [measured] if measured else []
     return [[measurement] for measurement in measured]
+
+
+def _fleets(rule: Rule, measured: Sequence[Measurement]) -> dict[str, Fleet]:
+    """All values of the rule's metric by GPU model: unlike GPUs are never compared."""
+    values: dict[str, list[float]] = {}
+    for measurement in measured:
+        own = [metric.value for metric in measurement.metrics if metric.name == rule.metric]
+        values.setdefault(str(measurement.facts.get("gpu")), []).extend(own)
+    return {model: Fleet(model, tuple(found)) for model, found in values.items()}
 
 
 def _unmeasured(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -58,6 +69,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
         Rule(
             metric=metric,
             expect=limit,
+            baseline=own[metric].baseline if metric in own else None,
             shows=own[metric].shows if metric in own else (),
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
@@ -67,7 +79,9 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
     return [rule for rule in rules if rule.metric not in expect] + trial_rules
 
 
-def _apply(check: str, rule: Rule, group: Sequence[Measurement], trial: str, known: Sequence[Sku]) -> Iterator[Verdict]:
+def _apply(
+    check: str, rule: Rule, group: Sequence[Measurement], trial: str, known: Known, fleets: Mapping[str, Fleet]
+) -> Iterator[Verdict]:
     facts = {name: value for measurement in group for name, value in measurement.facts.items()}
     subject = group[0].subject if len(group) == 1 else CLUSTER
     outside = [f"{name} is {facts[name]}" for name, value in rule.where.items() if facts.get(name, value) != value]
@@ -80,14 +94,15 @@ def _apply(check: str, rule: Rule, group: Sequence[Measurement], trial: str, kno
     if not metrics and not any(measurement.error for measurement in group):  # an error has been told already
         reason = f"{rule.metric} was not measured, so that nothing is known of this: {rule.why}"
         yield Verdict(check=check, subject=subject, metric=rule.metric, outcome=Outcome.ERROR, reason=reason)
+    fleet = fleets.get(str(facts.get("gpu")), Fleet("", ()))
     for metric in metrics:
-        yield _verdict(check, rule, metric, facts, trial, known)
+        yield _verdict(check, rule, metric, facts, trial, known, fleet)
 
 
 def _verdict(
-    check: str, rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Sequence[Sku]
+    check: str, rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Known, fleet: Fleet
 ) -> Verdict:
-    outcome, reason, judged_by = _compare(rule, metric, facts, trial, known)
+    outcome, reason, judged_by = _compare(rule, metric, facts, trial, known, fleet)
     bad = outcome not in (Outcome.PASS, Outcome.SKIP)
     return Verdict(
         check=check,
@@ -102,34 +117,67 @@ def _verdict(
 
 
 def _compare(
-    rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Sequence[Sku]
+    rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Known, fleet: Fleet
 ) -> tuple[Outcome, str, str]:
     value = format_value(metric.value, metric.unit)
-    if rule.expect is not None:
-        limit = _limit(rule.expect, metric.unit)
-        judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
-        if rule.expect.holds(metric.value):
-            return Outcome.PASS, f"{metric.name} is {value}", judged_by
-        return rule.breach, f"{metric.name} is {value}, expected {limit}", judged_by
-    found = baselines.find(rule.baseline or metric.name, facts, known)
-    if isinstance(found, str):
-        return Outcome.UNJUDGED, f"{metric.name} is {value}, and {found}", ""
-    return _against_baseline(rule, metric, found[0], found[1])
+    if rule.expect is None:
+        found = known.find(rule.baseline or metric.name, facts, fleet, metric.unit)
+        if isinstance(found, str):
+            return Outcome.UNJUDGED, f"{metric.name} is {value}, and {found}", ""
+        return _against(found, rule, metric, fleet)
+    limit = _limit(rule.expect, metric.unit)
+    judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
+    if trial and rule.baseline:
+        judged_by += _weak(rule.expect, known.published(rule.baseline, facts))
+    if rule.expect.holds(metric.value):
+        return Outcome.PASS, f"{metric.name} is {value}", judged_by
+    reason = f"{metric.name} is {value}, expected {limit}"
+    interval = median_interval(metric.samples)
+    if interval and any(rule.expect.holds(bound) for bound in interval):
+        return (
+            Outcome.WARN,
+            f"{reason}, which its own 95 % interval still reaches ({_range(interval, metric)})",
+            judged_by,
+        )
+    return rule.breach, reason, judged_by
 
 
-def _against_baseline(rule: Rule, metric: Metric, sku: Sku, expected: baselines.Expected) -> tuple[Outcome, str, str]:
-    share = metric.value / expected.value
+def _weak(limit: Limit, known: Reference | str) -> str:
+    """What a threshold far under the known value lets through: such a gate hardly tests anything."""
+    if isinstance(known, str) or limit.op not in (">", ">=") or limit.value >= WEAK * known.value:
+        return ""
+    share = limit.value / known.value
+    expected = format_value(known.value, known.unit)
+    return f"; HARDLY A TEST: {share:.0%} of the {expected} of {known.of}: what lost {1 - share:.0%} of it passes"
+
+
+def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tuple[Outcome, str, str]:
+    share = metric.value / known.value
     reason = (
         f"{metric.name} is {format_value(metric.value, metric.unit)}, {share:.1%} of the "
-        f"{format_value(expected.value, expected.unit)} that {sku.name} is known to reach"
+        f"{format_value(known.value, known.unit)} that {known.of} gives"
     )
     judged_by = (
-        f"SKU {sku.name}: {expected.value:g} {expected.unit} ({expected.source}); "
+        f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
         f"fails under {rule.fail_below:.0%}, warns under {rule.warn_below:.0%}"
     )
-    if share < rule.fail_below:
-        return Outcome.FAIL, reason, judged_by
-    return (Outcome.WARN if share < rule.warn_below else Outcome.PASS), reason, judged_by
+    if share >= rule.warn_below:
+        if known.deviation is None and fleet.outlying(metric.value):
+            return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
+        return Outcome.PASS, reason, judged_by
+    if share >= rule.fail_below:
+        return Outcome.WARN, reason, judged_by
+    if known.deviation is not None and not fleet.outlying(metric.value):
+        return Outcome.WARN, f"{reason}, but the fleet is spread so widely that chance may have made it", judged_by
+    interval = median_interval(metric.samples)
+    if interval and interval[1] >= rule.fail_below * known.value:
+        reason += f", which its own 95 % interval does not exclude ({_range(interval, metric)})"
+        return Outcome.WARN, reason, judged_by
+    return Outcome.FAIL, reason, judged_by
+
+
+def _range(interval: tuple[float, float], metric: Metric) -> str:
+    return " to ".join(format_value(bound, metric.unit) for bound in interval)
 
 
 def _limit(limit: Limit, unit: str) -> str:

@@ -1,0 +1,83 @@
+"""A baseline learned from runs: what goes in comes out, and nothing bad is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.judge import site
+from seatrial.model import Measurement, Metric, Outcome, Trial, UsageError
+from tests.processes import run as command
+from tests.report import samples
+
+
+def run(*values: float, gpu: str = "NVIDIA Strange") -> Trial:
+    """An accepted run with GEMM figures of some GPUs."""
+    measurements = tuple(
+        Measurement(
+            check="device.gemm",
+            subject=f"n0/gpu{index}",
+            rank=index,
+            metrics=(Metric(name="tflops.bf16", value=value, unit="TFLOP/s", subject=f"n0/gpu{index}"),),
+            facts={"gpu": gpu, "world_size": 1, "nodes": 1},
+        )
+        for index, value in enumerate(values)
+    )
+    return samples.accepted().model_copy(update={"measurements": measurements})
+
+
+def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path) -> None:
+    learned = site.learn("lab", {"a": run(600, 610), "b": run(620, 700)}, catalog())
+    (expected,) = learned.expected["gemm.bf16"]
+    assert (expected.value, expected.unit, expected.gpu) == (615, "TFLOP/s", "NVIDIA Strange")
+    assert expected.source == "median of 4 values in 2 runs, from 600 to 700"
+    path = tmp_path / "site.yaml"
+    path.write_text(site.dump(learned))
+    assert site.load(path) == learned
+
+
+def test_models_are_learned_apart() -> None:
+    learned = site.learn("lab", {"a": run(600), "b": run(300, gpu="NVIDIA Small")}, catalog())
+    assert [(one.gpu, one.value) for one in learned.expected["gemm.bf16"]] == [
+        ("NVIDIA Small", 300),
+        ("NVIDIA Strange", 600),
+    ]
+
+
+def test_a_rejected_run_and_runs_without_figures_teach_nothing() -> None:
+    with pytest.raises(UsageError, match="b was REJECTED"):
+        site.learn("lab", {"a": run(600), "b": samples.rejected()}, catalog())
+    with pytest.raises(UsageError, match="nothing to learn in a"):
+        site.learn("lab", {"a": run()}, catalog())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[", "cannot read the baseline"), ("5", "is no baseline"), ("{name: x}", "learned_from: Field required")],
+)
+def test_a_damaged_file_is_told(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        site.load(path)
+    with pytest.raises(UsageError, match="cannot read the baseline"):
+        site.load(tmp_path / "nowhere.yaml")
+
+
+def test_learned_on_the_command_line_and_judged_by(tmp_path: Path) -> None:
+    good = run(600, 610)
+    (tmp_path / "trial.json").write_text(good.model_dump_json())
+    file = tmp_path / "lab.yaml"
+    code, out, err = command("baseline", "learn", tmp_path, "--out", file)
+    assert (code, out) == (0, f"{file}: 1 values from 1 runs\n"), err
+    assert command("baseline", "learn", tmp_path, "--out", file)[0] == 2, "it writes over nothing"
+    settings = {"name": "t", "checks": {"device.gemm": {}}}
+    slow = run(300, 300).model_copy(update={"config": settings, "jobs": ()})
+    (tmp_path / "trial.json").write_text(slow.model_dump_json())
+    code, out, _ = command("judge", tmp_path, "--baseline", file, "--json")
+    verdicts = [one for one in Trial.model_validate_json(out).verdicts if one.metric == "tflops.bf16"]
+    assert code == 1
+    assert {one.outcome for one in verdicts} == {Outcome.FAIL}
+    assert all(one.judged_by.startswith("site lab: 605 TFLOP/s") for one in verdicts)
