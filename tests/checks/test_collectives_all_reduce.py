@@ -159,9 +159,12 @@ def test_a_late_rank_lengthens_the_time(records: Records) -> None:
 
 
 def test_a_burn_in_lasts_on_all_ranks(records: Records) -> None:
-    for record in records["lasting"]:
-        assert record["error"] is None
-        assert 2 * 1.0 < record["seconds"] < 2 * 1.0 + 5
+    lead, other = records["lasting"]
+    for label, counts in lead["facts"]["iterations"].items():
+        us = metrics(lead)[f"latency.{label}"]["samples"]
+        assert counts["per_window"] * sum(us) * 1e-6 > 0.9  # the mean over ranks; the slower one decides
+    assert other["error"] is None
+    assert len(metrics(other)["rank_time.64KiB"]["samples"]) == lead["facts"]["iterations"]["64KiB"]["windows"]
 
 
 def test_a_size_that_does_not_fit_on_one_rank_fails_and_is_not_waited_for(records: Records) -> None:

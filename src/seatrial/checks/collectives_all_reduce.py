@@ -239,7 +239,7 @@ CHECK = Check(
             shows=("not_allocated",),
             expect="== 0 sizes",
             why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
-            remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: look at "
+            remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
             "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes "
             "count: --set 'checks.collectives.all_reduce.options.sizes=[1MiB, 1GiB]'.",
         ),
