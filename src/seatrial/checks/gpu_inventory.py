@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import JsonValue
@@ -15,13 +15,27 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check, Options, Place
 from seatrial.discover import gpu as discover
 from seatrial.discover.gpu import Gpu, GpuFacts
-from seatrial.model import Fact, Frozen, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import (
+    Fact,
+    Frozen,
+    Metric,
+    NotApplicable,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    SeatrialError,
+)
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
 # A GPU that refuses one of these for a fault, where another of its model answers, is itself the finding.
 _VITAL = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clock_reasons|power_(limit|default)|memory_|processes"
 )
+# NVML names of models that plug into PCIe and have a connector for an NVLink bridge, which may be empty: NVIDIA's
+# product briefs of H200 NVL, H100 NVL, H100 PCIe, A100 PCIe, A30, A40, V100 PCIe, and RTX cards.
+_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
 # Fields that not every kind of GPU has. Where none of a node has one, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
@@ -41,7 +55,8 @@ class Stranger(Frozen):
 def measure(place: Place, _options: Options) -> Iterator[Observation]:
     """Yield the node's counts, then the figures of each GPU that CUDA may use.
 
-    Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES.
+    Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES, and at
+    the end SeatrialError where something that is judged here is not known of a GPU: others' figures are no stand-in.
     """
     facts = discover.read(place.root)
     promised = place.promised_gpus or 0
@@ -61,8 +76,15 @@ def measure(place: Place, _options: Options) -> Iterator[Observation]:
         yield Metric(name="gpu_models", value=len({gpu.name for gpu in used}), unit="models", subject=place.node)
     strangers = _strangers(used)
     yield Fact(name="foreign_processes", value=[stranger.model_dump() for stranger in strangers])
+    unknown: dict[str, list[str]] = {}
     for gpu in used:
-        yield from _of_one(gpu, used, strangers, f"{place.node}/gpu{gpu.index}")
+        values = _values_of(gpu, used, strangers)
+        yield from _metrics(values, f"{place.node}/gpu{gpu.index}")
+        for what in _unknown(gpu, values):
+            unknown.setdefault(what, []).append(f"gpu{gpu.index}")
+    if unknown:
+        texts = [f"{', '.join(gpus)} {what}" for what, gpus in unknown.items()]
+        raise SeatrialError(f"not measured: {'; '.join(texts)}")
 
 
 def _machine(facts: GpuFacts) -> Iterator[Fact]:
@@ -93,7 +115,7 @@ def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
 
-def _of_one(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger], subject: str) -> Iterator[Metric]:
+def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> dict[str, float | None]:
     twins = [other for other in gpus if other.name == gpu.name]
     values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
     values["nvlinks_down"] = _links_down(gpu, twins)
@@ -102,9 +124,26 @@ def _of_one(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger], subjec
     values["readings_refused"] = len(_lone_refusals(gpu, twins))
     if gpu.processes is not None:
         values["foreign_processes"] = sum(stranger.gpu == gpu.index for stranger in strangers)
+    return values
+
+
+def _metrics(values: Mapping[str, float | None], subject: str) -> Iterator[Metric]:
     for name, value in values.items():
         if value is not None:
             yield Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+
+
+def _unknown(gpu: Gpu, values: Mapping[str, float | None]) -> Iterator[str]:
+    """Metrics that have a rule and no value although this GPU has what they are of, each with the reason."""
+    if values["readings_refused"]:  # told already, as the fault of this GPU
+        return
+    features = _features([gpu])
+    for rule in RULES:
+        wants = [name for name in rule.where if name in features]
+        if rule.metric in _OF_EACH_GPU and values.get(rule.metric) is None and all(features[name] for name in wants):
+            field = wants[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
+            reasons = (text for name, text in gpu.unread.items() if name.startswith(field))
+            yield f"{rule.metric}: {next(reasons, _NO_REASON)}"
 
 
 def _repair_pending(gpu: Gpu) -> bool | None:
@@ -159,15 +198,29 @@ METRICS: dict[str, str] = {name: unit for name, (unit, _) in _FIGURES.items()} |
     "foreign_processes": "processes",
     "readings_refused": "readings",
 }
+_OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
+_NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
 
 
 def _links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    """Ports that should be active: the GPU's others are, or its twins hang on switches. A bare PCIe card has none."""
+    """Ports that should be active and are not.
+
+    A card without a bridge looks like a board whose links are all down. Only a model that is known to come as a card is
+    taken for one: any other has its links in use where its twins have, and without those nothing is known.
+    """
     ports = max(len(twin.nvlinks) for twin in twins)
     if not ports or not gpu.links_known:
         return None
-    switched = any(link.remote == "switch" for twin in twins for link in twin.nvlinks)
-    return ports - gpu.links_up if gpu.links_up or switched else 0
+    if gpu.links_up or any(_switched(twin) for twin in twins):
+        return ports - gpu.links_up
+    if _CARD.search(gpu.name or ""):
+        return 0
+    return ports if any(twin.links_up for twin in twins) else None
+
+
+def _switched(gpu: Gpu) -> bool:
+    joined = gpu.fabric is not None and gpu.fabric.state != "not supported"
+    return joined or any(link.remote == "switch" for link in gpu.nvlinks)
 
 
 def _links_short(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
