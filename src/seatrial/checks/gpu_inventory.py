@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Options, Place
 from seatrial.discover import gpu as discover
+from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
 from seatrial.model import (
     Fact,
@@ -33,9 +34,6 @@ _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardwar
 _VITAL = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clock_reasons|power_(limit|default)|memory_|processes"
 )
-# NVML names of models that plug into PCIe and have a connector for an NVLink bridge, which may be empty: NVIDIA's
-# product briefs of H200 NVL, H100 NVL, H100 PCIe, A100 PCIe, A30, A40, V100 PCIe, and RTX cards.
-_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
 # Fields that not every kind of GPU has. Where none of a node has one, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
@@ -110,7 +108,7 @@ def _machine(facts: GpuFacts) -> Iterator[Fact]:
 def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
     """What the rules' ``where`` asks. A field is absent only where every GPU says that its kind does not have it."""
     fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
-    fabric = any(_in_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
+    fabric = any(nvlinks.in_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
     repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
@@ -118,9 +116,9 @@ def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> dict[str, float | None]:
     twins = [other for other in gpus if other.name == gpu.name]
     values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
-    values["nvlinks_down"] = _links_down(gpu, twins)
-    values["nvlinks_short"] = _links_short(gpu, twins)
-    values["fabric_ready"] = _fabric_ready(gpu) if _in_fabric(gpu, gpus) else None
+    values["nvlinks_down"] = nvlinks.links_down(gpu, twins)
+    values["nvlinks_short"] = nvlinks.links_short(gpu, twins)
+    values["fabric_ready"] = nvlinks.fabric_ready(gpu) if nvlinks.in_fabric(gpu, gpus) else None
     values["readings_refused"] = len(_lone_refusals(gpu, twins))
     if gpu.processes is not None:
         values["foreign_processes"] = sum(stranger.gpu == gpu.index for stranger in strangers)
@@ -200,48 +198,6 @@ METRICS: dict[str, str] = {name: unit for name, (unit, _) in _FIGURES.items()} |
 }
 _OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
 _NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
-
-
-def _links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    """Ports that should be active and are not.
-
-    A card without a bridge looks like a board whose links are all down. Only a model that is known to come as a card is
-    taken for one: any other has its links in use where its twins have, and without those nothing is known.
-    """
-    ports = max(len(twin.nvlinks) for twin in twins)
-    if not ports or not gpu.links_known:
-        return None
-    if gpu.links_up or any(_switched(twin) for twin in twins):
-        return ports - gpu.links_up
-    if _CARD.search(gpu.name or ""):
-        return 0
-    return ports if any(twin.links_up for twin in twins) else None
-
-
-def _switched(gpu: Gpu) -> bool:
-    joined = gpu.fabric is not None and gpu.fabric.state != "not supported"
-    return joined or any(link.remote == "switch" for link in gpu.nvlinks)
-
-
-def _links_short(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    if not gpu.links_known or not any(twin.nvlinks for twin in twins):
-        return None
-    return max(twin.links_up for twin in twins) - gpu.links_up
-
-
-def _in_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPU has a fabric to join: it says so, or others of this node do and it hangs on switches too."""
-    if gpu.fabric is None:
-        return False
-    if gpu.fabric.state != "not supported":
-        return True
-    others_are = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
-    return others_are and any(link.remote == "switch" for link in gpu.nvlinks)
-
-
-def _fabric_ready(gpu: Gpu) -> bool:
-    fabric = gpu.fabric
-    return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
 
 
 def _refusals(gpu: Gpu) -> set[str]:
