@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from seatrial.discover.nvml import Gpu
 
-# NVML names of models that plug into PCIe and have a connector for an NVLink bridge, which may be empty: NVIDIA's
-# product briefs of H200 NVL, H100 NVL, H100 PCIe, A100 PCIe, A30, A40, V100 PCIe, and RTX cards.
+# Models that plug into PCIe, by their NVML names. Such cards may be run without an NVLink bridge
+# (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Any other may be of a board.
 _CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
 
 
