@@ -159,7 +159,7 @@ def test_timings_by_window_and_by_rank() -> None:
     assert timings.slowest == 1
 
 
-def time_it(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float], seconds: float) -> Timings:
+def time_it(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float], seconds: float, at_least: float = 0.0) -> Timings:
     """Time an operation that takes what ``clock`` says, on one rank with itself as the only peer."""
 
     def window(operation: Callable[[], object], count: int, device: torch.device) -> float:
@@ -168,7 +168,7 @@ def time_it(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float], seconds: fl
 
     monkeypatch.setattr(collectives, "time_window", window)
     monkeypatch.setattr(collectives, "gather", lambda value: [value])
-    return time_operation(lambda: None, torch.device("cpu"), seconds)
+    return time_operation(lambda: None, torch.device("cpu"), seconds, at_least)
 
 
 def test_steady_times_end_early_and_the_warm_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +182,23 @@ def test_unsteady_times_go_on_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> Non
     timings = time_it(monkeypatch, cycle((0.010, 0.010, 0.010, 0.011, 0.011, 0.011)), seconds=1)
     assert timings.per_window == 2
     assert 1 <= 2 * sum(timings.means) < 1.03
+
+
+def test_a_burn_in_goes_on_when_the_median_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = time_it(monkeypatch, repeat(0.001), seconds=2, at_least=60)
+    assert 60 <= sum(timings.means) * timings.per_window < 61
+    assert len(timings.windows) <= collectives.MAX_WINDOWS + 1  # longer windows, not thousands of samples
+
+
+def test_ranks_of_unlike_speed_agree_on_the_end_of_a_burn_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank sees its own clock, and decides by what all of them measured."""
+    counts = []
+    for own, other in ((0.001, 0.0017), (0.0017, 0.001)):
+        monkeypatch.setattr(collectives, "time_window", lambda *_, own=own: own)
+        monkeypatch.setattr(collectives, "gather", lambda value, other=other: [value, other])
+        timings = time_operation(lambda: None, torch.device("cpu"), 2, at_least=10)
+        counts.append((len(timings.windows), timings.per_window))
+    assert counts[0] == counts[1]
 
 
 def test_an_operation_longer_than_the_cap_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from seatrial.bench.collectives import Result, Timings
 from seatrial.checks.base import Place
 from seatrial.checks.collectives_all_reduce import CHECK, AllReduceOptions, _label, _size_metrics, _summary
-from seatrial.model import Fact, NotApplicable, Series
+from seatrial.judge.rules import judge_check
+from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
 from tests.bench import driver
 
 Records = dict[str, list[dict[str, Any]]]  # scenario → one record a rank
@@ -26,6 +27,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "flipped_bit": {"options": SMALL, "fault": "flipped_bit"},
     "late": {"options": SMALL, "fault": "late"},
     "starved": {"options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05}, "fault": "starved"},
+    "lasting": {
+        "options": {"sizes": ["4KiB", "64KiB"], "seconds_per_size": 0.05, "min_seconds_per_size": 1.0},
+        "fault": None,
+    },
     "too_large": {"options": {"sizes": ["1024TiB"]}, "fault": None},
 }
 
@@ -47,10 +52,16 @@ def metrics(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {metric["name"]: metric for metric in record["metrics"]}
 
 
+def verdicts(record: dict[str, Any]) -> list[Verdict]:
+    measured = Measurement(check=CHECK.name, subject="node0/rank0", metrics=record["metrics"], facts=record["facts"])
+    return judge_check(CHECK, [measured], {}, "t", ())
+
+
 def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(records: Records) -> None:
     lead, other = (metrics(record) for record in records["honest"])
     per_size = {f"{name}.{size}" for name in ("busbw", "algbw", "latency") for size in ("12B", "64KiB", "1MiB")}
-    assert set(lead) == per_size | {"wrong_elements", "rank_time.1MiB"}
+    assert set(lead) == per_size | {"wrong_elements", "sizes_refused", "rank_time.1MiB"}
+    assert lead["sizes_refused"]["value"] == 0
     assert set(other) == {"rank_time.1MiB"}
     assert {lead[name]["subject"] for name in per_size | {"wrong_elements"}} == {"cluster"}
     assert [found["rank_time.1MiB"]["subject"] for found in (lead, other)] == ["node0/rank0", "node1/rank1"]
@@ -147,7 +158,16 @@ def test_a_late_rank_lengthens_the_time(records: Records) -> None:
         assert metrics(record)["rank_time.4KiB"]["value"] >= driver.LATE_S * 1e6
 
 
-def test_a_size_that_does_not_fit_on_one_rank_is_left_out_by_all(records: Records) -> None:
+def test_a_burn_in_lasts_on_all_ranks(records: Records) -> None:
+    lead, other = records["lasting"]
+    for label, counts in lead["facts"]["iterations"].items():
+        us = metrics(lead)[f"latency.{label}"]["samples"]
+        assert counts["per_window"] * sum(us) * 1e-6 > 0.9  # the mean over ranks; the slower one decides
+    assert other["error"] is None
+    assert len(metrics(other)["rank_time.64KiB"]["samples"]) == lead["facts"]["iterations"]["64KiB"]["windows"]
+
+
+def test_a_size_that_does_not_fit_on_one_rank_fails_and_is_not_waited_for(records: Records) -> None:
     lead, other = records["starved"]
     assert lead["error"] is other["error"] is None
     assert "busbw.4KiB" in metrics(lead)
@@ -155,6 +175,14 @@ def test_a_size_that_does_not_fit_on_one_rank_is_left_out_by_all(records: Record
     assert set(metrics(other)) == {"rank_time.4KiB"}
     refusal = "CUDA out of memory. Tried to allocate more"
     assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": refusal}}
+    (verdict,) = (found for found in verdicts(lead) if found.metric == "sizes_refused")
+    assert verdict.outcome is Outcome.FAIL
+    assert refusal in verdict.evidence
+
+
+def test_sizes_that_all_fit_pass(records: Records) -> None:
+    judged = {found.metric: found.outcome for found in verdicts(records["honest"][0])}
+    assert judged["sizes_refused"] is Outcome.PASS
 
 
 def test_no_size_at_all_that_fits_is_an_error(records: Records) -> None:
@@ -207,6 +235,7 @@ def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
         ({"sizes": ["1 MB"]}, "KiB"),
         ({"dtype": "int8"}, "float32"),
         ({"seconds_per_size": 0}, "greater than 0"),
+        ({"min_seconds_per_size": -1}, "min_seconds_per_size"),
         ({"seconds_per_size": float("nan")}, "seconds_per_size"),
         ({"size": ["1MiB"]}, "size"),
     ],
@@ -226,7 +255,7 @@ def test_sizes_that_a_short_form_would_round_keep_their_bytes() -> None:
 
 
 def test_bandwidth_is_judged_on_a_fabric_only() -> None:
-    wrong, bandwidth = CHECK.rules
+    _, wrong, bandwidth = CHECK.rules
     assert wrong.expect
     assert wrong.expect.holds(0)
     assert not wrong.expect.holds(1)

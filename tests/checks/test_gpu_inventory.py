@@ -201,6 +201,7 @@ def test_all_links_of_one_gpu_of_a_switched_board_down(trial: Trial, answers: di
 
 def test_pcie_cards_without_a_bridge_are_no_fault(trial: Trial) -> None:
     bare = {
+        "nvmlDeviceGetName": "NVIDIA A100 80GB PCIe",
         **links(12, down=range(12)),
         "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
     }
@@ -208,6 +209,37 @@ def test_pcie_cards_without_a_bridge_are_no_fault(trial: Trial) -> None:
     assert worst(verdict.outcome for verdict in verdicts.values()) is Outcome.PASS
     assert outcome_of(verdicts, "nvlinks_down") is Outcome.PASS
     assert outcome_of(verdicts, "fabric_ready") is Outcome.SKIP
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA GB200"])
+def test_a_board_with_every_link_down_is_not_taken_for_cards_without_a_bridge(trial: Trial, name: str) -> None:
+    dark = {
+        "nvmlDeviceGetName": name,
+        **links(18, down=range(18)),
+        "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
+    }
+    verdicts = trial.judge(FakeNvml(h200(0, **dark), h200(1, **dark)))
+    (error,) = (verdict for verdict in verdicts.values() if verdict.outcome is Outcome.ERROR)
+    assert "not measured: gpu0, gpu1 nvlinks_down: nothing here tells" in error.reason
+    assert "nvlinks_down" not in {metric for metric, _ in verdicts}
+
+
+def test_a_board_with_every_link_down_that_knows_of_its_fabric_fails(trial: Trial) -> None:
+    dark = {**links(18, down=range(18)), "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_STARTED)}
+    verdicts = trial.judge(FakeNvml(h200(0, **dark), h200(1, **dark)))
+    assert outcome_of(verdicts, "nvlinks_down") is Outcome.FAIL
+    assert outcome_of(verdicts, "fabric_ready") is Outcome.FAIL
+
+
+def test_links_that_do_not_say_what_they_lead_to(trial: Trial) -> None:
+    """One GPU of a board is dark, and nothing tells what the others are joined to."""
+    mute = {
+        "nvmlDeviceGetNvLinkRemoteDeviceType": refusal("Unknown"),
+        "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
+    }
+    dark = {**links(18, down=range(18)), **mute}
+    found = trial.bad(h200(0, **mute), h200(1, **mute), h200(2, **dark))
+    assert found == {("nvlinks_short", "gpu2"): Outcome.WARN, ("nvlinks_down", "gpu2"): Outcome.FAIL}
 
 
 def test_a_switched_board_of_before_fabric_states_has_none_to_judge(trial: Trial) -> None:
@@ -223,7 +255,10 @@ def test_a_display_card_beside_a_board_has_no_fabric_to_join(trial: Trial) -> No
 
 
 def test_cards_bridged_in_pairs_with_one_left_over(trial: Trial) -> None:
-    none = {"nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)}
+    none = {
+        "nvmlDeviceGetName": "NVIDIA H100 NVL",
+        "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
+    }
     paired = {**links(12, remote=real.NVML_NVLINK_DEVICE_TYPE_GPU), **none}
     alone = {**links(12, down=range(12)), **none}
     found = trial.bad(h200(0, **paired), h200(1, **paired), h200(2, **alone))
@@ -258,9 +293,45 @@ def test_one_link_whose_state_fails_is_neither_up_nor_down(trial: Trial) -> None
     ],
 )
 def test_what_no_gpu_lets_us_read_is_an_error_never_a_pass(trial: Trial, call: str, metrics: set[str]) -> None:
-    found = trial.bad(*(h200(index, **{call: refusal("NoPermission")}) for index in range(2)))
-    assert {metric for metric, _ in found} == metrics
-    assert set(found.values()) == {Outcome.ERROR}
+    gpus = [h200(index, **{call: refusal("NoPermission")}) for index in range(2)]
+    assert trial.bad(*gpus) == {("", ""): Outcome.ERROR}
+    error = trial.measure(FakeNvml(*gpus)).error or ""
+    assert all(f"gpu0, gpu1 {metric}: Insufficient Permissions" in error for metric in metrics)
+
+
+def test_what_one_model_hides_is_not_known_from_another_model(trial: Trial) -> None:
+    mute = h200(1, nvmlDeviceGetComputeRunningProcesses_v3=refusal("NoPermission"))
+    assert trial.bad(geforce(0), mute) == {("gpu_models", ""): Outcome.WARN, ("", ""): Outcome.ERROR}
+
+
+@pytest.mark.parametrize("kind", ["FunctionNotFound", "ArgumentVersionMismatch", "Deprecated"])
+@pytest.mark.parametrize(
+    ("call", "metric"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", "ecc_uncorrected"),
+        ("nvmlDeviceGetRemappedRows", "repair_pending"),
+        ("nvmlDeviceGetRemappedRows", "rows_remapped"),
+        ("nvmlDeviceGetNvLinkState", "nvlinks_down"),
+        ("nvmlDeviceGetGpuFabricInfoV", "fabric_ready"),
+        ("nvmlDeviceGetCurrentClocksEventReasons", "hardware_slowdown"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "foreign_processes"),
+        ("nvmlDeviceGetPersistenceMode", "persistence"),
+        ("nvmlDeviceGetMemoryInfo", "memory_used_bytes"),
+    ],
+)
+def test_a_driver_that_cannot_be_asked_is_an_error_that_says_so(
+    trial: Trial, call: str, metric: str, kind: str
+) -> None:
+    fake = FakeNvml(*(h200(index, **{call: refusal(kind)}) for index in range(2)))
+    verdicts = trial.judge(fake)
+    (verdict,) = (found for found in verdicts.values() if found.outcome is Outcome.ERROR)
+    assert f"gpu0, gpu1 {metric}: " in verdict.reason
+    assert f"the driver is too old for {call}" in verdict.reason
+    assert Outcome.FAIL not in {found.outcome for found in verdicts.values()}
+
+
+def test_what_is_not_judged_may_be_beyond_the_driver(trial: Trial) -> None:
+    assert trial.bad(h200(nvmlDeviceGetSerial=refusal("FunctionNotFound"))) == {}
 
 
 def test_a_geforce_passes_and_skips_what_it_does_not_have(trial: Trial) -> None:

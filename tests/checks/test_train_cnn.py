@@ -58,6 +58,7 @@ def test_digits_are_learned_and_the_model_survives_its_file(tmp_path: Path) -> N
     assert len(series.x) == len(series.y) == 5 * 12
     assert measured.facts["data"]["train"] == 1438  # type: ignore[index,call-overload]
     assert "not MNIST" in str(measured.facts["data"])
+    assert measured.facts["dataset"] == "scikit-learn's digits, not MNIST"
 
     model, metrics = (tmp_path / artifact.path for artifact in measured.artifacts)
     assert model == tmp_path / "artifacts/train.cnn/node3_rank1/model.pt"
@@ -73,8 +74,9 @@ def test_mnist_is_trained_from_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     write_mnist(folder, images.upsampled_digits(), gzipped=True)
-    measured = measure(CHECK, place(tmp_path), {"data": str(folder), "epochs": 1})
+    measured = measure(CHECK, place(tmp_path), {"data": str(folder), "epochs": 4})
     assert measured.error is None
+    assert measured.facts["dataset"] == "MNIST"
     assert measured.facts["data"] == {
         "source": f"MNIST, IDX files in {folder}",
         "train": 1438,
@@ -89,6 +91,13 @@ def test_missing_data_is_an_error_and_nothing_else_is_trained(tmp_path: Path) ->
     assert "holds neither train-images-idx3-ubyte nor" in (measured.error or "")
     assert measured.metrics == ()
     assert Outcome.PASS not in outcomes(measured).values()
+
+
+@pytest.mark.parametrize(("epochs", "batch", "steps"), [(1, 1436, 2), (1, 128, 12), (3, 128, 36), (60, 1436, 120)])
+def test_too_little_training_is_not_blamed_on_the_machine(tmp_path: Path, epochs: int, batch: int, steps: int) -> None:
+    measured = measure(CHECK, place(tmp_path), {"epochs": epochs, "batch": batch})
+    assert f"epochs {epochs} and batch {batch} make {steps} steps of 1438 pictures" in (measured.error or "")
+    assert measured.metrics == ()
 
 
 def test_without_scikit_learn_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +131,6 @@ def test_a_model_that_is_not_what_was_saved_fails(tmp_path: Path, monkeypatch: p
 def test_a_model_that_cannot_be_saved_is_an_error_and_keeps_the_losses(tmp_path: Path) -> None:
     here = place(tmp_path)
     here.out.rmdir()
-    measured = measure(CHECK, here, {"epochs": 1})
+    measured = measure(CHECK, here, {"epochs": 4})
     assert "FileNotFoundError" in (measured.error or "")
     assert "loss_last" in values(measured)

@@ -25,7 +25,7 @@ from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.checks.train_ddp import CHECK
-from seatrial.train import ddp
+from seatrial.train import ddp, throughput
 from seatrial.train.transformer import Shape
 from seatrial.worker import measure
 
@@ -93,6 +93,19 @@ def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
     return patch.dict(os.environ, {"LOCAL_RANK": "0"}) if rank == VICTIM else nullcontext()
 
 
+def _slow_alone(rank: int) -> AbstractContextManager[Any]:
+    """Something slows training down while nobody communicates, and only then."""
+    del rank
+    real = throughput.Runner.window
+
+    def window(self: throughput.Runner, steps: int) -> list[float]:
+        if isinstance(self._model, DistributedDataParallel):
+            return real(self, steps)
+        return [10 + seconds for seconds in real(self, steps)]
+
+    return patch.object(throughput.Runner, "window", window)
+
+
 FAULTS: dict[str, Fault] = {
     "flipped_bit": _flip_one_bit,
     "dropped_sample": _drop_a_sample,
@@ -101,6 +114,7 @@ FAULTS: dict[str, Fault] = {
     "sum_not_mean": _gradients_by(_summed),
     "exploding": _explode,
     "wrong_local_rank": _wrong_seat,
+    "slow_alone": _slow_alone,
 }
 
 

@@ -21,7 +21,7 @@ def digits() -> Images:
     pictures = torch.rand(FEW, 1, 28, 28, generator=generator) / 4
     for picture, label in zip(pictures, labels.tolist(), strict=True):
         picture[0, 4 + 4 * label : 8 + 4 * label, 12:16] = 1
-    return Images(pictures[:200], labels[:200], pictures[200:], labels[200:], source="test")
+    return Images(pictures[:200], labels[:200], pictures[200:], labels[200:], name="test", source="test")
 
 
 def train(data: Images, epochs: int = 5, batch: int = 32) -> tuple[torch.nn.Module, cnn.Training, list[str]]:

@@ -20,7 +20,7 @@ from seatrial.model import UsageError
 
 WINDOW_S = 0.02  # long against the 1 ms that ranks need to agree, short enough for many windows
 MIN_WINDOWS = 10  # the median's interval then leaves out the best and the worst window
-MAX_WINDOWS = 200  # enough for any percentile a report shows; bounds the run where windows turn out short
+MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
 PRECISION = 0.01  # windows are added until the median is known to 1 %, or the time is up
 CHUNK = 2**24  # elements whose expected values are held at once: an 8 GiB buffer is checked with 0.5 GiB of scratch
 STRIDE = 1_000_000_007  # prime and above every period in use, so that a pattern visits all values of its period
@@ -97,34 +97,38 @@ def all_reduce_factor(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-def measure_all_reduce(size: int, dtype: str, device: str, seconds: float) -> Result:
-    """Time an in-place sum of ``size`` bytes for at most about ``seconds``, then check one sum bit by bit.
+def measure_all_reduce(size: int, dtype: str, device: str, seconds: float, at_least: float = 0.0) -> Result:
+    """Time an in-place sum of ``size`` bytes as ``time_operation`` does, then check one sum bit by bit.
 
     Raises NoMemory on all ranks when the buffer does not fit on one of them.
     """
     buffer = _allocate(size, DTYPES[dtype], torch.device(device))
     # The values grow with every sum, at last to inf: as with nccl-tests in place, this does not change the time.
-    timings = time_operation(lambda: dist.all_reduce(buffer), buffer.device, seconds)
+    timings = time_operation(lambda: dist.all_reduce(buffer), buffer.device, seconds, at_least)
     fill(buffer, dist.get_rank(), dist.get_world_size())
     dist.all_reduce(buffer)
     found = gather(verify(buffer, dist.get_world_size()))
     return Result(timings, {rank: mismatch for rank, mismatch in enumerate(found) if mismatch})
 
 
-def time_operation(operation: Callable[[], object], device: torch.device, seconds: float) -> Timings:
+def time_operation(
+    operation: Callable[[], object], device: torch.device, seconds: float, at_least: float = 0.0
+) -> Timings:
     """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
 
-    All ranks see all times, so all take the same decisions and run the same number of operations.
+    Not before ``at_least`` seconds of timed operations, however: a burn-in is to last. All ranks see all times, so all
+    take the same decisions and run the same number of operations.
     """
+    window_s = max(WINDOW_S, at_least / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
     warmup, per_window = 1, 1
     for _ in range(2):  # a guess from one operation, then a better one from a window of them
         estimate = max(gather(time_window(operation, per_window, device)))
         warmup += per_window
-        per_window = max(1, ceil(WINDOW_S / estimate))
+        per_window = max(1, ceil(window_s / estimate))
     windows: list[tuple[float, ...]] = []
     spent = 0.0
-    while not windows or (spent < seconds and len(windows) < MAX_WINDOWS and not _settled(windows)):
+    while spent < at_least or not _enough(windows, spent, seconds):
         windows.append(tuple(gather(time_window(operation, per_window, device))))
         spent += max(windows[-1]) * per_window
     return Timings(tuple(windows), per_window, warmup)
@@ -152,6 +156,10 @@ def _time_by_events(operation: Callable[[], object], count: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / count
+
+
+def _enough(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
+    return spent >= seconds or len(windows) >= MAX_WINDOWS or _settled(windows)
 
 
 def _settled(windows: Sequence[tuple[float, ...]]) -> bool:

@@ -45,12 +45,14 @@ UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us"}
 class AllReduceOptions(Options):
     """``sizes``: bytes of the buffer on each rank; by default what suits the device (see GPU_SIZES, CPU_SIZES).
 
-    ``seconds_per_size`` caps the timed part of one size; it ends earlier once the median is known to 1 %.
+    ``seconds_per_size`` caps the timed part of one size; it ends earlier once the median is known to 1 %. A burn-in
+    raises ``min_seconds_per_size``: the load then lasts at least so long at each size, however sure the median is.
     """
 
     sizes: tuple[ByteSize, ...] | None = Field(default=None, min_length=1)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     seconds_per_size: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    min_seconds_per_size: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _whole_elements(self) -> AllReduceOptions:
@@ -79,10 +81,11 @@ def measure(place: Place, options: AllReduceOptions) -> Iterator[Observation]:
         yield from _facts({**path, "nodes": nodes, "dtype": options.dtype, "in_place": True})
     results: dict[int, Result] = {}
     refused: dict[str, object] = {}
+    least, most = options.min_seconds_per_size, max(options.min_seconds_per_size, options.seconds_per_size)
     for size in sorted(set(sizes)):
         place.note(_label(size))
         try:
-            results[size] = collectives.measure_all_reduce(size, options.dtype, place.device, options.seconds_per_size)
+            results[size] = collectives.measure_all_reduce(size, options.dtype, place.device, most, least)
         except collectives.NoMemory as error:
             refused[_label(size)] = _by_subject(error, subjects)
             continue
@@ -93,6 +96,7 @@ def measure(place: Place, options: AllReduceOptions) -> Iterator[Observation]:
     yield _rank_time(place, max(results), results[max(results)].timings)
     if leads:
         yield from _summary(results, subjects)
+        yield Metric(name="sizes_refused", value=len(refused), unit="sizes", subject=CLUSTER)
         yield from _facts({"not_allocated": refused} if refused else {})
         yield Fact(name="how", value=_how(path, nodes, options.dtype, results))
 
@@ -227,8 +231,18 @@ CHECK = Check(
         "latency.*": "us",
         "rank_time.*": "us",
         "wrong_elements": "count",
+        "sizes_refused": "sizes",
     },
     rules=(
+        Rule(
+            metric="sizes_refused",
+            shows=("not_allocated",),
+            expect="== 0 sizes",
+            why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
+            remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
+            "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes "
+            "count: --set 'checks.collectives.all_reduce.options.sizes=[1MiB, 1GiB]'.",
+        ),
         Rule(
             metric="wrong_elements",
             shows=("wrong_data",),

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Options, Place
 from seatrial.discover import gpu as discover
+from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
-from seatrial.model import Fact, Frozen, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import (
+    Fact,
+    Frozen,
+    Metric,
+    NotApplicable,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    SeatrialError,
+)
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
 # A GPU that refuses one of these for a fault, where another of its model answers, is itself the finding.
@@ -41,7 +53,8 @@ class Stranger(Frozen):
 def measure(place: Place, _options: Options) -> Iterator[Observation]:
     """Yield the node's counts, then the figures of each GPU that CUDA may use.
 
-    Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES.
+    Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES, and at
+    the end SeatrialError where something that is judged here is not known of a GPU: others' figures are no stand-in.
     """
     facts = discover.read(place.root)
     promised = place.promised_gpus or 0
@@ -61,8 +74,15 @@ def measure(place: Place, _options: Options) -> Iterator[Observation]:
         yield Metric(name="gpu_models", value=len({gpu.name for gpu in used}), unit="models", subject=place.node)
     strangers = _strangers(used)
     yield Fact(name="foreign_processes", value=[stranger.model_dump() for stranger in strangers])
+    unknown: dict[str, list[str]] = {}
     for gpu in used:
-        yield from _of_one(gpu, used, strangers, f"{place.node}/gpu{gpu.index}")
+        values = _values_of(gpu, used, strangers)
+        yield from _metrics(values, f"{place.node}/gpu{gpu.index}")
+        for what in _unknown(gpu, values):
+            unknown.setdefault(what, []).append(f"gpu{gpu.index}")
+    if unknown:
+        texts = [f"{', '.join(gpus)} {what}" for what, gpus in unknown.items()]
+        raise SeatrialError(f"not measured: {'; '.join(texts)}")
 
 
 def _machine(facts: GpuFacts) -> Iterator[Fact]:
@@ -88,23 +108,40 @@ def _machine(facts: GpuFacts) -> Iterator[Fact]:
 def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
     """What the rules' ``where`` asks. A field is absent only where every GPU says that its kind does not have it."""
     fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
-    fabric = any(_in_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
+    fabric = any(nvlinks.in_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
     repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
 
-def _of_one(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger], subject: str) -> Iterator[Metric]:
+def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> dict[str, float | None]:
     twins = [other for other in gpus if other.name == gpu.name]
     values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
-    values["nvlinks_down"] = _links_down(gpu, twins)
-    values["nvlinks_short"] = _links_short(gpu, twins)
-    values["fabric_ready"] = _fabric_ready(gpu) if _in_fabric(gpu, gpus) else None
+    values["nvlinks_down"] = nvlinks.links_down(gpu, twins)
+    values["nvlinks_short"] = nvlinks.links_short(gpu, twins)
+    values["fabric_ready"] = nvlinks.fabric_ready(gpu) if nvlinks.in_fabric(gpu, gpus) else None
     values["readings_refused"] = len(_lone_refusals(gpu, twins))
     if gpu.processes is not None:
         values["foreign_processes"] = sum(stranger.gpu == gpu.index for stranger in strangers)
+    return values
+
+
+def _metrics(values: Mapping[str, float | None], subject: str) -> Iterator[Metric]:
     for name, value in values.items():
         if value is not None:
             yield Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+
+
+def _unknown(gpu: Gpu, values: Mapping[str, float | None]) -> Iterator[str]:
+    """Metrics that have a rule and no value although this GPU has what they are of, each with the reason."""
+    if values["readings_refused"]:  # told already, as the fault of this GPU
+        return
+    features = _features([gpu])
+    for rule in RULES:
+        wants = [name for name in rule.where if name in features]
+        if rule.metric in _OF_EACH_GPU and values.get(rule.metric) is None and all(features[name] for name in wants):
+            field = wants[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
+            reasons = (text for name, text in gpu.unread.items() if name.startswith(field))
+            yield f"{rule.metric}: {next(reasons, _NO_REASON)}"
 
 
 def _repair_pending(gpu: Gpu) -> bool | None:
@@ -159,36 +196,8 @@ METRICS: dict[str, str] = {name: unit for name, (unit, _) in _FIGURES.items()} |
     "foreign_processes": "processes",
     "readings_refused": "readings",
 }
-
-
-def _links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    """Ports that should be active: the GPU's others are, or its twins hang on switches. A bare PCIe card has none."""
-    ports = max(len(twin.nvlinks) for twin in twins)
-    if not ports or not gpu.links_known:
-        return None
-    switched = any(link.remote == "switch" for twin in twins for link in twin.nvlinks)
-    return ports - gpu.links_up if gpu.links_up or switched else 0
-
-
-def _links_short(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    if not gpu.links_known or not any(twin.nvlinks for twin in twins):
-        return None
-    return max(twin.links_up for twin in twins) - gpu.links_up
-
-
-def _in_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPU has a fabric to join: it says so, or others of this node do and it hangs on switches too."""
-    if gpu.fabric is None:
-        return False
-    if gpu.fabric.state != "not supported":
-        return True
-    others_are = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
-    return others_are and any(link.remote == "switch" for link in gpu.nvlinks)
-
-
-def _fabric_ready(gpu: Gpu) -> bool:
-    fabric = gpu.fabric
-    return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
+_OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
+_NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
 
 
 def _refusals(gpu: Gpu) -> set[str]:

@@ -38,13 +38,17 @@ class CnnOptions(Options):
 
 
 def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
-    """Train, save, load back, and write metrics.json beside the model. Raises SeatrialError on incomplete data."""
+    """Train, save, load back, and write metrics.json beside the model.
+
+    Raises SeatrialError on incomplete data, and where the options make too few steps to learn anything.
+    """
     from seatrial.train import cnn, files, images
 
     start = time.monotonic()
     data = images.load(options.data)
-    facts = {**cnn.describe(place.device), "data": _describe(data), "how": _how(data, options)}
+    facts = {**cnn.describe(place.device), "dataset": data.name, "data": _describe(data), "how": _how(data, options)}
     yield from (Fact(name=name, value=value) for name, value in facts.items())
+    cnn.require_enough(len(data.train_labels), options.epochs, options.batch)
 
     net = cnn.build(place.device)
     training = cnn.train(net, data, place.device, options.epochs, options.batch, place.note)

@@ -11,8 +11,11 @@ from typing import Any, Literal
 
 from seatrial.model import Frozen
 
-# Refusals that speak of the kind of GPU or driver, not of its health: a GeForce has no ECC, an old driver no fabric.
-_NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch", "VgpuEccNotSupported", "Deprecated")
+# A refusal that speaks of the kind of GPU, not of its health: a GeForce has no ECC.
+_NOT_HERE = ("NotSupported",)
+# A refusal that speaks of the driver: its library does not have the function, or not with these arguments. Whether the
+# GPU has the thing that was asked for is not known then.
+_OTHER_DRIVER = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
 _GONE = ("GpuIsLost", "ResetRequired")
 _NO_PCI_ADDRESS = "FFFFFFFF:"  # of a switch that a virtual machine does not see
 _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
@@ -66,11 +69,13 @@ class Interview:
             return getattr(self.nvml, function)(*arguments)
         except self.nvml.NVMLError as error:
             for field in [fields] if isinstance(fields, str) else fields:
-                self.refuse(field, error)
+                self.refuse(field, function, error)
             return None
 
-    def refuse(self, field: str, error: Exception) -> None:
+    def refuse(self, field: str, function: str, error: Exception) -> None:
         self.unread[field] = str(error)
+        if kind_of(error) in _OTHER_DRIVER:
+            self.unread[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
         if kind_of(error) in _NOT_HERE:
             self.unsupported.add(field)
         if kind_of(error) in _GONE:
@@ -107,7 +112,7 @@ class GpuProcess(Frozen):
 class Gpu(Frozen):
     """What NVML said of one GPU. A field that is None was refused: ``unread`` says why.
 
-    ``unsupported`` are those of the refused fields that this kind of GPU, or this driver, simply does not have.
+    ``unsupported`` are those of the refused fields that this kind of GPU simply does not have.
     Sizes are bytes, powers watts, temperatures degrees Celsius, clocks MHz. Judge ``pcie_width`` at any time, but
     ``pcie_gen`` only under load: an idle GPU lowers its PCIe generation to save power.
     """
@@ -230,7 +235,12 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
     fields["nvlinks"] = _nvlinks(interview, handle)
     fields["fabric"] = _fabric(interview, handle)
     fields["processes"] = _processes(interview, handle)
-    return Gpu(index=index, **fields, unread=interview.unread, unsupported=tuple(sorted(interview.unsupported)))
+    return Gpu(
+        index=index,
+        **fields,
+        unread=interview.unread,
+        unsupported=tuple(sorted(interview.unsupported)),
+    )
 
 
 def pci_address(bus_id: str) -> str:
@@ -310,7 +320,7 @@ def _nvlinks(interview: Interview, handle: Any) -> tuple[NvLink, ...]:
         except nvml.NVMLError as error:
             if kind_of(error) in _NO_SUCH_LINK:
                 continue
-            interview.refuse(f"nvlinks[{number}]", error)
+            interview.refuse(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
             links.append(NvLink(link=number, active=None))
             continue
         links.append(_active_link(interview, handle, number) if active else NvLink(link=number, active=False))
@@ -328,7 +338,8 @@ def _active_link(interview: Interview, handle: Any, number: int) -> NvLink:
     question = [(interview.nvml.NVML_FI_DEV_NVLINK_GET_SPEED, number)]
     speeds = interview.ask(f"{field}.speed", "nvmlDeviceGetFieldValues", handle, question)
     if speeds is not None and speeds[0].nvmlReturn:
-        interview.refuse(f"{field}.speed", interview.nvml.NVMLError(speeds[0].nvmlReturn))
+        error = interview.nvml.NVMLError(speeds[0].nvmlReturn)
+        interview.refuse(f"{field}.speed", "nvmlDeviceGetFieldValues", error)
         speeds = None
     return NvLink(
         link=number,

@@ -35,6 +35,7 @@ class Images:
     train_labels: Tensor
     test_images: Tensor
     test_labels: Tensor
+    name: str  # of the data set, short
     source: str
     does_not_show: str = ""
 
@@ -53,6 +54,7 @@ def read_mnist(folder: Path) -> Images:
     return Images(
         *_read_pair(train_images, train_labels),
         *_read_pair(test_images, test_labels),
+        name="MNIST",
         source=f"MNIST, IDX files in {folder}",
     )
 
@@ -104,6 +106,7 @@ def upsampled_digits() -> Images:
         labels[train],
         images[test],
         labels[test],
+        name="scikit-learn's digits, not MNIST",
         source=f"scikit-learn's bundled digits, {len(labels)} pictures of 8×8 upsampled to 28×28; not MNIST",
         does_not_show="that training data can be read from a shared filesystem, and MNIST's own accuracy",
     )

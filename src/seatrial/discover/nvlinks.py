@@ -1,0 +1,54 @@
+"""Which NVLinks of a GPU should be active, told from what NVML says of it and of the others of its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from seatrial.discover.nvml import Gpu
+
+# Models that plug into PCIe, by their NVML names. Such cards may be run without an NVLink bridge
+# (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Any other may be of a board.
+_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
+
+
+def links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
+    """Ports that should be active and are not.
+
+    A card without a bridge looks like a board whose links are all down. Only a model that is known to come as a card is
+    taken for one: any other has its links in use where its twins have, and without those nothing is known.
+    """
+    ports = max(len(twin.nvlinks) for twin in twins)
+    if not ports or not gpu.links_known:
+        return None
+    if gpu.links_up or any(_switched(twin) for twin in twins):
+        return ports - gpu.links_up
+    if _CARD.search(gpu.name or ""):
+        return 0
+    return ports if any(twin.links_up for twin in twins) else None
+
+
+def _switched(gpu: Gpu) -> bool:
+    joined = gpu.fabric is not None and gpu.fabric.state != "not supported"
+    return joined or any(link.remote == "switch" for link in gpu.nvlinks)
+
+
+def links_short(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
+    if not gpu.links_known or not any(twin.nvlinks for twin in twins):
+        return None
+    return max(twin.links_up for twin in twins) - gpu.links_up
+
+
+def in_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+    """Whether the GPU has a fabric to join: it says so, or others of this node do and it hangs on switches too."""
+    if gpu.fabric is None:
+        return False
+    if gpu.fabric.state != "not supported":
+        return True
+    others_are = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
+    return others_are and any(link.remote == "switch" for link in gpu.nvlinks)
+
+
+def fabric_ready(gpu: Gpu) -> bool:
+    fabric = gpu.fabric
+    return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
