@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.model import Outcome, Verb
+from seatrial.report import FILES, FORMATS
 from tests.processes import load, run
 
 HOST_ONLY = "checks: {host.inventory: }\n"
@@ -188,6 +189,28 @@ def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
     err = refused("run", "quick", "--launcher", "local", "--nodes", "2", "--out", tmp_path / "out")
     assert "it has one node, this one, and 2 were promised" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_bytes_that_are_not_utf8_in_a_path_lose_no_report(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"Universit\xe9") / "host.yaml"
+    path.parent.mkdir()
+    path.write_text(HOST_ONLY)
+    code, out, err = run("run", path, "--out", tmp_path / "out", env={"PYTHONIOENCODING": "utf-8"})
+    assert code == 0, (out, err)
+    assert load(tmp_path / "out").command[2].endswith("Universit\ufffd/host.yaml")
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= set(FILES)
+    (tmp_path / "out").rename(path.parent / "out")
+    for format in FORMATS:
+        assert run("report", path.parent / "out", "--format", format)[0] == 0
+    code, out, err = run("run", "--resume", path.parent / "out", env={"PYTHONIOENCODING": "utf-8"})
+    assert code == 0, (out, err)
+    assert r"Universit\udce9/out/report.html" in out
+
+
+def test_a_terminal_that_knows_only_ascii(trial: Path, tmp_path: Path) -> None:
+    code, out, err = run("run", trial, "--out", tmp_path / "out", env={"PYTHONIOENCODING": "ascii"})
+    assert code == 0, (out, err)
+    assert "ACCEPTED" in out
 
 
 def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path: Path) -> None:
