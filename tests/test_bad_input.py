@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import Outcome, Verb
+from seatrial import report
+from seatrial.model import Outcome, Trial, Verb
 from seatrial.report import FILES, FORMATS
 from tests.processes import load, run
+from tests.report import samples
 
 HOST_ONLY = "checks: {host.inventory: }\n"
 
@@ -99,6 +101,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     assert "INCOMPLETE" in output
     assert "No space left on device" in output + err
     assert "Traceback" not in err
+    assert ("Report: " in output) == (out / "report.html").exists()
     (tiny_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
     code, output, err = run("run", "--resume", out)
@@ -149,21 +152,21 @@ def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(trial: Path, tm
     assert "start   job" not in err, "nothing was measured twice"
 
 
-@pytest.mark.parametrize("flags", [["--skip", "host.inventory"], ["--only", "nodes.reachable"]])
+@pytest.mark.parametrize("flags", [["--skip", "gpu.inventory"], ["--only", "host.*"]])
 def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) -> None:
     path = tmp_path / "two.yaml"
-    path.write_text("checks: {host.inventory: , gpu.inventory: , nodes.reachable: }")
+    path.write_text("checks: {host.inventory: , gpu.inventory: }")
     code, output, _ = run("run", path, *flags, "--dry-run")
     assert code == 0
-    assert f"left out by {flags[0]}" in output
-
-
-def test_skipping_leads_to_incomplete(tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text("checks: {host.inventory: , gpu.inventory: }")
-    code, output, _ = run("run", path, "--skip", "gpu.inventory", "--out", tmp_path / "out")
+    assert f"# left out by {flags[0]}: gpu.inventory" in output
+    code, output, _ = run("run", path, *flags, "--out", tmp_path / "out")
     assert code == 3
-    assert "gpu.inventory was left out by --skip" in output
+    record = load(tmp_path / "out")
+    assert record.decision.value is Verb.INCOMPLETE
+    assert f"gpu.inventory was left out by {flags[0]}" in record.decision.reason
+    outcomes = {verdict.outcome for verdict in record.verdicts if verdict.check == "host.inventory"}
+    assert outcomes <= {Outcome.PASS, Outcome.WARN, Outcome.SKIP}, "so that nothing else stands in the way"
+    assert [verdict.outcome for verdict in record.verdicts if verdict.check == "gpu.inventory"] == [Outcome.SKIP]
 
 
 def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
@@ -253,10 +256,28 @@ def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path)
         "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None; sys.modules['sklearn'] = None;"
         "sys.argv = ['seatrial', *sys.argv[1:]]; from seatrial.cli import main; main()"
     )
-    for word in (["checks"], ["schema"], ["render", "local"], ["discover", "--json"], ["run", "--dry-run"]):
-        done = subprocess.run([sys.executable, "-c", code, *word], capture_output=True, text=True, check=False)
+    record = tmp_path / "trial.json"
+    record.write_text(report.render(samples.rejected(), "json"))
+    log = tmp_path / "x.log"
+    log.write_text("CUDA out of memory")
+    words = {
+        "checks": "host.inventory",
+        "schema": '"properties"',
+        "render local": "torch.distributed.run",
+        "discover --json": '"kernel"',
+        "run --dry-run": "torch.distributed.run",
+        f"explain {log}": "GPU out of memory",
+        **{f"report {record} --format {format}": "" for format in FORMATS},
+    }
+    for word, said in words.items():
+        done = subprocess.run([sys.executable, "-c", code, *word.split()], capture_output=True, text=True, check=False)
         assert done.returncode == 0, (word, done.stderr)
+        assert said in done.stdout
         assert done.stdout
+    judge = [sys.executable, "-c", code, "judge", str(record), "--json"]
+    done = subprocess.run(judge, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 3), done.stderr
+    assert Trial.model_validate_json(done.stdout).verdicts
 
 
 def _fill(folder: Path, leave: int) -> None:
