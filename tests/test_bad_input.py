@@ -39,9 +39,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", mount], check=True)
 
 
-def refused(*arguments: str | Path, env: dict[str, str] | None = None) -> str:
+def refused(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """The message of a call that must end with a usage error, in one line."""
-    code, out, err = run(*arguments, env=env)
+    code, out, err = run(*arguments, env=env, cwd=cwd)
     assert code == 2, (code, out, err)
     assert "ACCEPTED" not in out + err
     assert "Traceback" not in err
@@ -56,6 +56,25 @@ def test_a_malformed_trial_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("checks: {host.inventory: [}")
     assert f"{path}: not valid YAML" in refused("run", path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checks: &a [*a]", "anchors and aliases are not read here"),
+        ("checks: " + "[" * 10_000, "nested deeper than"),
+        ("name: /../x\n" + HOST_ONLY, "name: "),
+        ("limits: {silence_s: .inf}\n" + HOST_ONLY, "limits.silence_s"),
+    ],
+)
+def test_a_hostile_trial_file_leaves_no_trace(tmp_path: Path, text: str, words: str) -> None:
+    """The rest of them stand in test_config.py."""
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text)
+    err = refused("run", path, cwd=tmp_path)
+    assert err.startswith(f"seatrial: {path}: ")
+    assert words in err
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_unknown_check(tmp_path: Path) -> None:

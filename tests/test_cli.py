@@ -166,8 +166,12 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     assert "Xid 79" in _piped("-")
     assert "(standard input:1; " in _piped("-")
     assert _piped("-").replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
-    code, _, err = run("explain", tmp_path / "nosuch.log")
-    assert (code, "cannot read" in err) == (2, True)
+    for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
+        code, _, err = run("explain", name)
+        assert (code, f"cannot read {name}: " in err, "Traceback" in err) == (2, True, False)
+    closed = ["sh", "-c", 'exec "$0" -m seatrial explain - <&-', sys.executable]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "seatrial: standard input is closed\n")
 
 
 def _piped(name: str) -> str:

@@ -221,6 +221,8 @@ def _explained(log: Path) -> tuple[Finding, ...]:
 
     try:
         if log == _STDIN:
+            if sys.stdin is None:  # as Python finds it when a shell has closed it
+                raise UsageError("standard input is closed")
             return explain_log(sys.stdin.buffer, "standard input")
         with log.open("rb") as file:
             return explain_log(file, str(log))
