@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from seatrial.model import Outcome, Verb
+from seatrial import report
+from seatrial.model import Outcome, Trial, Verb
+from seatrial.report import FILES, FORMATS
 from tests.processes import load, run
+from tests.report import samples
 
 HOST_ONLY = "checks: {host.inventory: }\n"
 
@@ -38,9 +41,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", mount], check=True)
 
 
-def refused(*arguments: str | Path, env: dict[str, str] | None = None) -> str:
+def refused(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """The message of a call that must end with a usage error, in one line."""
-    code, out, err = run(*arguments, env=env)
+    code, out, err = run(*arguments, env=env, cwd=cwd)
     assert code == 2, (code, out, err)
     assert "ACCEPTED" not in out + err
     assert "Traceback" not in err
@@ -59,6 +62,25 @@ def test_a_malformed_trial_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("checks: {host.inventory: [}")
     assert f"{path}: not valid YAML" in refused("run", path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checks: &a [*a]", "anchors and aliases are not read here"),
+        ("checks: " + "[" * 10_000, "nested deeper than"),
+        ("name: /../x\n" + HOST_ONLY, "name: "),
+        ("limits: {silence_s: .inf}\n" + HOST_ONLY, "limits.silence_s"),
+    ],
+)
+def test_a_hostile_trial_file_leaves_no_trace(tmp_path: Path, text: str, words: str) -> None:
+    """The rest of them stand in test_config.py."""
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text)
+    err = refused("run", path, cwd=tmp_path)
+    assert err.startswith(f"seatrial: {path}: ")
+    assert words in err
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_unknown_check(tmp_path: Path) -> None:
@@ -104,6 +126,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     assert "INCOMPLETE" in output
     assert "No space left on device" in output + err
     assert "Traceback" not in err
+    assert ("Report: " in output) == (out / "report.html").exists()
     (tiny_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
     code, output, err = run("run", "--resume", out)
@@ -214,21 +237,21 @@ def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(trial: Path
     assert len(load(out).measurements) == 1
 
 
-@pytest.mark.parametrize("flags", [["--skip", "host.inventory"], ["--only", "nodes.reachable"]])
+@pytest.mark.parametrize("flags", [["--skip", "gpu.inventory"], ["--only", "host.*"]])
 def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) -> None:
     path = tmp_path / "two.yaml"
-    path.write_text("checks: {host.inventory: , gpu.inventory: , nodes.reachable: }")
+    path.write_text("checks: {host.inventory: , gpu.inventory: }")
     code, output, _ = run("run", path, *flags, "--dry-run")
     assert code == 0
-    assert f"left out by {flags[0]}" in output
-
-
-def test_skipping_leads_to_incomplete(tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text("checks: {host.inventory: , gpu.inventory: }")
-    code, output, _ = run("run", path, "--skip", "gpu.inventory", "--out", tmp_path / "out")
+    assert f"# left out by {flags[0]}: gpu.inventory" in output
+    code, output, _ = run("run", path, *flags, "--out", tmp_path / "out")
     assert code == 3
-    assert "gpu.inventory was left out by --skip" in output
+    record = load(tmp_path / "out")
+    assert record.decision.value is Verb.INCOMPLETE
+    assert f"gpu.inventory was left out by {flags[0]}" in record.decision.reason
+    outcomes = {verdict.outcome for verdict in record.verdicts if verdict.check == "host.inventory"}
+    assert outcomes <= {Outcome.PASS, Outcome.WARN, Outcome.SKIP}, "so that nothing else stands in the way"
+    assert [verdict.outcome for verdict in record.verdicts if verdict.check == "gpu.inventory"] == [Outcome.SKIP]
 
 
 def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
@@ -254,6 +277,28 @@ def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
     err = refused("run", "quick", "--launcher", "local", "--nodes", "2", "--out", tmp_path / "out")
     assert "it has one node, this one, and 2 were promised" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_bytes_that_are_not_utf8_in_a_path_lose_no_report(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"Universit\xe9") / "host.yaml"
+    path.parent.mkdir()
+    path.write_text(HOST_ONLY)
+    code, out, err = run("run", path, "--out", tmp_path / "out", env={"PYTHONIOENCODING": "utf-8"})
+    assert code == 0, (out, err)
+    assert load(tmp_path / "out").command[2].endswith("Universit\ufffd/host.yaml")
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= set(FILES)
+    (tmp_path / "out").rename(path.parent / "out")
+    for format in FORMATS:
+        assert run("report", path.parent / "out", "--format", format)[0] == 0
+    code, out, err = run("run", "--resume", path.parent / "out", env={"PYTHONIOENCODING": "utf-8"})
+    assert code == 0, (out, err)
+    assert r"Universit\udce9/out/report.html" in out
+
+
+def test_a_terminal_that_knows_only_ascii(trial: Path, tmp_path: Path) -> None:
+    code, out, err = run("run", trial, "--out", tmp_path / "out", env={"PYTHONIOENCODING": "ascii"})
+    assert code == 0, (out, err)
+    assert "ACCEPTED" in out
 
 
 def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path: Path) -> None:
@@ -296,10 +341,28 @@ def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path)
         "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None; sys.modules['sklearn'] = None;"
         "sys.argv = ['seatrial', *sys.argv[1:]]; from seatrial.cli import main; main()"
     )
-    for word in (["checks"], ["schema"], ["render", "local"], ["discover", "--json"], ["run", "--dry-run"]):
-        done = subprocess.run([sys.executable, "-c", code, *word], capture_output=True, text=True, check=False)
+    record = tmp_path / "trial.json"
+    record.write_text(report.render(samples.rejected(), "json"))
+    log = tmp_path / "x.log"
+    log.write_text("CUDA out of memory")
+    words = {
+        "checks": "host.inventory",
+        "schema": '"properties"',
+        "render local": "torch.distributed.run",
+        "discover --json": '"kernel"',
+        "run --dry-run": "torch.distributed.run",
+        f"explain {log}": "GPU out of memory",
+        **{f"report {record} --format {format}": "" for format in FORMATS},
+    }
+    for word, said in words.items():
+        done = subprocess.run([sys.executable, "-c", code, *word.split()], capture_output=True, text=True, check=False)
         assert done.returncode == 0, (word, done.stderr)
+        assert said in done.stdout
         assert done.stdout
+    judge = [sys.executable, "-c", code, "judge", str(record), "--json"]
+    done = subprocess.run(judge, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 3), done.stderr
+    assert Trial.model_validate_json(done.stdout).verdicts
 
 
 def _fill(folder: Path, leave: int) -> None:

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from seatrial import cli
 from seatrial.checks import catalog
-from seatrial.model import Trial
+from seatrial.model import Trial, UsageError
 from tests.processes import load, run
+from tests.schema import faults
 
 HOST_ONLY = "checks: {host.inventory: }\n"
-WORDS = ("run", "discover", "checks", "render", "judge", "report", "explain", "schema")
+WORDS = ("run", "discover", "checks", "render", "judge", "report", "explain", "schema", "baseline")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +33,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_words_are_those_of_the_contract() -> None:
     _, out, _ = run("--help")
-    listed = [line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line.split()[1] in WORDS]
-    assert sorted(set(listed)) == sorted(WORDS)
+    assert re.findall(r"^│ ([a-z-]+) ", out.partition(" Commands ")[2], re.MULTILINE) == list(WORDS)
+    assert "auto, local or slurm" in run("run", "--help")[1]
+    assert "local or slurm" in run("render", "--help")[1]
 
 
 def test_a_run_leaves_its_record_and_reports(finished: Path) -> None:
@@ -61,9 +68,20 @@ def test_times_outside_checks_are_accounted_for(finished: Path) -> None:
 def test_the_record_is_valid_by_the_printed_schema(finished: Path) -> None:
     code, out, _ = run("schema")
     assert code == 0
-    assert json.loads(out) == Trial.model_json_schema()
+    schema = json.loads(out)
     written = json.loads((finished / "trial.json").read_text())
-    assert set(json.loads(out)["properties"]) == set(written)
+    assert faults(written, schema, schema) == []
+    assert set(schema["properties"]) == set(written)
+    for broken in (
+        {key: value for key, value in written.items() if key != "decision"},
+        {**written, "colour": "red"},
+        {**written, "schema_version": "2"},
+        {**written, "seconds": "many"},
+        {**written, "decision": {**written["decision"], "value": "MAYBE"}},
+        {**written, "measurements": [{**written["measurements"][0], "metrics": [{"name": "x"}]}]},
+        {**written, "verdicts": [{**written["verdicts"][0], "outcome": "GOOD"}]},
+    ):
+        assert faults(broken, schema, schema)
 
 
 def test_judge_reads_an_old_run_and_changes_nothing(finished: Path) -> None:
@@ -82,6 +100,17 @@ def test_report_prints_every_format(finished: Path, name: str, start: str) -> No
     code, out, err = run("report", finished, "--format", name)
     assert code == 0, err
     assert out.lower().startswith(start.lower())
+
+
+def test_a_record_with_a_config_that_is_none_is_not_judged(finished: Path, tmp_path: Path) -> None:
+    written = json.loads((finished / "trial.json").read_text())
+    written["config"]["limits"] = "none"
+    (tmp_path / "trial.json").write_text(json.dumps(written))
+    code, out, err = run("judge", tmp_path)
+    assert (code, out) == (2, "")
+    assert "the record is not to be judged by this version: config.limits: " in err
+    assert "Traceback" not in err
+    assert run("report", tmp_path)[0] == 0
 
 
 def test_an_unknown_format_names_the_known_ones(finished: Path) -> None:
@@ -134,20 +163,73 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     log.rename(tmp_path / "run" / "jobs" / "rank0.log")
     assert "GPU out of memory" in run("explain", tmp_path / "run")[1]
-    piped = subprocess.run(
-        [sys.executable, "-m", "seatrial", "explain", "-"],
-        input="NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "standard input" in piped.stdout
-    assert "Xid 79" in piped.stdout
-    code, _, err = run("explain", tmp_path / "nosuch.log")
-    assert (code, "cannot read" in err) == (2, True)
+    assert "Xid 79" in _piped("-")
+    assert "(standard input:1; " in _piped("-")
+    assert _piped("-").replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
+    for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
+        code, _, err = run("explain", name)
+        assert (code, f"cannot read {name}: " in err, "Traceback" in err) == (2, True, False)
+    closed = ["sh", "-c", 'exec "$0" -m seatrial explain - <&-', sys.executable]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "seatrial: standard input is closed\n")
+
+
+def _piped(name: str) -> str:
+    command = [sys.executable, "-m", "seatrial", "explain", name]
+    text = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n"
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def _empty(folder: Path) -> Path:
     path = folder / "empty.log"
     path.touch()
     return path
+
+
+@pytest.mark.parametrize(
+    ("ignored", "sent", "code"),
+    [
+        ("HUP", signal.SIGHUP, 0),  # as nohup starts a program
+        ("INT", signal.SIGINT, 0),  # as a shell starts one in the background
+        ("TERM", signal.SIGTERM, 0),
+        ("INT", signal.SIGHUP, 130),
+        ("HUP", signal.SIGTERM, 130),
+    ],
+)
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent: int, code: int) -> None:
+    shell = f'trap "" {ignored}; exec "$0" -m seatrial explain -'
+    process = subprocess.Popen(["sh", "-c", shell, sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    process.stdin.write(b"nothing wrong\n" * 100_000)  # more than a pipe holds: it has been reading for a while
+    process.stdin.flush()
+    process.send_signal(sent)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: "20261121-120000")
+    names = [str(cli._fresh_folder("quick")) for _ in range(3)]
+    assert names == [f"seatrial-runs/20261121-120000-quick{number}" for number in ("", "-2", "-3")]
+    assert all(Path(name).is_dir() for name in names)
+
+
+def test_a_place_for_runs_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("seatrial-runs").touch()
+    with pytest.raises(UsageError, match=r"cannot write to seatrial-runs/.*-quick: Not a directory; .* with --out"):
+        cli._fresh_folder("quick")
+
+
+def test_a_report_is_named_only_when_this_run_wrote_it(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    code, out, _ = run("run", "--resume", copy)
+    assert (code, f"Report: {copy / 'report.html'}" in out) == (0, True)
+    (copy / "report.html").unlink()
+    (copy / "report.html").mkdir()
+    code, out, _ = run("run", "--resume", copy)
+    assert (code, "Report:" in out) == (3, False)

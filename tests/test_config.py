@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,10 @@ def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
         ("checks: [", ["not valid YAML"]),
         ("", ["expected a mapping"]),
         ("launcher: teleport\nchecks: {host.inventory: }", ["launcher", "teleport"]),
+        ("checks: {train.cnn: false}", ["checks.train.cnn must be a mapping", "or empty (got False)"]),
+        ("checks: {train.cnn: 5}", ["checks.train.cnn must be a mapping", "(got 5)"]),
+        ("checks: {train.cnn: ''}", ["checks.train.cnn must be a mapping"]),
+        ("checks: {train.cnn: []}", ["checks.train.cnn must be a mapping"]),
     ],
 )
 def test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -120,11 +127,141 @@ def test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path: Path, text
         assert word in str(caught.value)
 
 
+HOST = "checks: {host.inventory: }\n"
+BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checks: " + "[" * 10_000, ["nested deeper than 32 levels"]),
+        ("checks:\n" + "- " * 10_000 + "x", ["nested deeper than 32 levels"]),
+        ("checks: {train.cnn: {options: " + "{a: " * 40 + "1" + "}" * 42, ["nested deeper than 32 levels"]),
+        ("checks: &a [*a]", ["anchors and aliases are not read here (got 'a')", "line 1, column 9"]),
+        ("checks: *a", ["anchors and aliases are not read here (got 'a')"]),
+        (BILLION_LAUGHS, ["anchors and aliases are not read here"]),
+        ("<<: {cluster: {nodes: 2}}\n" + HOST, ["the key '<<' is no text"]),
+        ("1: 2\n" + HOST, ["the key '1' is no text"]),
+        ("null: x\n" + HOST, ["the key 'null' is no text"]),
+        ("? [a]\n: x\n" + HOST, ["is no text"]),
+        ("x" * 2**20 + ": 1\n" + HOST, ["larger than 1MiB"]),
+        ("slurm: {time_min: " + "9" * 5_000 + "}\n" + HOST, ["not valid YAML", "digits"]),
+        ("cluster: {nodes: 0x" + "f" * 5_000 + "}\n" + HOST, ["cluster.nodes", "got one of 20000 bits"]),
+        ("cluster: {nodes: 2000000}\n" + HOST, ["cluster.nodes", "less than or equal to 1000000"]),
+        ("description: 2026-13-45\n" + HOST, ["not valid YAML", "month must be in 1..12"]),
+        ('name: "\\U00110000"\n' + HOST, ["not valid YAML"]),
+        ("limits: {silence_s: .inf}\n" + HOST, ["limits.silence_s", "finite number (got inf)"]),
+        ("limits: {silence_s: .nan}\n" + HOST, ["limits.silence_s", "finite number (got nan)"]),
+        ("limits: {silence_s: 1e300}\n" + HOST, ["limits.silence_s", "less than or equal to 2678400"]),
+        ("limits: {silence_s: 1.0e+300}\n" + HOST, ["limits.silence_s", "less than or equal to 2678400"]),
+        ("checks: {slurm.jobs: {options: {wait_s: .inf}}}", ["checks.slurm.jobs.options.wait_s", "finite"]),
+        ("checks: {slurm.jobs: {options: {wait_s: inf}}}", ["checks.slurm.jobs.options.wait_s", "finite"]),
+        ("limits: {silence_s: nan}\n" + HOST, ["limits.silence_s", "nan"]),
+        ("checks: {collectives.all_reduce: {options: {sizes: [.nan]}}}", ["all_reduce.options.sizes", "finite"]),
+        ("checks: {collectives.all_reduce: {options: {sizes: [" + "9" * 400 + "TiB]}}}", ["options", "too large"]),
+        ("checks: {host.inventory: {limit_s: .inf}}", ["checks.host.inventory.limit_s", "finite"]),
+        ('name: "a\\0b"\n' + HOST, ["name: control characters", r"'a\x00b'"]),
+        ('name: "a\\nb"\n' + HOST, ["name: control characters"]),
+        ('name: "\\udcff"\n' + HOST, ["name: control characters"]),
+        ("name: /../../etc\n" + HOST, ["name: ", "without '/'", "got '/../../etc'"]),
+        ("name: ''\n" + HOST, ["name: ", "expected 1 to 200 bytes"]),
+        ("name: " + "ä" * 101 + "\n" + HOST, ["name: ", "expected 1 to 200 bytes"]),
+        ('environment: {venv: "/a\\0b"}\n' + HOST, ["environment.venv: control characters"]),
+        ('slurm: {extra: ["--a\\nrm -rf /"]}\n' + HOST, ["slurm.extra: control characters"]),
+        ('env: {A: "1\\n2"}\n' + HOST, ["env.A: control characters"]),
+        ('env: {"A\\0": x}\n' + HOST, ["env: control characters"]),
+        ("env: {'A=B': x}\n" + HOST, ["env.A=B", "no name of an environment variable"]),
+        ("env: {'': x}\n" + HOST, ["env.", "no name of an environment variable"]),
+        ("env: {A B: x}\n" + HOST, ["env.A B", "no name of an environment variable"]),
+        ("env: {1A: x}\n" + HOST, ["env.1A", "no name of an environment variable"]),
+    ],
+)
+def test_a_hostile_trial_file_is_one_clear_message(tmp_path: Path, text: str, words: list[str]) -> None:
+    test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path, text, words)
+
+
+def test_a_name_comes_from_a_file_of_any_name(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"my\xff\ntrial (2).yaml")
+    path.write_text("description: |\n  several\n  lines\n" + HOST)
+    config = resolved(path).config
+    assert config.name == "my\ufffd\ufffdtrial (2)"
+    assert config.description == "several\nlines\n"
+
+
+ALL_REDUCE = "checks: {collectives.all_reduce: {options: %s, expect: {%s: '%s'}}}"
+SPEED = "checks: {filesystem.speed: {options: %s, expect: {%s: '%s'}}}"
+CNN = "checks: {train.cnn: {expect: {accuracy: '%s'}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ALL_REDUCE % ("{}", "busbw.8GB", "> 1 GB/s"), ["expect.busbw.8GB", "'8GB' is not a size"]),
+        (ALL_REDUCE % ("{}", "busbw.8gib", "> 1 GB/s"), ["expect.busbw.8gib", "'8gib' is not a size"]),
+        (ALL_REDUCE % ("{}", "busbw.8192MiB", "> 1 GB/s"), ["'8192MiB' is written '8GiB'"]),
+        (ALL_REDUCE % ("{}", "busbw.1.5KiB", "> 1 GB/s"), ["'1.5KiB' is written '1536B'"]),
+        (ALL_REDUCE % ("{}", "'busbw.*'", "> 1 GB/s"), ["expect.busbw.*", "name one of busbw.*, such as busbw.1GiB"]),
+        (ALL_REDUCE % ("{sizes: [2MiB]}", "'busbw.*'", "> 1 GB/s"), ["such as busbw.2MiB"]),
+        (ALL_REDUCE % ("{}", "busbw.", "> 1 GB/s"), ["name one of busbw.*"]),
+        (ALL_REDUCE % ("{}", "busbw", "> 1 GB/s"), ["name one of busbw.*"]),
+        (ALL_REDUCE % ("{sizes: [1MiB, 1536]}", "busbw.8GiB", "> 1 GB/s"), ["'8GiB' is not", "1MiB, 1536B"]),
+        (ALL_REDUCE % ("{}", "bus.8GiB", "> 1 GB/s"), ["measures no such metric"]),
+        (SPEED % ("{}", "read_one./data", "> 1 GB/s"), ["'/data' is not measured", "run_directory"]),
+        (SPEED % ("{paths: [/data]}", "read_one.run_directory", "> 1 GB/s"), ["is not measured", "/data"]),
+        (CNN % "> 0.9 %", ["0.9 % is less than one in a hundred; did you mean 90 %?"]),
+        (CNN % "> 0.9", ["the threshold is in ''", "measured in '%'"]),
+        (CNN % "> 195 %", ["195 % is not between 0 and 100 %"]),
+        (CNN % "> -1 %", ["-1 % is not between 0 and 100 %"]),
+        (CNN % "> 95 %%", ["'%%'", "measured in '%'"]),
+        (CNN % "> 95 s", ["'s'", "measured in '%'"]),
+    ],
+)
+def test_a_threshold_on_what_is_never_measured_is_found_before_the_run(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path, text, words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ALL_REDUCE % ("{}", "busbw.8GiB", "> 1 GB/s"),
+        ALL_REDUCE % ("{}", "busbw.8GiB", "> 1"),
+        ALL_REDUCE % ("{sizes: [1MiB, 1536]}", "latency.1536B", "< 9 us"),
+        ALL_REDUCE % ("{}", "wrong_elements", "== 0"),
+        SPEED % ("{}", "read_one.run_directory", "> 1 GB/s"),
+        SPEED % ("{paths: [/data/a.b]}", "create_all./data/a.b", "> 100 files/s"),
+        CNN % "> 95 %",
+        "checks: {train.cnn: {expect: {reload_accuracy_difference: '< 0.1 %'}}}",
+    ],
+)
+def test_a_threshold_on_what_is_measured_is_taken(tmp_path: Path, text: str) -> None:
+    assert resolved(trial_file(tmp_path, text)).config.checks
+
+
+def test_a_variable_for_the_workers_keeps_its_letters_and_is_text(tmp_path: Path) -> None:
+    result = resolved(
+        trial_file(tmp_path, HOST),
+        ("--set", *parse_assignment("env.Both_Cases=on")),
+        ("--set", *parse_assignment("env.QUOTED='1'")),
+        environ={"SEATRIAL_SET_ENV__NCCL_DEBUG": "INFO", "SEATRIAL_SET_env__A__b": "010"},
+    )
+    assert result.config.env == {"NCCL_DEBUG": "INFO", "A__b": "010", "Both_Cases": "on", "QUOTED": "1"}
+    assert result.origins["env.NCCL_DEBUG"] == "$SEATRIAL_SET_ENV__NCCL_DEBUG"
+
+
+def test_a_threshold_may_come_from_the_environment() -> None:
+    variable = "SEATRIAL_SET_CHECKS__TRAIN.CNN__EXPECT__ACCURACY"
+    expect = resolved("acceptance", environ={variable: "> 97 %"}).config.checks["train.cnn"].expect
+    assert expect["accuracy"] == Limit.parse("> 97 %")
+
+
 def test_a_trial_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="did you mean 'acceptance'"):
         resolved("aceptance")
-    with pytest.raises(UsageError, match=r"cannot read the trial file nosuch\.yaml"):
-        resolved("nosuch.yaml")
+    for name in ("nosuch.yaml", "no\0such.yaml", f"{'x' * 999}.yaml"):
+        with pytest.raises(UsageError, match=f"cannot read the trial file {re.escape(name)}"):
+            resolved(name)
 
 
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from seatrial.model import Limit, Metric, Outcome, format_bytes, format_value, parse_bytes, worst
+from seatrial.model import Limit, Measurement, Metric, Outcome, format_bytes, format_value, parse_bytes, worst
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,16 @@ def test_nothing_said_is_unjudged_and_failure_outranks_all() -> None:
     assert worst([Outcome.PASS, Outcome.ERROR, Outcome.FAIL, Outcome.SKIP]) is Outcome.FAIL
     assert worst([Outcome.PASS, Outcome.SKIP]) is Outcome.PASS
     assert worst([Outcome.PASS, Outcome.UNJUDGED, Outcome.WARN]) is Outcome.UNJUDGED
+
+
+def test_a_byte_that_is_not_utf8_costs_no_record() -> None:
+    stray = "caf\udce9 中 😀"  # as Python reads a path in Latin-1
+    metric = Metric(name="m", value=1, unit="", subject=stray)
+    record = Measurement(check="c", subject=stray, facts={"f": [stray, {"a": stray}], stray: 1}, metrics=(metric,))
+    assert record.subject == stray, "in memory a path still leads to its file"
+    for written in (record.model_dump_json(), json.dumps(record.model_dump(mode="json"), ensure_ascii=False)):
+        read = Measurement.model_validate_json(written.encode())
+        assert read.subject == read.metrics[0].subject == "caf\ufffd 中 😀"
+        assert read.facts["f"] == ["caf\ufffd 中 😀", {"a": "caf\ufffd 中 😀"}]
+        assert len(read.facts) == 2
+    assert record.model_dump()["subject"] == "caf\ufffd 中 😀"

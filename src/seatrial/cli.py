@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -41,7 +41,7 @@ RunPath = Annotated[Path, typer.Argument(help="A run directory, or a trial.json.
 TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Nodes that were promised.")]
 GpusOption = Annotated[int | None, typer.Option(help="GPUs a node was promised; 0: use none.")]
-LauncherOption = Annotated[str | None, typer.Option(help="auto or local.")]
+LauncherOption = Annotated[str | None, typer.Option(help="auto, local or slurm.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the trial.")]
 
 
@@ -95,13 +95,15 @@ def run(
             _print_plan(pipeline.preview(request), as_json)
             return
         run_dir = RunDir.create(out or _fresh_folder(resolved.config.name), request)
+    report = run_dir.path / "report.html"
+    before = _version(report)
     try:
         with Live(_stderr()) as live:
             result = pipeline.run(run_dir, live)
     except SeatrialError:
         run_dir.discard()
         raise
-    _finish(result, as_json, run_dir.path / "report.html")
+    _finish(result, as_json, report if _version(report) != before else None)
     if result.decision.value is Verb.INCOMPLETE:
         print(f"To measure what is missing: seatrial run --resume {run_dir.path}", file=sys.stderr)
     raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
@@ -134,7 +136,7 @@ def checks(as_json: AsJson = False) -> None:
 
 @app.command()
 def render(
-    launcher: Annotated[str, typer.Argument(help="local")],
+    launcher: Annotated[str, typer.Argument(help="local or slurm.")],
     trial: TrialName = "quick",
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
@@ -159,6 +161,7 @@ def judge(
     as_json: AsJson = False,
 ) -> None:
     """Judge an old run again, with the rules of this version. Needs no GPU, changes no file."""
+
     from seatrial import trial as pipeline
     from seatrial.rundir import load_trial
 
@@ -212,19 +215,10 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Logs → cause, first command to run, fix."""
-    from seatrial.diagnose import explain as explain_log
     from seatrial.diagnose.signatures import signatures
     from seatrial.report.inventory import print_findings
 
-    try:
-        findings = [
-            finding
-            for path in paths
-            for log in _logs(path)
-            for finding in (_explain_stdin() if log == _STDIN else explain_log(log))
-        ]
-    except OSError as error:
-        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+    findings = [finding for path in paths for log in _logs(path) for finding in _explained(log)]
     if as_json:
         _print_json([finding.model_dump(mode="json") for finding in findings])
     else:
@@ -245,18 +239,19 @@ def _logs(path: Path) -> list[Path]:
     return logs
 
 
-def _explain_stdin() -> list[Finding]:
-    """Findings for standard input, by way of a temporary file: a pipe cannot be read from its end."""
+def _explained(log: Path) -> tuple[Finding, ...]:
+    """Findings for a log, or for standard input. Raises UsageError when it cannot be read."""
     from seatrial.diagnose import explain as explain_log
 
-    with tempfile.NamedTemporaryFile() as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-        copy.flush()
-        findings = explain_log(Path(copy.name))
-    return [
-        finding.model_copy(update={"source": finding.source.replace(copy.name, "standard input")})
-        for finding in findings
-    ]
+    try:
+        if log == _STDIN:
+            if sys.stdin is None:  # as Python finds it when a shell has closed it
+                raise UsageError("standard input is closed")
+            return explain_log(sys.stdin.buffer, "standard input")
+        with log.open("rb") as file:
+            return explain_log(file, str(log))
+    except OSError as error:
+        raise UsageError(f"cannot read {log}: {error.strerror or error}") from error
 
 
 @app.command()
@@ -287,7 +282,27 @@ def _refuse_with_resume(trial: bool, overrides: list[Any], *others: object) -> N
 
 
 def _fresh_folder(name: str) -> Path:
-    return Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    """Made here, so that it is ours alone: two runs may begin in the same second."""
+    stem = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for number in itertools.count(1):
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"cannot write to {path}: {error.strerror}; name another folder with --out") from error
+    return path
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None while there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _print_plan(preview: Any, as_json: bool) -> None:
@@ -329,9 +344,12 @@ def _stderr() -> Console:
     return Console(stderr=True)
 
 
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _stop_once(_number: int, _frame: object) -> None:
     """The first Ctrl-C (or SIGTERM, or a lost terminal) ends the trial in order; a second does not cut that short."""
-    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for stop in _STOPS:
         signal.signal(stop, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -341,9 +359,18 @@ def _say(text: str, code: int) -> int:
     return code
 
 
+def _prepare() -> None:
+    """Signals and streams, as we need them."""
+    for stop in _STOPS:
+        if signal.getsignal(stop) != signal.SIG_IGN:  # as nohup sets it, or a shell for what it starts in background
+            signal.signal(stop, _stop_once)
+    for stream in (sys.stdout, sys.stderr):  # a path may hold any bytes, and a terminal may know only ASCII
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
-    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, _stop_once)
+    _prepare()
     try:
         code = app(standalone_mode=False)
     except UsageError as error:

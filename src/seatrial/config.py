@@ -1,12 +1,15 @@
 """Trial file, environment and flags → one validated config that knows where every value came from.
 
-Later layers win: the trial file, ``SEATRIAL_<KEY>`` variables (``__`` between levels, lower-cased), then ``--set`` and
-the other flags. A key that nobody declared is an error that names the nearest valid one.
+Later layers win: the trial file, ``SEATRIAL_SET_<KEY>`` variables (``__`` between levels, lower-cased but for what
+stands under ``ENV__``), then ``--set`` and the other flags. A key that nobody declared is an error that names the
+nearest valid one.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -16,10 +19,14 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from seatrial.model import UsageError
+from seatrial.model import Limit, UsageError, format_bytes, parse_bytes
 from seatrial.settings import CheckSettings, Config
 
 ENV_PREFIX = "SEATRIAL_SET_"
+MOST_BYTES = 2**20  # of a trial file, which is a page of text: more is another file, and takes PyYAML minutes
+MOST_LEVELS = 32  # of nesting; a trial needs five
+# What no name, path or variable may hold: a line of a job script would end there, and UTF-8 has no surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -67,9 +74,16 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text}: expected key=value, such as cluster.nodes=2")
-    if value.lstrip().startswith((">", "<")):  # a threshold; YAML would take the sign for a block of text
-        return key.strip(), value.strip()
-    return key.strip(), _parse_yaml(value, f"--set {text}")
+    return key.strip(), _value(key.strip(), value, f"--set {text}")
+
+
+def _value(key: str, text: str, source: str) -> Any:
+    """What stands behind an equals sign, read as YAML."""
+    if text.lstrip().startswith((">", "<")):  # a threshold; YAML would take the sign for a block of text
+        return text.strip()
+    value = _parse_yaml(text, source)
+    # a variable for the workers is text, whatever YAML makes of 1 or on
+    return text if key.startswith("env.") and not isinstance(value, str) else value
 
 
 def trial_names() -> list[str]:
@@ -89,7 +103,7 @@ def _load(trial: str) -> tuple[Tree, str]:
     tree = _parse_yaml(text, source)
     if not isinstance(tree, dict):
         raise UsageError(f"{source}: expected a mapping with the keys {', '.join(Config.model_fields)}")
-    return {"name": Path(trial).stem, **tree}, source
+    return {"name": _UNPRINTABLE.sub("\ufffd", Path(trial).stem), **tree}, source
 
 
 def _read_file(trial: str) -> str:
@@ -97,35 +111,71 @@ def _read_file(trial: str) -> str:
         near = _nearest(trial, trial_names())
         raise UsageError(f"no trial called {trial!r}{near}; there are {', '.join(trial_names())}, or name a .yaml file")
     try:
-        return Path(trial).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with Path(trial).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UsageError(f"{trial} is no trial file: it is larger than {format_bytes(MOST_BYTES)}")
+        return content.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the trial file {trial}: {error}") from error
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML as PyYAML's safe loader reads it, but a key that stands twice is an error: the first would silently go."""
+    """YAML as PyYAML's safe loader reads it, without what a trial file does not need and what would harm us.
+
+    A key that stands twice is an error: the first would silently go. So is a key that is no text, an anchor or alias
+    (a few of them make a billion nodes, or a circle), and nesting beyond MOST_LEVELS.
+    """
+
+    _level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None) is not None:
+            raise yaml.composer.ComposerError(
+                None, None, f"anchors and aliases are not read here (got {event.anchor!r})", event.start_mark
+            )
+        self._level += 1
+        if self._level > MOST_LEVELS:
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MOST_LEVELS} levels", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is no text", key.start_mark)
+            if key.value in seen:
+                problem = f"the key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def _parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date or number that is none
         raise UsageError(f"{source}: not valid YAML: {error}") from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    return [
-        (f"${name}", name.removeprefix(ENV_PREFIX).lower().replace("__", "."), _parse_yaml(value, f"${name}"))
-        for name, value in sorted(environ.items())
-        if name.startswith(ENV_PREFIX)
-    ]
+    found = []
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX):
+            key = _dotted(name.removeprefix(ENV_PREFIX))
+            found.append((f"${name}", key, _value(key, text, f"${name}")))
+    return found
+
+
+def _dotted(name: str) -> str:
+    """``LIMITS__SILENCE_S`` → ``limits.silence_s``; what stands under ``ENV__`` names a variable and stays as it is."""
+    group, separator, variable = name.partition("__")
+    if separator and group.lower() == "env":
+        return f"env.{variable}"
+    return name.lower().replace("__", ".")
 
 
 def _from_scheduler(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
@@ -172,12 +222,13 @@ def _defaults(config: Config, origins: dict[str, str]) -> dict[str, str]:
 
 
 def _validate(tree: Tree, source: str, known: Mapping[str, CheckSchema]) -> Config:
+    _refuse_harmful(tree, source, ())
     _refuse_unknown(tree, Config, source, ())
     checks = tree.get("checks")
     if not isinstance(checks, dict) or not checks:
         raise UsageError(f"{source}: 'checks' must name at least one check, as a mapping of names to settings")
     for name, settings in checks.items():
-        checks[name] = _validated_check(str(name), settings or {}, source, known)
+        checks[name] = _validated_check(name, {} if settings is None else settings, source, known)
     return _build(Config, tree, source, ())
 
 
@@ -186,27 +237,71 @@ def _validated_check(name: str, settings: Any, source: str, known: Mapping[str, 
         raise UsageError(f"{source}: unknown check {name!r}{_nearest(name, known)}; `seatrial checks` lists them all")
     path = ("checks", name)
     if not isinstance(settings, dict):
-        raise UsageError(f"{source}: {'.'.join(path)} must be a mapping with {', '.join(CheckSettings.model_fields)}")
+        valid = ", ".join(CheckSettings.model_fields)
+        raise UsageError(f"{source}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})")
     _refuse_unknown(settings, CheckSettings, source, path)
     checked = _build(CheckSettings, settings, source, path)
     options = known[name].options
     _refuse_unknown(checked.options, options, source, (*path, "options"))
-    _build(options, checked.options, source, (*path, "options"))
+    chosen = _build(options, checked.options, source, (*path, "options"))
+    _refuse_harmful(chosen.model_dump(), source, (*path, "options"))  # "inf" is a number only now
     for metric, limit in checked.expect.items():
-        _refuse_wrong_metric(metric, limit.unit, known[name].metrics, source, (*path, "expect"))
+        where = ".".join((*path, "expect", metric))
+        if wrong := _wrong_metric(metric, chosen, known[name].metrics) or _wrong_limit(
+            limit, declared_unit(metric, known[name].metrics)
+        ):
+            raise UsageError(f"{source}: {where}: {wrong}")
     return settings
 
 
-def _refuse_wrong_metric(
-    metric: str, unit: str, metrics: Mapping[str, str], source: str, path: tuple[str, ...]
-) -> None:
-    """A threshold must name a metric that the check measures, in the unit it is measured in."""
-    where = ".".join((*path, metric))
-    declared = declared_unit(metric, metrics)
-    if declared is None:
-        raise UsageError(f"{source}: {where}: this check measures no such metric{_nearest(metric, metrics)}")
-    if unit and unit != declared:
-        raise UsageError(f"{source}: {where}: the threshold is in {unit!r}, but the metric is measured in {declared!r}")
+def _wrong_metric(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
+    """Why this check, with these options, will not measure a metric of that name; empty when it will."""
+    name, _, member = metric.partition(".")
+    if member in ("", "*") and f"{name}.*" in metrics:
+        return f"name one of {name}.*, such as {name}.{next(iter(_members(options) or ['1GiB']))}"
+    if declared_unit(metric, metrics) is None:
+        return f"this check measures no such metric{_nearest(metric, metrics)}"
+    if metric in metrics:
+        return ""
+    members = _members(options)
+    if members is not None and member not in members:
+        return f"{member!r} is not measured with these options, which is {', '.join(members)}"
+    return _wrong_size(member) if members is None and "sizes" in type(options).model_fields else ""
+
+
+def _members(options: BaseModel) -> list[str] | None:
+    """What stands for the star of metrics such as ``busbw.*``: by convention, what the options list as ``sizes`` or
+    ``paths``. None where they leave it open.
+    """
+    if "paths" in type(options).model_fields:
+        return list(getattr(options, "paths", ())) or ["run_directory"]
+    sizes = getattr(options, "sizes", None)
+    return None if sizes is None else [_exact(size) for size in sizes]
+
+
+def _exact(size: int) -> str:
+    """A size as metrics are named after it: the short form only where it is exact."""
+    short = format_bytes(size)
+    return f"{size}B" if "." in short else short
+
+
+def _wrong_size(member: str) -> str:
+    try:
+        spelling = _exact(parse_bytes(member))
+    except (ValueError, OverflowError) as error:
+        return str(error)
+    return "" if member == spelling else f"{member!r} is written {spelling!r} in the name of a metric"
+
+
+def _wrong_limit(limit: Limit, declared: str | None) -> str:
+    """Why a threshold cannot be meant for a metric in the unit ``declared``; empty when it can."""
+    if limit.unit != declared and (limit.unit or declared == "%"):  # 0.9 alone could be a share, or under one percent
+        return f"the threshold is in {limit.unit!r}, but the metric is measured in {declared!r}"
+    if declared == "%" and not 0 <= limit.value <= 100:
+        return f"{limit.value:g} % is not between 0 and 100 %"
+    if declared == "%" and limit.op in (">", ">=") and 0 < limit.value < 1:
+        return f"{limit.value:g} % is less than one in a hundred; did you mean {limit.value * 100:g} %?"
+    return ""
 
 
 def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
@@ -217,16 +312,36 @@ def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
     return metrics.get(family) if "." in metric else None
 
 
+def _refuse_harmful(value: Any, source: str, path: tuple[str, ...]) -> None:
+    """No number without end and no control character, wherever it stands; a description may have several lines."""
+    problem = ""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_harmful(str(key), source, path)
+            _refuse_harmful(inner, source, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_harmful(inner, source, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        problem = f"expected a finite number (got {value})"
+    elif isinstance(value, int) and value.bit_length() > 63:
+        problem = f"expected a number of a sane size (got one of {value.bit_length()} bits)"
+    elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
+        problem = f"control characters and line breaks have no place here (got {value[:80]!r})"
+    if problem:
+        raise UsageError(f"{source}: {'.'.join(path) or 'trial'}: {problem}")
+
+
 def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: str, path: tuple[str, ...]) -> None:
     for key, value in tree.items():
-        field = model.model_fields.get(str(key))
+        field = model.model_fields.get(key)
         if field is None:
-            where = ".".join((*path, str(key)))
-            near, valid = _nearest(str(key), model.model_fields), ", ".join(model.model_fields) or "none"
+            where = ".".join((*path, key))
+            near, valid = _nearest(key, model.model_fields), ", ".join(model.model_fields) or "none"
             raise UsageError(f"{source}: unknown key {where!r}{near} (valid: {valid})")
         inner = field.annotation
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-            _refuse_unknown(value, inner, source, (*path, str(key)))
+            _refuse_unknown(value, inner, source, (*path, key))
 
 
 def _build(model: type[Model], tree: Any, source: str, path: tuple[str, ...]) -> Model:
@@ -236,6 +351,8 @@ def _build(model: type[Model], tree: Any, source: str, path: tuple[str, ...]) ->
         first = error.errors()[0]
         where = ".".join((*path, *(str(part) for part in first["loc"])))
         raise UsageError(f"{source}: {where or 'trial'}: {first['msg']} (got {str(first['input'])[:80]!r})") from error
+    except OverflowError as error:
+        raise UsageError(f"{source}: {'.'.join(path) or 'trial'}: a number is too large: {error}") from error
 
 
 def _nearest(word: str, valid: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,20 +172,51 @@ def _take_in(record: journal.Record, kept: Kept) -> None:
         kept.measurements.append(Measurement.model_validate(record["measurement"]))
 
 
+MOST_LEVELS = 100  # of nesting in trial.json; facts of a machine have been seen to take ten
+
+
 def load_trial(path: Path) -> Trial:
     """The record of a run: ``path`` is its folder or its trial.json. Raises UsageError that says what is wrong."""
     file = path / "trial.json" if path.is_dir() else path
     hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
     try:
-        return Trial.model_validate(json.loads(file.read_text(encoding="utf-8")))
+        return Trial.model_validate(_strict_json(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise UsageError(f"{file} is no trial.json of this version: {where}: {first['msg']}{hint}") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
+
+
+def _strict_json(text: str) -> object:
+    """JSON as the standard has it, its numbers finite and its nesting no deeper than MOST_LEVELS. Raises ValueError."""
+    try:
+        document: object = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels") from error
+    level = [document]
+    for _ in range(MOST_LEVELS):
+        groups = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [inner for group in groups for inner in group]
+    if level:
+        raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels")
+    return document
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20:  # 64 bits, and a sign
+        raise ValueError(f"{text[:20]}… is too large a number")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
 
 
 def _has_journal(folder: Path) -> bool:

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
 from seatrial.model import Frozen, ParsedLimit
+
+MOST_NAME = 200  # bytes: with the time before it, a file name of 255 bytes can hold it
+
+# A month: whatever is meant to wait for longer is a slip of the pen, and the system's timers take no 1e300 seconds.
+Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
+
+
+def _folder_name(name: str) -> str:
+    if not name.strip() or "/" in name or len(name.encode()) > MOST_NAME:
+        raise ValueError(f"runs lie in a folder of this name: expected 1 to {MOST_NAME} bytes without '/'")
+    return name
+
+
+def _variable_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("no name of an environment variable: expected letters, digits and _, no digit first")
+    return name
 
 
 class Cluster(Frozen):
     """What was promised. Absent promises are not judged; a promise that is not kept fails."""
 
-    nodes: int = Field(default=1, ge=1)
-    gpus_per_node: int | None = Field(default=None, ge=0)
+    nodes: int = Field(default=1, ge=1, le=1_000_000)  # more, here and below, is a slip of the pen
+    gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
 
 
 class Limits(Frozen):
     """Seconds after which seatrial stops waiting. Generous: they catch hangs, not slowness."""
 
     # importing torch from a cold network filesystem on many nodes has been seen to take minutes
-    startup_s: float = Field(default=180, gt=0)
+    startup_s: Seconds = 180
     # every rank gives a sign of life each second from a thread of its own; a minute of silence is no hiccup
-    silence_s: float = Field(default=60, gt=0)
+    silence_s: Seconds = 60
 
 
 class CheckSettings(Frozen):
     """One check in a trial: whether the decision needs it, thresholds that outrank the check's own, its options."""
 
     required: bool = True
-    limit_s: float | None = Field(default=None, gt=0, description="in place of the check's own time limit")
+    limit_s: Seconds | None = Field(default=None, description="in place of the check's own time limit")
     expect: dict[str, ParsedLimit] = {}
     options: dict[str, JsonValue] = {}
 
@@ -71,7 +89,7 @@ class Slurm(Frozen):
     time_min: int | None = Field(default=None, gt=0, description="by default what the checks may take")
     extra: tuple[str, ...] = Field(default=(), description="further lines for the header, without #SBATCH")
     # a fresh cluster has no queue; one with users has, and the reason is shown while waiting
-    queue_s: float = Field(default=600, gt=0, description="give up when the job has not started by then")
+    queue_s: Seconds = Field(default=600, description="give up when the job has not started by then")
     # used for the rendezvous where the first node's name does not resolve everywhere
     interface: str = "eth0"
 
@@ -79,7 +97,7 @@ class Slurm(Frozen):
 class Config(Frozen):
     """A resolved trial."""
 
-    name: str
+    name: Annotated[str, AfterValidator(_folder_name)]
     description: str = ""
     launcher: Literal["auto", "local", "slurm"] = "auto"
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
@@ -88,5 +106,7 @@ class Config(Frozen):
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
     container: Container = Container()
-    env: dict[str, str] = Field(default={}, description="variables for the workers, such as NCCL_DEBUG")
+    env: dict[Annotated[str, AfterValidator(_variable_name)], str] = Field(
+        default={}, description="variables for the workers, such as NCCL_DEBUG"
+    )
     checks: dict[str, CheckSettings]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from seatrial import __version__, config, report, shell
 from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
@@ -34,6 +36,7 @@ from seatrial.model import (
     Session,
     Timing,
     Trial,
+    UsageError,
     Verb,
     Verdict,
 )
@@ -141,8 +144,16 @@ def learn(name: str, paths: Sequence[Path]) -> str:
 
 
 def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
-    """An old record with the rules of today, and another site baseline if one is given: nothing is measured again."""
-    settings = Config.model_validate(trial.config)
+    """An old record with the rules of today, and another site baseline if one is given: nothing is measured again.
+
+    Raises UsageError when its config is not one of this version.
+    """
+    try:
+        settings = Config.model_validate(trial.config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("config", *first["loc"])))
+        raise UsageError(f"the record is not to be judged by this version: {where}: {first['msg']}") from error
     known = site.load(baseline) if baseline else trial.baseline
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known)
     obstacles = (trial.stopped, trial.trouble)

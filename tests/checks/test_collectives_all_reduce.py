@@ -54,7 +54,7 @@ def metrics(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def verdicts(record: dict[str, Any]) -> list[Verdict]:
     measured = Measurement(check=CHECK.name, subject="node0/rank0", metrics=record["metrics"], facts=record["facts"])
-    return judge_check(CHECK, [measured], {}, "t", ())
+    return judge_check(CHECK, [measured], {}, "t")
 
 
 def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(records: Records) -> None:

@@ -181,7 +181,7 @@ def test_an_efficiency_beyond_100_percent_is_not_given_and_cannot_pass(runs: Run
     assert broken(measured) == set()
     assert outcomes(measured)["scaling_excess"] is Outcome.WARN
     wanted = {"scaling_efficiency": Limit.parse("> 90 %")}
-    judged = {verdict.metric: verdict for verdict in judge_check(CHECK, measured, wanted, "t", ())}
+    judged = {verdict.metric: verdict for verdict in judge_check(CHECK, measured, wanted, "t")}
     assert judged["scaling_efficiency"].outcome is Outcome.ERROR
     assert "cannot be trusted" in judged["scaling_excess"].reason
     assert "95 % interval" in judged["scaling_excess"].evidence

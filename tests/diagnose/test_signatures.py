@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import io
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from seatrial.diagnose import diagnose, explain
+from seatrial.diagnose import _TAIL_BYTES, diagnose, explain
 from seatrial.diagnose.signatures import MAX_LINE, Signature, search, signatures
 from seatrial.model import JobResult, JobState, Measurement
 
@@ -45,6 +47,11 @@ def test_a_hostile_line_takes_no_time(signature: Signature) -> None:
     assert time.monotonic() - clock < 0.5
 
 
+def explained(log: Path) -> list[tuple[str, str]]:
+    with log.open("rb") as file:
+        return [(finding.what, finding.source) for finding in explain(file, "x.log")]
+
+
 def test_ids_are_unique() -> None:
     ids = [signature.id for signature in signatures()]
     assert len(ids) == len(set(ids))
@@ -59,15 +66,45 @@ def test_the_first_line_of_each_kind_is_found_and_located() -> None:
 def test_a_symptom_is_silent_beside_a_cause(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("Connection closed by peer [::1]:1\n")
-    assert [finding.what for finding in explain(log)] == ["A peer closed the connection"]
+    assert explained(log) == [("A peer closed the connection", "x.log:1")]
     log.write_text("Connection closed by peer [::1]:1\nCUDA out of memory. Tried\n")
-    assert [finding.what for finding in explain(log)] == ["GPU out of memory"]
+    assert explained(log) == [("GPU out of memory", "x.log:2")]
 
 
 def test_a_log_is_read_from_its_end_and_its_bytes_are_not_trusted(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_bytes(b"\xff\x00" * 3 * 2**20 + b"\n" + b"x" * MAX_LINE + b"\nToo many open files\n")
-    assert [finding.what for finding in explain(log)] == ["Too many open files"]
+    assert explained(log) == [("Too many open files", "x.log, last 4MiB:3")]
+
+
+@pytest.mark.parametrize("size", [0, 1, _TAIL_BYTES - 20, _TAIL_BYTES, 3 * _TAIL_BYTES])
+def test_a_pipe_is_read_like_a_file(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes(b"x" * size + b"\nToo many open files\n")
+    with subprocess.Popen(["cat", log], stdout=subprocess.PIPE) as cat:
+        assert isinstance(cat.stdout, io.BufferedReader)
+        found = explain(cat.stdout, "x.log")
+    assert [(finding.what, finding.source) for finding in found] == explained(log) != []
+
+
+@pytest.mark.parametrize("line", ["", "x", "No module named '", "NVRM: Xid (", "loss \t"])
+def test_a_log_of_millions_of_short_lines_takes_seconds(line: str) -> None:
+    lines = [line] * (2**20 // (len(line) + 1))
+    clock = time.process_time()
+    (match,) = search([*lines, "Too many open files"], "x.log")
+    assert match.source == f"x.log:{len(lines) + 1}"
+    assert time.process_time() - clock < 3
+
+
+def test_a_line_means_nothing_together_with_the_next() -> None:
+    assert _named("NVRM: Xid (PCI:0000:79:00", "): 48, pid=79") == []
+    assert _named("NVRM: Xid (PCI:0000", "NVRM: Xid (PCI:0000:79:00): 48,", "x): 48,") == ["xid.48"]
+    assert _named("mlx5_core 0000:01:00.0: Link down", "and more") == ["ib.link_down"]
+
+
+def test_what_is_found_stands_in_the_order_of_the_log() -> None:
+    found = search(["Too many open files", "CUDA out of memory", "", "Read-only file system"], "x")
+    assert [match.source for match in found] == ["x:1", "x:2", "x:4"]
 
 
 def test_errors_and_the_logs_of_broken_jobs_are_diagnosed_once(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from seatrial import report
-from seatrial.model import Trial, UsageError
+from seatrial.model import Measurement, Metric, Series, Timing, Trial, UsageError
+from seatrial.report.charts import WIDTH, charts
 from tests.report import samples
 
 FILES = ["trial.json", "junit.xml", "metrics.prom", "report.html"]
@@ -31,6 +32,60 @@ def test_every_sample_in_every_format_is_text_that_utf8_can_hold(sample: str, fo
     text = report.render(samples.SAMPLES[sample](), format)
     assert text.endswith("\n") or format == "html"
     assert len(text.encode()) > 500
+
+
+LARGEST, LEAST = 1.7976931348623157e308, 5e-324
+EXTREMES = {
+    "largest": [LARGEST, LARGEST],
+    "from end to end": [-LARGEST, LARGEST, 0.0],
+    "most negative": [-LARGEST, -LARGEST],
+    "least": [LEAST, 0.0],
+    "least and largest": [LEAST, LARGEST],
+    "neighbours": [1e16, 1e16 + 2],
+}
+
+
+def extreme(values: list[float], units: str) -> Trial:
+    """A record whose every number is one of these: finite, and no figure of any machine."""
+    unit, _, x_unit = units.partition(" over ")
+    metrics = [Metric(name="m", value=one, unit=unit, subject=f"n/gpu{i}") for i, one in enumerate(values)]
+    single = Metric(name="s", value=values[0], unit=unit, subject="n", samples=tuple(values))
+    curve = Series(name="c", subject="n", x=tuple(values), y=tuple(values), x_unit=x_unit, y_unit=unit)
+    return samples.accepted().model_copy(
+        update={
+            "started": values[0],
+            "seconds": values[-1],
+            "timings": tuple(Timing(name="t", kind="check", seconds=one) for one in values),
+            "measurements": (
+                Measurement(check="x.y", subject="n", metrics=(*metrics, single), series=(curve,), seconds=values[0]),
+            ),
+        }
+    )
+
+
+@pytest.mark.parametrize("units", ["us over B", "GB/s over step", "B over s", " over "])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_every_finite_number_is_rendered(name: str, units: str) -> None:
+    for format in report.FORMATS:
+        assert report.render(extreme(EXTREMES[name], units), format)
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_the_axes_of_extremes_stay_in_the_picture(name: str) -> None:
+    for units in ("us over B", "GB/s over step"):
+        (chart,) = charts(extreme(EXTREMES[name], units).measurements[0].series, frozenset())
+        places = [number for line in chart.lines for point in line.points for number in point]
+        assert all(0 <= place <= WIDTH for place in places), places
+        assert all(len(label) < 24 for _, label in (*chart.x.ticks, *chart.y.ticks))
+
+
+def test_a_time_that_is_none_is_said_to_be_unknown() -> None:
+    for seconds in (1e308, -1e308, 1e12, float("nan")):
+        trial = samples.accepted().model_copy(update={"started": seconds})
+        assert "at an unknown time" in report.render(trial, "html")
+        assert "at an unknown time" in report.render(trial, "markdown")
+        assert "timestamp=" not in report.render(trial, "junit")
+    assert "timestamp=" in report.render(samples.accepted(), "junit")
 
 
 def test_an_unknown_format_names_the_known_ones() -> None:

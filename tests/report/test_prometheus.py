@@ -53,6 +53,16 @@ def test_promtool_would_find_something() -> None:
     assert "exit" in promtool("seatrial_x{a=b} 1\n")
 
 
+def test_numbers_that_are_none_are_written_as_prometheus_reads_them() -> None:
+    trial = samples.accepted().model_copy(update={"seconds": float("nan"), "started": float("-inf")})
+    text = render(trial)
+    assert re.search(r"^seatrial_last_run_duration_seconds\{.*\} NaN$", text, re.MULTILINE)
+    huge = render(measured(Metric(name="m", value=1e308, unit="GB/s", subject="n")))
+    assert re.search(r"^seatrial_measured_bytes_per_second\{.*\} \+Inf$", huge, re.MULTILINE)
+    assert re.search(r"\} -Inf$", render(measured(Metric(name="m", value=-1e308, unit="GB/s", subject="n"))), re.M)
+    assert promtool(text) == promtool(huge) == ""
+
+
 def test_promtool_accepts_the_unit_of_every_check() -> None:
     units = {unit for check in catalog().values() for unit in check.metrics.values()}
     assert units

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from seatrial.diagnose.signatures import Match, search
-from seatrial.model import Finding, JobResult, JobState, Measurement
+from seatrial.model import Finding, JobResult, JobState, Measurement, format_bytes
 
 # A log is read from its end: what broke stands there, and a runaway log must not exhaust memory.
 _TAIL_BYTES = 4 * 2**20
@@ -22,9 +24,11 @@ def diagnose(results: Sequence[JobResult], measurements: Sequence[Measurement], 
     return tuple(findings.values())
 
 
-def explain(path: Path) -> tuple[Finding, ...]:
-    """Findings for one log file. Raises OSError when it cannot be read."""
-    return tuple(_finding(match, where="", confidence="medium") for match in _causes(search(_tail(path), str(path))))
+def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:
+    """Findings for one log, a file or a pipe, called ``name``. Raises OSError when it cannot be read."""
+    lines, cut = _tail(file)
+    source = f"{name}, last {format_bytes(_TAIL_BYTES)}" if cut else name
+    return tuple(_finding(match, where="", confidence="medium") for match in _causes(search(lines, source)))
 
 
 def _from_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
@@ -40,8 +44,7 @@ def _from_jobs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())
-        matches = [match for log in logs for match in search(_tail(log), str(log.relative_to(run_dir)))]
-        for match in _causes(matches):
+        for match in _causes(match for log in logs for match in _read(log, run_dir)):
             yield _finding(match, result.culprit or result.job, "medium")
 
 
@@ -65,7 +68,20 @@ def _finding(match: Match, where: str, confidence: str) -> Finding:
     )
 
 
-def _tail(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return file.read().decode("utf-8", errors="replace").splitlines()
+def _read(log: Path, run_dir: Path) -> list[Match]:
+    with log.open("rb") as file:
+        return search(_tail(file)[0], str(log.relative_to(run_dir)))
+
+
+def _tail(file: BinaryIO) -> tuple[list[str], bool]:
+    """The last lines of a log, and whether more stood before them."""
+    if file.seekable():
+        begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(begin)
+        tail, cut = file.read(), begin > 0
+    else:
+        tail, cut = b"", False
+        while chunk := file.read(_TAIL_BYTES):
+            cut = cut or len(tail) + len(chunk) > _TAIL_BYTES
+            tail = (tail + chunk)[-_TAIL_BYTES:]
+    return tail.decode("utf-8", errors="replace").splitlines(), cut

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from importlib import resources
+from itertools import accumulate
+from operator import itemgetter
 from typing import Literal
 
 import yaml
@@ -32,10 +35,20 @@ class Signature(Frozen):
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
+        return re.compile(self.pattern, re.MULTILINE)
 
     def matches(self, line: str) -> bool:
         return self._regex.search(line[:MAX_LINE]) is not None
+
+    def first_line(self, text: str, lines: Sequence[str], starts: Sequence[int]) -> int | None:
+        """Index of the first of ``lines`` that matches. ``text`` is all of them; they begin in it at ``starts``."""
+        position = 0
+        while match := self._regex.search(text, position):
+            number = bisect_right(starts, match.start()) - 1
+            if self.matches(lines[number]):  # and not only together with the next line
+                return number
+            position = starts[number + 1]
+        return None
 
 
 class Match(Frozen):
@@ -56,10 +69,16 @@ def signatures() -> tuple[Signature, ...]:
     )
 
 
-def search(lines: Iterable[str], source: str) -> Iterator[Match]:
-    """The first line for each signature that occurs in ``lines``; ``source`` says where they come from (``file``)."""
-    open_signatures = list(signatures())
-    for number, line in enumerate(lines, 1):
-        for signature in [one for one in open_signatures if one.matches(line)]:
-            open_signatures.remove(signature)
-            yield Match(signature=signature, line=line[:MAX_LINE].strip(), source=f"{source}:{number}")
+def search(lines: Iterable[str], source: str) -> list[Match]:
+    """The first line for each signature that occurs in ``lines``; ``source`` says where they come from (``file``).
+
+    Each pattern runs once over the whole text and not over each line, of which a log of 4 MiB may have millions.
+    """
+    seen = [line[:MAX_LINE] for line in lines]
+    starts = list(accumulate((len(line) + 1 for line in seen), initial=0))
+    text = "\n".join(seen)
+    found = [(number, one) for one in signatures() if (number := one.first_line(text, seen, starts)) is not None]
+    return [
+        Match(signature=one, line=seen[number].strip(), source=f"{source}:{number + 1}")
+        for number, one in sorted(found, key=itemgetter(0))
+    ]

@@ -16,6 +16,8 @@ RIGHT, TOP, BOTTOM = 14.0, 24.0, 40.0  # the frame around the drawing area: room
 LEAST_LEFT, LEFT_OF_TICK, DIGIT = 58.0, 12.0, 7.8  # on the left as the labels need: a digit at a phone's larger print
 MOST_LINES = 8  # more than that no eye tells apart: then the band of all, the median, and those in trouble
 MOST_POINTS = 400  # about one for each unit of width
+# Beyond these, differences and steps of an axis would leave the range of a float. No figure of a machine comes near.
+LARGEST, SMALLEST = 1e300, 1e-300
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,18 @@ def charts(series: Sequence[Series], troubled: frozenset[str]) -> list[Chart]:
     ``troubled`` subjects stand out where there are many curves.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
-    for one in series:
+    for one in map(_tame, series):
         if one.x and one.y:
             families.setdefault((family(one.name), one.x_unit, one.y_unit), []).append(one)
     return [_chart(group, troubled) for group in families.values()]
+
+
+def _tame(series: Series) -> Series:
+    return series.model_copy(update={"x": tuple(map(_drawable, series.x)), "y": tuple(map(_drawable, series.y))})
+
+
+def _drawable(value: float) -> float:
+    return 0.0 if abs(value) < SMALLEST else min(max(value, -LARGEST), LARGEST)
 
 
 def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
@@ -204,6 +214,8 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
 
 
 def _tick(value: float, unit: str) -> str:
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     return format_bytes(value) if unit == "B" else format_value(float(f"{value:.10g}"), "")
 
 
@@ -223,6 +235,7 @@ BIN = 3.0  # units of width
 
 def rug(values: Sequence[float], troubled: Sequence[bool]) -> Rug:
     """Ticks over ``values``. The strip spans at least 10 % either side of the median: a tight spread looks tight."""
+    values = [*map(_drawable, values)]
     middle = median(values)
     margin = abs(middle) * 0.1
     low, high = min(*values, middle - margin), max(*values, middle + margin)

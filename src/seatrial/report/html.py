@@ -5,7 +5,6 @@ The template holds the page and escapes all text; this module hands it what to s
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
 from seatrial.report import charts, sections
-from seatrial.report.text import neutral, plural, prose
+from seatrial.report.text import neutral, plural, prose, utc
 from seatrial.report.view import chapters, judge, launchers, size, tally, troubles
 
 # The sign beside each word, so that nothing hangs on colour alone.
@@ -83,4 +82,4 @@ def href(path: str) -> str:
 
 
 def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return utc(seconds, "%Y-%m-%d %H:%M:%S UTC") or "at an unknown time"

@@ -7,11 +7,10 @@ system-out. A check that was left out stands there as skipped, and one that nobo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
-from seatrial.report.text import neutral, one_line
+from seatrial.report.text import neutral, one_line, utc
 from seatrial.report.view import CheckView, chapters, natural
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
@@ -21,7 +20,8 @@ def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document, whatever text the logs brought."""
     trial = neutral(trial)
     root = ET.Element("testsuites", name=f"seatrial {trial.name}", time=_seconds(trial.seconds))
-    root.set("timestamp", datetime.fromtimestamp(trial.started, UTC).strftime("%Y-%m-%dT%H:%M:%S"))
+    if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
+        root.set("timestamp", started)
     for chapter in chapters(trial):
         root.extend(_suite(check, chapter.title) for check in chapter.checks)
     root.extend(_left_out(check, reason) for check, reason in trial.left_out.items())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 
 from seatrial.model import Finding, Trial
-from seatrial.report.text import neutral, one_line, plural, prose
+from seatrial.report.text import neutral, one_line, plural, prose, utc
 from seatrial.report.view import CheckView, Group, chapters, launchers, size, tally, troubles
 
 MOST_TROUBLES = 10  # what a ticket can carry; the report has them all
@@ -29,7 +28,7 @@ def render(trial: Trial) -> str:
 
 
 def _head(trial: Trial) -> str:
-    when = datetime.fromtimestamp(trial.started, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    when = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "at an unknown time"
     lines = [
         f"## {trial.decision.value}: {_text(trial.name)}",
         "",

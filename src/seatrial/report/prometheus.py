@@ -6,6 +6,7 @@ all bandwidths. Labels carry identifiers only: reasons and evidence are for the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -128,4 +129,6 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{value:+}".replace("inf", "Inf")
     return repr(round(value)) if value == round(value) and abs(value) < 1e15 else repr(float(f"{value:.12g}"))

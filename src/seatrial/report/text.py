@@ -7,6 +7,7 @@ terminal escape sequences, control characters, and invisible marks that reorder 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 from seatrial.model import Trial
@@ -52,6 +53,14 @@ def _clean_all(value: Any) -> Any:
 def one_line(text: str) -> str:
     """``text`` with every run of white space as a single blank."""
     return " ".join(text.split())
+
+
+def utc(seconds: float, format: str) -> str:
+    """Unix seconds as a date; empty where a damaged record holds a number that is none."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime(format)
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def plural(count: int, one: str, many: str = "") -> str:

@@ -303,6 +303,8 @@ def figure(value: float, unit: str) -> str:
     """``model.format_value`` with the unit as print has it."""
     if value >= 2.0**63:  # how a limit that is none comes as a number: RLIM_INFINITY, rounded to a float
         return "unlimited"
+    if value <= -(2.0**63):
+        return f"{value:.3g} {unit_in_print(unit)}".strip()
     return format_value(value, unit_in_print(unit))
 
 
