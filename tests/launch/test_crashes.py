@@ -16,8 +16,9 @@ from seatrial.launch.local import LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Outcome, Verb
 from seatrial.settings import Limits
+from seatrial.worker import ENDING
 from tests.launch.scripted import Heard, job
-from tests.processes import Program, alive, all_doing, load, until
+from tests.processes import Program, alive, all_doing, load, pulses, until
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +176,7 @@ def test_ranks_end_with_what_started_them(trial: Path, tmp_path: Path) -> None:
     program.process.send_signal(signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in ranks), 20)
+    assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {ENDING}
     program.process.send_signal(signal.SIGCONT)
     assert program.finish()[0] == 3
     assert program.left_behind() == []

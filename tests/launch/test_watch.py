@@ -62,6 +62,13 @@ def test_the_time_of_a_check_of_all_counts_from_the_last_to_start_it(tmp_path: P
     assert (result.state, result.cause) == (JobState.COMPLETED, "")
 
 
+def test_the_time_of_a_check_of_each_counts_from_its_own_start(tmp_path: Path) -> None:
+    script = "start(0, ALONE); beat(0.9, 0); start(1, ALONE); beat(60, 0, 1)"
+    (result,), _ = played(Scripted(script), job(ALONE, limits={ALONE: 1.2}), tmp_path)
+    assert result.state is JobState.TIMEOUT
+    assert result.culprit.startswith("rank 0 (n0/rank0")
+
+
 def test_who_is_late_in_an_earlier_check_is_named_not_who_waits(tmp_path: Path) -> None:
     script = "start(0, ALONE); measured(0, ALONE); start(0, TOGETHER); start(1, ALONE); beat(60, 0, 1)"
     checks = job(ALONE, TOGETHER, limits={ALONE: 1, TOGETHER: 0.5})
@@ -126,8 +133,8 @@ DAMAGE = {
 
 @pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) -> None:
-    script = f"for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); raw(1, {line!r})\n"
-    (result,), heard = played(Scripted(script + "measured(1, ALONE); done(1)"), job(ALONE), tmp_path)
+    script = f"for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); raw(1, {line!r})"
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path)
     assert result.state is JobState.FAILED
     assert result.culprit.startswith("rank 1 (n0/rank1")
     assert "its journal rank1.jsonl is damaged: no record" in result.cause
