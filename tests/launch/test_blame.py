@@ -45,7 +45,7 @@ def blamed(folder: Path, exits: dict[int, int], ended_by_torchrun: tuple[int, ..
 
 
 def read(folder: Path) -> list[Rank]:
-    ranks = ranks_in(folder, job(TOGETHER))
+    ranks = ranks_in(folder, job(TOGETHER, ALONE))
     for rank in ranks:
         rank.read()
     return ranks
@@ -57,6 +57,12 @@ def test_the_earliest_error_is_the_cause(first: int, second: int, tmp_path: Path
     told(tmp_path, second, error(second, "Connection closed by peer", at=50.3))
     found = blamed(tmp_path, {0: 1, 1: 1})
     assert (found.rank, found.cause) == (first, f"{TOGETHER}: CUDA error")
+
+
+def test_an_error_that_a_rank_went_on_after_did_not_end_the_job(tmp_path: Path) -> None:
+    told(tmp_path, 0, error(0, "too slow", at=10.0), {"start": ALONE, "subject": "n0/rank0"})
+    told(tmp_path, 1, error(1, "CUDA error", at=50.0))
+    assert blamed(tmp_path, {0: 143, 1: 1}, ended_by_torchrun=(0,)).rank == 1
 
 
 def test_an_exit_without_a_word_comes_before_what_its_peers_say(tmp_path: Path) -> None:

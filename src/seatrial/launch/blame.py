@@ -102,8 +102,7 @@ def _died_wordless(rank: Rank, code: int, raised: Sequence[_Told]) -> bool:
         return False
     if code < 0 and code != -signal.SIGABRT:
         return True
-    told = rank.current is None and any(measured.error for measured in list(rank.measured.values())[-1:])
-    return not told and rank.number not in {number for _, number, _ in raised}
+    return not _errors([rank]) and rank.number not in {number for _, number, _ in raised}
 
 
 def _order_of_death(rank: Rank, code: int) -> tuple[bool, bool, float]:
@@ -112,12 +111,12 @@ def _order_of_death(rank: Rank, code: int) -> tuple[bool, bool, float]:
 
 
 def _errors(ranks: Sequence[Rank]) -> list[_Told]:
-    """What each rank said whose last measurement failed."""
+    """What each rank said that failed last of all. One that went on to another check did not end because of it."""
     return [
         (measured.started + measured.seconds, rank.number, f"{measured.check}: {measured.error}")
         for rank in ranks
         for measured in list(rank.measured.values())[-1:]
-        if measured.error
+        if measured.error and rank.current is None
     ]
 
 
