@@ -89,7 +89,7 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
 )
 def test_whatever_ends_a_rank_is_named(number: int, words: str, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, output, left = broken_by(number, trial, out, "--only", CHECK)
+    code, output, left = broken_by(number, trial, out, "--only", CHECK, "--set", "limits.silence_s=60")
     assert (code, left) == (3, [])
     (result,) = load(out).results
     assert (result.state, result.culprit[:8]) == (JobState.FAILED, "rank 1 (")
