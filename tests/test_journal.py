@@ -36,6 +36,23 @@ def test_hostile_bytes_are_a_complaint(tmp_path: Path) -> None:
     assert len(complaints) == 2
 
 
+def test_a_line_too_deep_to_read_is_a_complaint(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b"[" * 100_000 + b'\n{"a": 1}\n')
+    records, complaints = read(path)
+    assert (records, len(complaints)) == ([{"a": 1}], 1)
+    assert len(complaints[0]) < 300
+
+
+def test_a_follower_complains_once_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b'[1]\n{"bytes": "\xff"}\n' + b"[" * 100_000 + b'\n{"a": 1}\n')
+    follower = Follower(path)
+    assert follower.poll() == [{"a": 1}]
+    assert follower.poll() == []
+    assert len(follower.complaints) == 3
+
+
 def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     follower = Follower(path)

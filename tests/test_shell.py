@@ -57,6 +57,19 @@ def test_stop_ends_orphans_and_the_stopped(tmp_path: Path) -> None:
     assert not alive(grandchild)
 
 
+def test_stop_wakes_the_stopped_so_that_they_can_tidy_up(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, signal, sys, time; here = pathlib.Path(sys.argv[1])\n"
+        "def tidy(*_): (here / 'tidy').touch(); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, tidy); (here / 'up').touch(); time.sleep(600)"
+    )
+    child = start(tmp_path, "-c", code, str(tmp_path))
+    until(lambda: (tmp_path / "up").exists())
+    os.kill(child.process.pid, signal.SIGSTOP)
+    assert shell.stop(child, grace_s=20) == ""
+    assert (tmp_path / "tidy").exists()
+
+
 def test_stop_of_what_has_ended_is_harmless(tmp_path: Path) -> None:
     child = start(tmp_path, "-c", "pass")
     until(lambda: child.poll() is not None)
@@ -93,6 +106,29 @@ def test_a_short_command_answers_or_is_ended(tmp_path: Path) -> None:
     answer = shell.ask([sys.executable, "-c", code, str(pid_file)], 2)
     assert (answer.code, answer.out) == (None, "on\n")
     assert not alive(int(pid_file.read_text()))
+
+
+def test_what_a_short_command_leaves_to_live_on_lives_on(tmp_path: Path) -> None:
+    """sbatch hands its environment to the job, our tag with it; the job may run on this machine."""
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+    pid = int(shell.ask([sys.executable, "-c", code], 30).out)
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_variables_can_be_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "7")
+    code = "import os; print(os.environ.get('PET_NNODES'), os.environ.get('PET_OURS'))"
+    argv, out, err = [sys.executable, "-c", code], tmp_path / "out", tmp_path / "err"
+    child = shell.start(argv, env={"PET_OURS": "1"}, stdout=out, stderr=err, without="PET_")
+    until(lambda: child.poll() is not None)
+    assert out.read_text() == "None 1\n"
+
+
+def test_a_child_whose_parent_died_before_it_could_ask_leaves() -> None:
+    code = "import os; from seatrial import shell; shell.die_with_parent(os.getppid() + 1); print('stayed')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (143, "")
 
 
 def test_what_cannot_start_says_so(tmp_path: Path) -> None:

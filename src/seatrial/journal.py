@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,28 +41,39 @@ class Journal:
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a journal, and a complaint for every line that is no JSON object (a cut-off line, say)."""
     records, complaints = [], []
-    for number, line in _lines(path):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+        if not line.strip():
+            continue
+        record = _record(line)
+        if record is None:
+            complaints.append(f"{path}:{number}: not a complete record, left out: {_shown(line)}")
         else:
-            complaints.append(f"{path}:{number}: not a complete record, left out: {line[:60]!r}")
+            records.append(record)
     return records, complaints
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+def _record(line: bytes) -> Record | None:
+    """The JSON object in a line; None when there is anything else in it, however deep or strange."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:60].decode("utf-8", errors="replace"))
 
 
 class Follower:
-    """Reads what has been added to a journal since the last look, complete lines only."""
+    """Reads what has been added to a journal since the last look, complete lines only.
+
+    ``complaints`` gathers the lines that are no JSON object: whoever follows must not take the rest for the whole.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.complaints: list[str] = []
         self._offset = 0
 
     def poll(self) -> list[Record]:
@@ -74,4 +84,6 @@ class Follower:
             chunk = file.read()
         complete = chunk[: chunk.rfind(b"\n") + 1]
         self._offset += len(complete)
-        return [json.loads(line) for line in complete.splitlines() if line.strip()]
+        records = [(line, _record(line)) for line in complete.splitlines() if line.strip()]
+        self.complaints += [f"no record in this line: {_shown(line)}" for line, record in records if record is None]
+        return [record for _, record in records if record is not None]

@@ -7,6 +7,7 @@ or lost their parent, so that stopping a job leaves nothing behind.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import psutil
 
 _TAG = "SEATRIAL_JOB_TAG"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_KILLING_S = 10.0  # SIGKILL works at once, or not at all while a process waits in the kernel
 
 
 @dataclass(frozen=True)
@@ -53,45 +55,71 @@ def ask(argv: Sequence[str], timeout_s: float) -> Answer:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            stop(child, grace_s=1)
+            if child.poll() is None:  # what ended by itself may have left what is to live on: sbatch, a job of our tag
+                stop(child, grace_s=1)
         return Answer(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
 
-def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path) -> Child:
-    """Start ``argv`` in a session of its own. ``env`` is added to ours. Raises OSError when it cannot start."""
+def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path, without: str = "") -> Child:
+    """Start ``argv`` in a session of its own. Raises OSError when it cannot start.
+
+    ``env`` is added to our environment, of which variables that begin with ``without`` are not handed on.
+    """
     tag = uuid.uuid4().hex
+    ours = {name: value for name, value in os.environ.items() if not (without and name.startswith(without))}
     with stdout.open("ab") as out, stderr.open("ab") as err:
         process = subprocess.Popen(
             argv,
-            env={**os.environ, **env, _TAG: tag},
+            env={**ours, **env, _TAG: tag},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # safe: we start children from the main thread, before there are others
+            preexec_fn=functools.partial(
+                die_with_parent, os.getpid()
+            ),  # safe: we start children from the main thread, before there are others
         )
     return Child(process, tag)
 
 
-def stop(child: Child, grace_s: float = 5.0) -> None:
-    """End a child and all that descends from it: SIGTERM, ``grace_s`` seconds, SIGKILL until none is left.
+def stop(child: Child, grace_s: float = 5.0) -> str:
+    """End a child and all that descends from it: SIGTERM, ``grace_s`` seconds, then SIGKILL for ``_KILLING_S`` seconds.
 
-    A stopped (SIGSTOP) process cannot handle SIGTERM, so it is woken first.
+    Says what could not be ended; empty when nothing is left. A process that waits in the kernel for a device does not
+    even hear SIGKILL (state D), and must not hold us too. A stopped (SIGSTOP) one cannot handle SIGTERM: it is woken.
     """
     deadline = time.monotonic() + grace_s
     _signal_all(child, signal.SIGTERM)
     _signal_all(child, signal.SIGCONT)
     while _family(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    while _family(child) and time.monotonic() < deadline + 10:
+    while (left := _family(child)) and time.monotonic() < deadline + _KILLING_S:
         _signal_all(child, signal.SIGKILL)
         time.sleep(0.05)
-    child.process.wait()
+    if not left:
+        child.process.wait()
+        return ""
+    pids = ", ".join(f"{process.pid} (state {_state(process)})" for process in left)
+    return f"could not be ended, not even by SIGKILL: {'pid' if len(left) == 1 else 'pids'} {pids}"
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when the one that started it dies, however that happens (Linux only)."""
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process when ``parent``, which started it, dies, however that happens (Linux only).
+
+    The kernel says nothing of a parent that has died before it was asked: then we leave at once.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGTERM)
+
+
+def is_orphan() -> bool:
+    """Whether this descendant of a Child has lost its parent, which carried the same tag, to the init process."""
+    tag = os.environ.get(_TAG)
+    try:
+        return tag is not None and psutil.Process(os.getppid()).environ().get(_TAG) != tag
+    except psutil.Error:  # somebody else's process is not the one that started us
+        return True
 
 
 def age_s() -> float:
@@ -112,6 +140,13 @@ def _family(child: Child) -> list[psutil.Process]:
     """The processes that carry the child's tag and still run (a zombie waits for its parent, not for us)."""
     child.process.poll()
     return [process for process in psutil.process_iter() if _carries(process, child.tag)]
+
+
+def _state(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return "gone meanwhile"
 
 
 def _carries(process: psutil.Process, tag: str) -> bool:

@@ -127,7 +127,7 @@ def preview(request: Request) -> Preview:
 
 def discover() -> Survey:
     """Read-only facts of this machine."""
-    gpus = gpu.read()
+    gpus = gpu.read_within()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return Survey(facts, gpus)
 

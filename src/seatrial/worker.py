@@ -29,6 +29,7 @@ from seatrial.journal import Journal
 from seatrial.model import (
     Artifact,
     Fact,
+    Frozen,
     Job,
     Measurement,
     Metric,
@@ -40,7 +41,7 @@ from seatrial.model import (
 )
 
 PULSE_S = 1.0
-ENDING = "closing"  # said by a rank that is on its way out, and from which no pulse is to be expected any more
+ENDING = "ending on SIGTERM"  # said by a rank from which no pulse is to be expected any more
 Kind = TypeVar("Kind")
 
 
@@ -58,6 +59,16 @@ class Identity:
             int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
         )
         return cls(rank, world_size, local_rank)
+
+
+class Sign(Frozen):
+    """What a pulse file holds: the sign of life of one rank. ``time`` is by the clock of its node."""
+
+    pid: int
+    node: str
+    doing: str
+    note: str
+    time: float
 
 
 class Pulse:
@@ -103,7 +114,8 @@ class Pulse:
         """Wait for a second, or for a signal."""
         if select.select([self._signals], [], [], PULSE_S)[0] and signal.SIGTERM in os.read(self._signals, 16):
             self.say(ENDING)
-            self._write()
+            with contextlib.suppress(OSError):
+                self._write()
             os._exit(128 + signal.SIGTERM)
 
     def _write(self) -> None:
@@ -130,8 +142,9 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
             journal.append({"measurement": measurement.model_dump(mode="json")})
             if measurement.error and check.scope is Scope.CLUSTER:
                 raise SeatrialError(f"{name}: {measurement.error}")
-        pulse.say(ENDING)
+        pulse.say("closing")
         _close_device(job)
+        journal.append({"done": time.time()})  # the pulse ends here, and that is no silence
 
 
 def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
@@ -211,13 +224,15 @@ def _place(
 
 
 def main(arguments: list[str]) -> None:
-    shell.die_with_parent()
+    shell.die_with_parent(os.getppid())
     path, attempt = Path(arguments[0]), arguments[1]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
     if job.placement != "ranks":
         work(job, run_dir, folder)
         return
+    if shell.is_orphan():  # torchrun was killed before the kernel was asked to end us with it
+        raise SystemExit("seatrial.worker: what started this rank is gone: leaving")
     from seatrial.bench import group, rank
 
     rank.recorded(work)(job, run_dir, folder)

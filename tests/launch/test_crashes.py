@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from seatrial.checks import catalog
+from seatrial.launch.local import LocalLauncher
+from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Outcome, Verb
-from tests.processes import Program, all_doing, load, until
+from seatrial.settings import Limits
+from seatrial.worker import ENDING
+from tests.launch.scripted import Heard, job
+from tests.processes import Program, alive, all_doing, load, pulses, until
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +39,10 @@ def trial(tmp_path: Path) -> Path:
     return path
 
 
-def broken_by(number: signal.Signals, trial: Path, out: Path) -> tuple[int, str, list[int]]:
-    """Run the trial, send a signal to rank 1 in the middle of a collective, and let the trial end."""
-    program = Program("run", trial, "--out", out)
-    victim = until(lambda: all_doing(out, "ranks", CHECK, 2))[1]["pid"]
+def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHECK) -> tuple[int, str, list[int]]:
+    """Run the trial, send a signal to rank 1 in the middle of a check, and let the trial end."""
+    program = Program("run", trial, "--out", out, *more)
+    victim = until(lambda: all_doing(out, "ranks", check, 2))[1]["pid"]
     os.kill(victim, number)
     code, output, _ = program.finish()
     return code, output, program.left_behind()
@@ -69,6 +77,36 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
     assert [session.command[1] for session in again.sessions] == ["run", "run"]
     assert again.seconds > record.seconds, "the time of both sessions counts"
     assert [job.name for job in again.jobs] == [job.name for job in record.jobs]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGTERM, "ended by SIGTERM from outside"),
+        (40, "killed by signal 40 (SIGRTMIN+6)"),
+        (signal.SIGSEGV, "killed by SIGSEGV"),
+    ],
+)
+def test_whatever_ends_a_rank_is_named(number: int, words: str, trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, output, left = broken_by(number, trial, out, "--only", CHECK, "--set", "limits.silence_s=60")
+    assert (code, left) == (3, [])
+    (result,) = load(out).results
+    assert (result.state, result.culprit[:8]) == (JobState.FAILED, "rank 1 (")
+    assert f"{words} in {CHECK}" in result.cause
+    assert words in output
+
+
+def test_a_rank_killed_in_a_check_of_its_own_costs_each_rank_its_measurement(trial: Path, tmp_path: Path) -> None:
+    trial.write_text("checks: {train.cnn: {options: {epochs: 500}}, nodes.reachable: }")
+    out = tmp_path / "run"
+    code, _, left = broken_by(signal.SIGKILL, trial, out, check="train.cnn")
+    assert (code, left) == (3, [])
+    record = load(out)
+    errors = {one.subject.partition("/")[2]: one.error or "" for one in record.measurements if one.error}
+    assert set(errors) == {"rank0", "rank1"}
+    assert all("rank 1 (" in error and "killed by SIGKILL in train.cnn" in error for error in errors.values())
+    assert [one.check for one in record.measurements if not one.error] == ["nodes.reachable"] * 2
 
 
 def test_a_stopped_rank_is_named_not_its_waiting_peer(trial: Path, tmp_path: Path) -> None:
@@ -127,6 +165,45 @@ def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_pat
     assert "interrupted" in record.decision.reason
     assert "interrupted" in output
     assert [one.check for one in record.measurements] == ["host.inventory"]
+
+
+def test_ranks_end_with_what_started_them(trial: Path, tmp_path: Path) -> None:
+    """torchrun is killed while the trial itself is stopped and cannot tidy up behind it."""
+    out = tmp_path / "run"
+    program = Program("run", trial, "--out", out)
+    ranks = [pulse["pid"] for pulse in until(lambda: all_doing(out, "ranks", CHECK, 2))]
+    agent = psutil.Process(ranks[0]).ppid()
+    program.process.send_signal(signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in ranks), 20)
+    assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {ENDING}
+    program.process.send_signal(signal.SIGCONT)
+    assert program.finish()[0] == 3
+    assert program.left_behind() == []
+
+
+def test_a_rank_that_was_orphaned_before_it_began_leaves(tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "ranks" / "attempt1").mkdir(parents=True)
+    (tmp_path / "jobs" / "ranks" / "job.json").write_text(job(CHECK).model_dump_json())
+    command = [sys.executable, "-m", "seatrial.worker", str(tmp_path / "jobs" / "ranks" / "job.json"), "1"]
+    environment = {**os.environ, "SEATRIAL_JOB_TAG": "of a torchrun that is gone"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "what started this rank is gone" in done.stderr) == (1, True), done.stderr
+    assert not list(tmp_path.rglob("rank0*"))
+
+
+def test_what_belongs_to_other_jobs_does_not_reach_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of another torchrun in our environment, and a folder called seatrial where we were started."""
+    (tmp_path / "cwd" / "seatrial").mkdir(parents=True)
+    (tmp_path / "cwd" / "seatrial" / "__init__.py").write_text("raise SystemExit('not the package')")
+    monkeypatch.chdir(tmp_path / "cwd")
+    for name, value in {"PET_NNODES": "2", "PET_NO_PYTHON": "1", "PET_RUN_PATH": "1"}.items():
+        monkeypatch.setenv(name, value)
+    heard = Heard()
+    for one in (job("nodes.reachable"), job("host.inventory", ranks=1, placement="nodes")):
+        (result,) = run_job(LocalLauncher(), one, tmp_path / "run", Limits(startup_s=60), catalog(), heard)
+        assert (result.state, result.cause) == (JobState.COMPLETED, "")
+    assert [one.error for one in heard.measurements] == [None] * 3
 
 
 def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(trial: Path, tmp_path: Path) -> None:

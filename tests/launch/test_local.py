@@ -31,7 +31,8 @@ def rendered(**changes: object) -> str:
 
 def test_ranks_are_started_by_torchrun() -> None:
     assert rendered() == (
-        "NCCL_DEBUG='INFO WARN' \\\n    "
+        'unset "${!PET_@}"\n'
+        "PYTHONSAFEPATH=1 \\\n    NCCL_DEBUG='INFO WARN' \\\n    "
         "PYTHON -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4 --max-restarts=0 "
         "--redirects=3 --log-dir=RUN/jobs/ranks/attempt1/logs -m seatrial.worker RUN/jobs/ranks/job.json 1"
     )

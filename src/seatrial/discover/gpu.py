@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seatrial import shell
 from seatrial.discover import reading
 from seatrial.discover.nvml import (
     Fabric,
@@ -22,12 +24,14 @@ from seatrial.discover.nvml import (
 )
 from seatrial.model import Frozen, UsageError
 
-__all__ = ["Fabric", "Gpu", "GpuFacts", "GpuProcess", "NvLink", "order_caveat", "read", "visible"]
+__all__ = ["Fabric", "Gpu", "GpuFacts", "GpuProcess", "NvLink", "order_caveat", "read", "read_within", "visible"]
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; NVSwitches and audio functions are other classes
 # How nvidia-smi topo -m names the nearest thing that two GPUs share, by NVML's level.
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# Without persistence mode the driver wakes every GPU anew, which takes seconds for each.
+_DRIVER_ANSWERS_S = 120.0
 _NO_GPU = ("", "-1", "NoDevFiles")  # the last is what Slurm writes for a job without GPUs
 
 
@@ -68,13 +72,34 @@ class GpuFacts(Frozen):
 
 def read(root: Path = Path("/")) -> GpuFacts:
     """Ask the driver, and look at the PCI bus under ``root``. Raises nothing: what cannot be read says why."""
-    attempt = reading.Attempts()
-    devices = _pci_gpus(root, attempt)
+    return _beside_the_bus(root, _of_driver())
+
+
+def read_within(limit_s: float = _DRIVER_ANSWERS_S, root: Path = Path("/")) -> GpuFacts:
+    """The same, but a driver that does not answer within ``limit_s`` seconds is told as unavailable.
+
+    It is asked by a process of its own: a thread that is stuck in the kernel would keep our own process from ending.
+    """
+    answer = shell.ask([sys.executable, "-P", "-m", "seatrial.discover.gpu"], limit_s)
+    if answer.code == 0:
+        return _beside_the_bus(root, GpuFacts.model_validate_json(answer.out))
+    last = (answer.err.strip().splitlines() or ["no word"])[-1]
+    how = f"did not answer within {limit_s:g} s" if answer.code is None else f"ended its reader ({answer.code}): {last}"
+    return _beside_the_bus(root, GpuFacts(unavailable=f"NVML {how}"))
+
+
+def _of_driver() -> GpuFacts:
     try:
         with session() as nvml:
-            facts = _ask_driver(nvml)
+            return _ask_driver(nvml)
     except NvmlUnavailableError as reason:
-        facts = GpuFacts(unavailable=str(reason))
+        return GpuFacts(unavailable=str(reason))
+
+
+def _beside_the_bus(root: Path, facts: GpuFacts) -> GpuFacts:
+    """What the driver said, and what the PCI bus has."""
+    attempt = reading.Attempts()
+    devices = _pci_gpus(root, attempt)
     used = {gpu.pci_bus_id for gpu in facts.gpus}
     withheld = tuple(d for d in devices if d not in used and _is_withheld(root, d, nvml_works=not facts.unavailable))
     unread = {**facts.unread, **attempt.unread}
@@ -224,3 +249,7 @@ def _has_device_node(root: Path, address: str) -> bool:
         return True  # unknown: then it counts as ours
     minor = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
     return minor is None or reading.under(root, f"/dev/nvidia{minor[1]}").exists()
+
+
+if __name__ == "__main__":
+    print(_of_driver().model_dump_json())

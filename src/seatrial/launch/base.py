@@ -45,8 +45,8 @@ class Running(Protocol):
     def epitaph(self) -> str:
         """What the scheduler says of the end of the job; empty where there is none, or nothing to say."""
 
-    def cancel(self) -> None:
-        """End the job and everything it started; safe to call when it has ended."""
+    def cancel(self) -> str:
+        """End the job and everything it started; safe to call when it has ended. Says what could not be ended."""
 
 
 class Launcher(Protocol):

@@ -13,8 +13,11 @@ from seatrial.model import Job
 
 # gloo looks up this host's name unless told an interface; on one host the loopback always works
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-# what the shell that we were started in may hold of another job
+# what the shell that we were started in may hold of another job; torchrun takes its options from PET_* too
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+_STRANGERS = "PET_"
+# a folder called seatrial where the trial was started must not stand in for the package
+_ONLY_INSTALLED = {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class LocalJob:
     def poll(self) -> int | None:
         return self.child.poll()
 
-    def cancel(self) -> None:
-        shell.stop(self.child)
+    def cancel(self) -> str:
+        return shell.stop(self.child)
 
 
 class LocalLauncher:
@@ -51,16 +54,14 @@ class LocalLauncher:
         agent = _torchrun(job, folder / f"attempt{attempt}") if job.placement == "ranks" else ()
         argv = (sys.executable, *agent, *worker)
         alone = {} if job.placement == "ranks" else _ALONE
-        env = {**(_LOOPBACK if job.device == "cpu" else {}), **alone, **job.env}
+        env = {**_ONLY_INSTALLED, **(_LOOPBACK if job.device == "cpu" else {}), **alone, **job.env}
         settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-        text = " \\\n    ".join([*settings, shlex.join(argv)])
+        text = f'unset "${{!{_STRANGERS}@}}"\n' + " \\\n    ".join([*settings, shlex.join(argv)])
         return Rendered(argv=argv, env=env, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> LocalJob:
-        child = shell.start(
-            rendered.argv, env=rendered.env, stdout=folder / "launcher.out", stderr=folder / "launcher.err"
-        )
-        return LocalJob(child)
+        out, err = folder / "launcher.out", folder / "launcher.err"
+        return LocalJob(shell.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_STRANGERS))
 
 
 def _torchrun(job: Job, folder: Path) -> tuple[str, ...]:

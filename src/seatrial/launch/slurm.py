@@ -73,7 +73,7 @@ class SlurmLauncher:
 
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
         script = folder / "job.sbatch"
-        script.write_text(rendered.text, encoding="utf-8")
+        script.write_text(rendered.text, encoding="utf-8", errors="surrogateescape")
         answer = slurm.call([*rendered.argv, str(script)])
         return SlurmJob(answer.strip().partition(";")[0], self._settings.slurm.queue_s)
 
@@ -115,14 +115,16 @@ class SlurmJob:
             return ""
         return f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
 
-    def cancel(self) -> None:
+    def cancel(self) -> str:
         job = self._look(now=True)
         if job is not None and job.gone:
-            return
+            return ""
         shell.ask(["scancel", self.id], timeout_s=30)
         deadline = time.monotonic() + 60  # KillWait is 30 s by default: SIGTERM first, SIGKILL then
         while (job := self._look(now=True)) is not None and not job.gone and time.monotonic() < deadline:
             time.sleep(0.2)
+        gone = job is not None and job.gone
+        return "" if gone else f"Slurm job {self.id} is still {job.state if job else 'there'} a minute after scancel"
 
     def _look(self, now: bool = False) -> JobFacts | None:
         """What Slurm says, at most once a second. A controller that does not answer for a while changes nothing."""

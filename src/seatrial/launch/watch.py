@@ -67,8 +67,8 @@ def _attempt(
     folder.mkdir(parents=True)
     (folder.parent / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
     rendered = launcher.render(job, run_dir, attempt)
-    (folder / "command.sh").write_text(rendered.text + "\n", encoding="utf-8")
-    ranks = ranks_in(folder, job.nodes * job.ranks_per_node)
+    (folder / "command.sh").write_text(rendered.text + "\n", encoding="utf-8", errors="surrogateescape")
+    ranks = ranks_in(folder, job)
     started, clock = time.time(), time.monotonic()
     listener.job_started(job, attempt)
     watched = _start_and_watch(launcher, rendered, job, ranks, folder, limits, checks, listener)
@@ -102,11 +102,21 @@ def _start_and_watch(
         running = launcher.start(rendered, folder)
     except SeatrialError as refusal:
         return Watched(JobState.FAILED, Blame(f"launcher {launcher.name}", str(refusal), None), 0.0)
+    left = ""
     try:
         watched = _watch(running, job, ranks, folder, limits, checks, listener)
     finally:
-        running.cancel()
-    return replace(watched, where=running.whereabouts())
+        if left := running.cancel():
+            listener.doing(left)
+    watched = replace(watched, where=running.whereabouts())
+    return _with_left_over(watched, left) if left else watched
+
+
+def _with_left_over(watched: Watched, left: str) -> Watched:
+    """A process that cannot be ended is a fault of the machine, even where all was measured."""
+    blamed = watched.blame or Blame("launcher", "its processes did not end with it", None)
+    state = JobState.HUNG if watched.state is JobState.COMPLETED else watched.state
+    return replace(watched, state=state, blame=replace(blamed, cause=f"{blamed.cause}; {left}"))
 
 
 def _watch(
@@ -126,16 +136,18 @@ def _watch(
         if not startup_s and all(rank.started for rank in ranks):
             startup_s = time.monotonic() - begun
         elapsed_s = startup_s or time.monotonic() - begun
+        if damaged := next((rank for rank in ranks if rank.damage), None):
+            return Watched(JobState.FAILED, blame.damaged(damaged), elapsed_s)
         if code == 0:
             return Watched(JobState.COMPLETED, None, elapsed_s)
         if code is not None:
-            return Watched(JobState.FAILED, blame.ended(ranks, code, folder, running.epitaph()), elapsed_s)
+            return Watched(JobState.FAILED, blame.ended(job, ranks, code, folder, running.epitaph()), elapsed_s)
         if waiting := running.waiting():
             listener.doing(f"waiting: {waiting.reason}")
             if waiting.hopeless:
                 return Watched(JobState.TIMEOUT, Blame("the queue", waiting.reason, None), elapsed_s)
             begun = time.monotonic()  # the limits count from when it runs
-        stuck = _stuck(job, ranks, begun, folder, limits)
+        stuck = _stuck(job, ranks, begun, folder, limits, checks)
         if stuck:
             return Watched(stuck[0], stuck[1], elapsed_s)
         time.sleep(_LOOK_EVERY_S)
@@ -143,9 +155,9 @@ def _watch(
 
 def _read_all(ranks: list[Rank], checks: Mapping[str, Check], listener: Listener) -> None:
     for rank in ranks:
-        for record in rank.read():
-            if "measurement" in record and not _is_followup(rank.measured[record["measurement"]["check"]], checks):
-                listener.measured(rank.measured[record["measurement"]["check"]])
+        for measurement in rank.read():
+            if not _is_followup(measurement, checks):
+                listener.measured(measurement)
     if ranks[0].pulse:
         listener.doing(ranks[0].last_words)
 
@@ -155,25 +167,56 @@ def _is_followup(measurement: Measurement, checks: Mapping[str, Check]) -> bool:
     return measurement.error is not None and checks[measurement.check].scope is Scope.CLUSTER
 
 
-def _stuck(job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits) -> tuple[JobState, Blame] | None:
+def _stuck(
+    job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits, checks: Mapping[str, Check]
+) -> tuple[JobState, Blame] | None:
     now = time.monotonic()
     silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > limits.silence_s and rank.at_work]
     if silent:
+        _try_to_write(folder)
         # the first to fall silent: the others may have ended because of it
         first = min(silent, key=lambda rank: (rank.failed, rank.seen))
         return JobState.HUNG, blame.silent(first, now - (first.seen or now))
     if all(rank.seen is not None and now - rank.seen > limits.silence_s and not rank.at_work for rank in ranks):
         cause = f"all ranks ended {limits.silence_s:g} s ago or more, and what started them has not"
         return JobState.HUNG, Blame("launcher", cause, None)
-    for rank in ranks:
-        check = rank.current
-        if check and now - rank.started[check] > job.limits[check]:
-            return JobState.TIMEOUT, blame.over_limit(ranks, check, job.limits[check])
+    if late := _over_limit(job, ranks, checks, now):
+        return JobState.TIMEOUT, late
     if now - begun > limits.startup_s and not all(rank.started for rank in ranks):
         return JobState.TIMEOUT, blame.never_started(ranks, limits.startup_s, folder)
     if now - begun > job.limit_s:
-        return JobState.TIMEOUT, blame.over_limit(ranks, "the job", job.limit_s)
+        return JobState.TIMEOUT, blame.over_limit(_hindmost(ranks), "the job", job.limit_s)
     return None
+
+
+def _over_limit(job: Job, ranks: list[Rank], checks: Mapping[str, Check], now: float) -> Blame | None:
+    """The first check, in the order of the job, that has taken some ranks too long.
+
+    A check of all ranks together begins when the last has started it: to wait for a peer is no fault.
+    """
+    for name in job.checks:
+        begun = [rank.started.get(name, now) for rank in ranks]
+        together = checks[name].scope is Scope.CLUSTER
+        since = {rank.number: max(begun) if together else begun[rank.number] for rank in ranks}
+        late = [rank for rank in ranks if rank.current == name and now - since[rank.number] > job.limits[name]]
+        if late:
+            return blame.over_limit(late, name, job.limits[name])
+    return None
+
+
+def _hindmost(ranks: list[Rank]) -> list[Rank]:
+    """Those that have come least far of all."""
+    progress = {rank.number: (rank.done, len(rank.measured), len(rank.started)) for rank in ranks}
+    return [rank for rank in ranks if progress[rank.number] == min(progress.values())]
+
+
+def _try_to_write(folder: Path) -> None:
+    """Raises OSError where the disk is full: then no pulse can be written either, and silence is no sign of a fault."""
+    trial = folder / "writable"
+    try:
+        trial.write_bytes(bytes(4096))
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def _settle(

@@ -63,7 +63,8 @@ def render(trial: Trial) -> str:
 
 def _of_the_run(trial: Trial) -> Iterator[_Family]:
     ended = _Family("seatrial_last_run_timestamp_seconds", "Unix time at which the trial ended.")
-    ended.add(trial.started + trial.seconds, trial=trial.name)
+    last = trial.sessions[-1] if trial.sessions else trial  # a trial that was gone on with ended with its last session
+    ended.add(last.started + last.seconds, trial=trial.name)
     duration = _Family("seatrial_last_run_duration_seconds", "Wall time of the whole trial.")
     duration.add(trial.seconds, trial=trial.name)
     decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")

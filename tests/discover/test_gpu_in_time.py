@@ -1,0 +1,47 @@
+"""A driver that hangs, or takes the process down that asks it: real processes, with an NVML of our own in the path."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from seatrial.discover import gpu
+from tests.fakes.nvml import FakeNvml, bus, h200
+
+HEAD = "class NVMLError(Exception): pass\nimport os, time, pathlib\n"
+
+
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str) -> None:
+    (tmp_path / "pynvml.py").write_text(f"{HEAD}def nvmlInit():\n    {init}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def test_a_driver_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    nvml(tmp_path, monkeypatch, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)")
+    clock = time.monotonic()
+    facts = gpu.read_within(2)
+    assert facts.unavailable == "NVML did not answer within 2 s"
+    assert facts.gpus == ()
+    assert time.monotonic() - clock < 20
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+def test_a_driver_that_takes_its_reader_down_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(tmp_path, monkeypatch, "raise RuntimeError('no such symbol')")
+    unavailable = gpu.read_within(60).unavailable or ""
+    assert unavailable == "NVML ended its reader (1): RuntimeError: no such symbol"
+
+
+def test_facts_survive_the_way_between_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(0), h200(1)).install(monkeypatch)
+    facts = gpu.read(bus(tmp_path, "0000:1b:00.0", "0000:1c:00.0"))
+    assert len(facts.gpus) == 2
+    assert gpu.GpuFacts.model_validate_json(facts.model_dump_json()) == facts
+
+
+def test_what_was_read_elsewhere_is_what_would_be_read_here() -> None:
+    assert gpu.read_within().model_copy(update={"gpus": ()}) == gpu.read().model_copy(update={"gpus": ()})

@@ -1,0 +1,126 @@
+"""A job whose ranks write what a script says, in a real process: for what a real worker does too seldom to wait for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seatrial.checks import catalog
+from seatrial.launch.base import Rendered
+from seatrial.launch.local import LocalJob, LocalLauncher
+from seatrial.launch.watch import run_job
+from seatrial.model import Job, JobResult, Measurement
+from seatrial.settings import Limits
+
+ALONE, TOGETHER = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
+HEAD = """
+import json, os, signal, sys, time
+folder, begun = sys.argv[1], time.time()
+def raw(rank, line):
+    with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
+def write(rank, **record): raw(rank, json.dumps(record).encode())
+def start(rank, check): pulse(rank, check); write(rank, start=check, subject=f"n0/rank{rank}", time=time.time())
+def measured(rank, check, error=None, at=None):
+    fields = {"check": check, "subject": f"n0/rank{rank}", "rank": rank, "error": error, "started": at or time.time()}
+    write(rank, measurement=fields)
+def done(rank): write(rank, done=time.time())
+def pulse(rank, doing, note=""):
+    sign = {"pid": os.getpid(), "node": "n0", "doing": doing, "note": note, "time": time.time()}
+    open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(sign))
+    os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.alive")
+def beat(seconds, *ranks, doing="train.cnn"):
+    end = time.time() + seconds
+    while time.time() < end:
+        for rank in ranks: pulse(rank, doing)
+        time.sleep(0.1)
+ALONE, TOGETHER = "train.cnn", "nodes.reachable"
+"""
+
+
+@dataclass
+class Heard:
+    """A listener that remembers."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    def job_started(self, job: Job, attempt: int) -> None: ...
+
+    def doing(self, words: str) -> None:
+        self.words.append(words)
+
+    def measured(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)
+
+    @property
+    def errors(self) -> list[tuple[str, str, str]]:
+        return [(one.check, one.subject, one.error) for one in self.measurements if one.error]
+
+
+class Scripted:
+    """Starts one process that plays all ranks: a script for each attempt."""
+
+    name = "scripted"
+
+    def __init__(self, *scripts: str) -> None:
+        self._scripts = scripts
+
+    def available(self, nodes: int) -> str | None:
+        return None
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+        folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
+        argv = (sys.executable, "-c", HEAD + self._scripts[attempt - 1], str(folder))
+        return Rendered(argv=argv, env={}, text="")
+
+    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+        return LocalLauncher().start(rendered, folder)
+
+
+class UnderTorchrun(LocalLauncher):
+    """The real torchrun, with a script in place of the worker; it knows its ``rank``."""
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+        real = super().render(job, run_dir, attempt)
+        folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
+        program = run_dir / "worker.py"
+        program.write_text(f"{HEAD}\nrank = int(os.environ['RANK'])\n{self._script}")
+        place = real.argv.index("seatrial.worker") - 1
+        return real.model_copy(update={"argv": (*real.argv[:place], str(program), str(folder))})
+
+
+def job(
+    *checks: str,
+    ranks: int = 2,
+    placement: str = "ranks",
+    limits: Mapping[str, float] | None = None,
+    limit_s: float = 60,
+) -> Job:
+    return Job.model_validate(
+        {
+            "name": placement,
+            "placement": placement,
+            "device": "cpu",
+            "nodes": 1,
+            "ranks_per_node": ranks,
+            "checks": checks,
+            "options": {},
+            "promised_gpus": None,
+            "limits": {**dict.fromkeys(checks, 60.0), **(limits or {})},
+            "limit_s": limit_s,
+        }
+    )
+
+
+def played(
+    launcher: Scripted | UnderTorchrun, job: Job, run_dir: Path, silence_s: float = 30
+) -> tuple[list[JobResult], Heard]:
+    """The result of each attempt, and what was heard meanwhile."""
+    heard = Heard()
+    limits = Limits(silence_s=silence_s, startup_s=30)
+    return list(run_job(launcher, job, run_dir, limits, catalog(), heard)), heard

@@ -1,0 +1,223 @@
+"""What the watcher makes of ranks that are slow, silent, done or damaged. The ranks are a script in a real process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seatrial import shell
+from seatrial.model import JobState
+from tests.launch.scripted import ALONE, TOGETHER, Scripted, job, played
+
+MEASURED = "for rank in 0, 1: start(rank, ALONE); measured(rank, ALONE)\n"
+
+
+def test_a_finished_rank_is_not_silent_while_its_peer_works(tmp_path: Path) -> None:
+    script = (
+        "for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); beat(2, 1); measured(1, ALONE); done(1)"
+    )
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.8)
+    assert (result.state, result.cause, heard.errors) == (JobState.COMPLETED, "", [])
+
+
+def test_a_rank_that_stops_while_it_closes_is_named(tmp_path: Path) -> None:
+    script = MEASURED + "done(0); pulse(1, 'closing'); time.sleep(60)"
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.8)
+    assert result.state is JobState.HUNG
+    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert "last heard of in closing" in result.cause
+    assert [error[0] for error in heard.errors] == [ALONE]
+    assert "right after it, rank 1 (n0/rank1" in heard.errors[0][2]
+
+
+def test_ranks_told_to_end_are_not_silent(tmp_path: Path) -> None:
+    script = (
+        "for rank in 0, 1: start(rank, ALONE)\n"
+        "pulse(0, 'ending on SIGTERM'); beat(2, 1); measured(1, ALONE); done(1); sys.exit(1)"
+    )
+    (result,), _ = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.8)
+    assert result.state is JobState.FAILED
+
+
+def test_an_agent_that_outlives_its_ranks_is_told(tmp_path: Path) -> None:
+    script = MEASURED + "done(0); done(1); time.sleep(60)"
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.5)
+    assert result.state is JobState.HUNG
+    assert "all ranks ended 0.5 s ago or more" in result.cause
+    assert len(heard.errors) == 1
+
+
+def test_the_time_of_a_check_of_all_counts_from_the_last_to_start_it(tmp_path: Path) -> None:
+    script = (
+        "start(0, TOGETHER); start(1, ALONE); beat(1.5, 0, 1); measured(1, ALONE); start(1, TOGETHER)\n"
+        "for rank in 0, 1: measured(rank, TOGETHER); done(rank)"
+    )
+    checks = job(ALONE, TOGETHER, limits={TOGETHER: 1})
+    (result,), _ = played(Scripted("start(0, ALONE); measured(0, ALONE)\n" + script), checks, tmp_path)
+    assert (result.state, result.cause) == (JobState.COMPLETED, "")
+
+
+def test_the_time_of_a_check_of_each_counts_from_its_own_start(tmp_path: Path) -> None:
+    script = "start(0, ALONE); beat(0.9, 0); start(1, ALONE); beat(60, 0, 1)"
+    (result,), _ = played(Scripted(script), job(ALONE, limits={ALONE: 1.2}), tmp_path)
+    assert result.state is JobState.TIMEOUT
+    assert result.culprit.startswith("rank 0 (n0/rank0")
+
+
+def test_who_is_late_in_an_earlier_check_is_named_not_who_waits(tmp_path: Path) -> None:
+    script = "start(0, ALONE); measured(0, ALONE); start(0, TOGETHER); start(1, ALONE); beat(60, 0, 1)"
+    checks = job(ALONE, TOGETHER, limits={ALONE: 1, TOGETHER: 0.5})
+    (result,), heard = played(Scripted(script), checks, tmp_path)
+    assert result.state is JobState.TIMEOUT
+    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert f"{ALONE} did not end within its limit of 1 s" in result.cause
+    assert {(check, subject) for check, subject, _ in heard.errors} == {(ALONE, "n0/rank1"), (TOGETHER, "n0/rank1")}
+
+
+def test_all_that_are_late_together_are_named(tmp_path: Path) -> None:
+    script = "start(0, TOGETHER); start(1, TOGETHER); beat(60, 0, 1, doing=TOGETHER)"
+    (result,), heard = played(Scripted(script), job(TOGETHER, limits={TOGETHER: 0.5}), tmp_path)
+    assert (result.state, result.culprit) == (JobState.TIMEOUT, "2 ranks")
+    assert heard.errors[0][:2] == (TOGETHER, "cluster")
+
+
+def test_who_has_come_least_far_is_named_when_the_job_takes_too_long(tmp_path: Path) -> None:
+    script = "start(0, ALONE); measured(0, ALONE); done(0); start(1, ALONE); beat(60, 1)"
+    (result,), heard = played(Scripted(script), job(ALONE, limit_s=1), tmp_path)
+    assert result.state is JobState.TIMEOUT
+    assert "the job did not end within its limit of 1 s" in result.cause
+    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert [error[:2] for error in heard.errors] == [(ALONE, "n0/rank1")]
+
+
+def test_every_rank_that_a_crash_cost_its_own_measurement_is_told(tmp_path: Path) -> None:
+    script = "for rank in 0, 1, 2: start(rank, ALONE)\nmeasured(0, ALONE); sys.exit(1)"
+    (result,), heard = played(Scripted(script), job(ALONE, ranks=3), tmp_path)
+    assert result.state is JobState.FAILED
+    assert [error[:2] for error in heard.errors] == [(ALONE, "n0/rank1"), (ALONE, "n0/rank2")]
+
+
+def test_a_break_between_two_checks_is_an_error_and_the_rest_is_run(tmp_path: Path) -> None:
+    again = "for rank in 0, 1: start(rank, TOGETHER); measured(rank, TOGETHER); done(rank)"
+    results, heard = played(Scripted(MEASURED + "sys.exit(3)", again), job(ALONE, TOGETHER), tmp_path)
+    assert [result.state for result in results] == [JobState.FAILED, JobState.COMPLETED]
+    assert [error[:2] for error in heard.errors] == [(ALONE, "cluster")]
+    assert "right after it, launcher: exit code 3" in heard.errors[0][2]
+    assert {one.check for one in heard.measurements if not one.error} == {ALONE, TOGETHER}
+
+
+GOOD = b'{"check": "train.cnn", "subject": "n0/rank1", "rank": 1}'
+DAMAGE = {
+    "a list": b"[1]",
+    "a number": b"5",
+    "nothing known": b'{"surprise": 1}',
+    "a measurement that is a number": b'{"measurement": 5}',
+    "a measurement without a check": b'{"measurement": {}}',
+    "a measurement of another version": b'{"measurement": {"check": "train.cnn", "subject": "x", "rank": 1, "new": 1}}',
+    "a measurement of another rank": b'{"measurement": ' + GOOD.replace(b'"rank": 1', b'"rank": 0') + b"}",
+    "a measurement of another check": b'{"measurement": ' + GOOD.replace(b"train.cnn", b"train.ddp") + b"}",
+    "the start of nothing": b'{"start": 5, "subject": "x"}',
+    "the start of another check": b'{"start": "nosuch", "subject": "x"}',
+    "not done": b'{"done": "soon"}',
+    "depth": b"[" * 100_000,
+    "no UTF-8": b'{"start": "\xff\xfe"}',
+    "zeros": bytes(100),
+    "an object as deep as can be read": b'{"a":' * 900 + b"1" + b"}" * 900,
+}
+
+
+@pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) -> None:
+    script = f"for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); raw(1, {line!r})"
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path)
+    assert result.state is JobState.FAILED
+    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert "its journal rank1.jsonl is damaged: no record" in result.cause
+    assert len(result.cause) < 400
+    assert heard.errors
+    assert all("is damaged" in error for _, _, error in heard.errors)
+
+
+@pytest.mark.parametrize("pulse", ["[]", "5", "{}", '{"pid": "x"}', "[" * 100_000, "\x00"])
+def test_a_damaged_pulse_is_no_sign_of_life(pulse: str, tmp_path: Path) -> None:
+    script = f"start(0, ALONE); open(folder + '/rank0.alive', 'w').write({pulse!r}); time.sleep(60)"
+    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=0.5)
+    assert (result.state, result.culprit.startswith("rank 0 (n0/rank0")) == (JobState.HUNG, True)
+
+
+def test_the_journal_is_believed_before_the_pulse(tmp_path: Path) -> None:
+    script = (
+        "start(0, ALONE); pulse(0, ALONE, 'epoch 5 of 5'); time.sleep(0.3); measured(0, ALONE)\n"
+        "write(0, start=TOGETHER, subject='n0/rank0', time=0); time.sleep(60)"
+    )
+    (result,), _ = played(Scripted(script), job(ALONE, TOGETHER, ranks=1), tmp_path, silence_s=0.8)
+    assert f"last heard of in {TOGETHER};" in result.cause
+
+
+def test_the_pulse_says_more_of_the_same_check(tmp_path: Path) -> None:
+    script = "start(0, ALONE); pulse(0, ALONE, 'epoch 5 of 5'); time.sleep(60)"
+    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=0.5)
+    assert f"last heard of in {ALONE}: epoch 5 of 5" in result.cause
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", mount], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", mount], check=True)
+
+
+def test_silence_on_a_full_disk_is_told_as_the_full_disk(tiny_disk: Path) -> None:
+    script = (
+        "start(0, ALONE)\ntry: open(folder + '/filler', 'wb').write(bytes(1 << 20))\nexcept OSError: pass\n"
+        "time.sleep(60)"
+    )
+    with pytest.raises(OSError, match="No space left") as failure:
+        played(Scripted(script), job(ALONE, ranks=1), tiny_disk, silence_s=0.5)
+    assert failure.value.errno == errno.ENOSPC
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A group whose processes do not hear SIGKILL: what version 1 of control groups freezes is in state D."""
+    if os.geteuid() != 0 or not (FREEZER / "cgroup.procs").exists():
+        pytest.skip("needs root, and the freezer of cgroup v1")
+    group = FREEZER / f"seatrial-test-{os.getpid()}"
+    group.mkdir()
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    while (group / "cgroup.procs").read_text():
+        os.sched_yield()
+    group.rmdir()
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_process_that_cannot_be_ended_does_not_hold_us(
+    measured: bool, freezer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "_KILLING_S", 0.5)
+    rest = "measured(0, ALONE); done(0); os._exit(0)" if measured else "time.sleep(60)"
+    script = (
+        "start(0, ALONE); pid = os.fork()\n"
+        f"if pid: time.sleep(0.3); {rest}\n"
+        f"open('{freezer}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        f"open('{freezer}/freezer.state', 'w').write('FROZEN')\ntime.sleep(60)"
+    )
+    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=0.8)
+    pid = (freezer / "cgroup.procs").read_text().strip()
+    assert result.state is JobState.HUNG
+    assert f"could not be ended, not even by SIGKILL: pid {pid} (state disk-sleep)" in result.cause
+    assert any("could not be ended" in words for words in heard.words)
+    assert heard.errors, "even where all was measured"
