@@ -134,7 +134,7 @@ def node(name: str) -> Node | None:
         if answer.code != 0:
             raise error(show, answer)
         found = slurm_text.nodes(answer.out)
-    return found[0] if found else None
+    return next((one for one in found if one.name == name), None)
 
 
 def hostnames(nodes: str) -> list[str]:

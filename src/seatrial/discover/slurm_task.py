@@ -125,7 +125,7 @@ class Task(Frozen):
         """From its CPUs to its GPUs, the farthest of each; a text says why it is not known."""
         gpus = self._used(self.listed or ())
         if not gpus:
-            return f"no GPU is listed in the task {self.unlisted}".rstrip()
+            return f"no GPU is listed in the task: {self.unlisted}".rstrip(": ")
         nodes = {node.number: position for position, node in enumerate(self.numa)}
         homes = {self.pci_numa.get(gpu.pci, -1) for gpu in gpus}
         if not homes <= set(nodes):
