@@ -54,7 +54,7 @@ def test_what_is_asked_for(binding: Binding) -> None:
     binding.measured(partition="gpu", extra=["--qos=test"])
     (job,), (together, alone) = binding.holder.submitted, binding.holder.steps
     size = {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-task=1"}
-    assert size | {"--time=5", "--partition=gpu", "--qos=test"} < set(job)
+    assert size | {"--mem=2G", "--time=5", "--partition=gpu", "--qos=test"} < set(job)
     assert size | {"--jobid=1", "--overlap", "--cpu-bind=threads"} < set(together)
     assert {"--ntasks=2", "--ntasks-per-node=1", "--gpus-per-task=1"} < set(alone)
 

@@ -61,6 +61,15 @@ def test_what_is_asked_for(isolation: Isolation) -> None:
     assert {"--overlap", "--gres=gpu:1"} < set(isolation.holder.steps[0])
 
 
+def test_memory_is_asked_for_where_it_is_handed_out(isolation: Isolation) -> None:
+    """Else a node may not say how much it has, and refuse any number."""
+    isolation.measured()
+    assert "--mem=1G" in isolation.holder.submitted[0]
+    isolation.holder.settings["SelectTypeParameters"] = "CR_CORE"
+    isolation.measured()
+    assert "--mem=1G" not in isolation.holder.submitted[-1]
+
+
 class TestWhatTheyShare:
     def test_a_cpu(self, isolation: Isolation) -> None:
         isolation.second("^0: cpus=1", "0: cpus=0-1")

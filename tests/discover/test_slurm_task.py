@@ -150,6 +150,10 @@ class TestScript:
         assert id_list(line.split()[1]) == list(task.cpus)
         assert (task.node, task.cuda, task.opened) == ("here", "0", ("/dev/null",))
 
+    def test_a_file_is_no_device(self, tmp_path: Path) -> None:
+        (tmp_path / "gpu0").touch()
+        assert self.run("sh", devices=f"{tmp_path}/gpu*").opened == ()
+
     def test_makes_no_files(self, tmp_path: Path) -> None:
         assert self.run("sh", devices=f"{tmp_path}/gpu*").opened == ()
         assert list(tmp_path.iterdir()) == []

@@ -130,17 +130,18 @@ def measure(place: Place, options: BindingOptions) -> Iterator[Observation]:
     nodes, tasks = options.nodes or place.promised_nodes, gpus or _TASKS_WITHOUT_GPU
     yield from _setup(settings, gpus, why_none)
     with opened(place, options) as desk:
-        job = desk.hold(*_size(nodes, tasks, options, gpus))
+        size = _size(nodes, tasks, options, gpus, settings)
+        job = desk.hold(*size)
         given = slurm.allocations(job.id)
         yield Fact(name="allocations", value={name: one.model_dump(mode="json") for name, one in given.items()})
         probe = slurm_task.command(options.devices)
-        size = (*_size(nodes, tasks, options, gpus), "--cpu-bind=threads")
-        found = _complete(slurm_task.tasks(desk.step(job.id, size, probe)), nodes * tasks, given)
+        together = slurm_task.tasks(desk.step(job.id, (*size, "--cpu-bind=threads"), probe))
+        found = _complete(together, nodes * tasks, given)
         yield from _of_cpus(found, given, options.cpus_per_task)
         yield from _of_memory(found, given)
         if gpus:
             yield from _of_gpus(found, settings.confines_devices)
-            alone = slurm_task.tasks(desk.step(job.id, _size(nodes, 1, options, 1), probe))
+            alone = slurm_task.tasks(desk.step(job.id, _size(nodes, 1, options, 1, settings), probe))
             yield from _alone(_complete(alone, nodes, given), gpus, settings)
 
 
@@ -154,8 +155,10 @@ def _gpus(place: Place, options: BindingOptions, settings: Settings) -> tuple[in
     return gpus, "" if gpus else "no node has GPUs, or none were promised"
 
 
-def _size(nodes: int, tasks: int, options: BindingOptions, gpus: int) -> tuple[str, ...]:
-    size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}")
+def _size(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
+    """Of a job, or of a step in it. Where memory is handed out, the default may be all of a node's."""
+    memory = [f"--mem={tasks}G"] if settings.consumes_memory else []
+    size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", *memory)
     return (*size, f"--cpus-per-task={options.cpus_per_task}", *(["--gpus-per-task=1"] if gpus else []))
 
 

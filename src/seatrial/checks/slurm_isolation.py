@@ -61,7 +61,8 @@ RULES = (
 class IsolationOptions(SubmitOptions):
     """How our two jobs are submitted, and what each asks for."""
 
-    beside_s: float = Field(default=120, gt=0, description="seconds in which the second must start beside the first")
+    # at most so long that the first, which has five minutes, is still there
+    beside_s: float = Field(default=120, gt=0, le=180, description="seconds in which the second must start")
     cpus: int = Field(default=2, gt=0)  # both threads of a core, where cores have two
     devices: str = Field(default="/dev/nvidia[0-9]*", description="pattern of the GPUs' device files")
 
@@ -74,7 +75,7 @@ def measure(place: Place, options: IsolationOptions) -> Iterator[Observation]:
         raise NotApplicable(f"no two jobs run on one node of this cluster: {reason}")
     gpus = _gpus(place, options, settings)
     yield from _setup(settings, partition, gpus)
-    size = ("--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}", *(["--gres=gpu:1"] if gpus > 1 else []))
+    size = _size(options, gpus, settings)
     with opened(place, options) as desk:
         jobs = _side_by_side(desk, size, options.beside_s)
         probe = slurm_task.command(options.devices)
@@ -102,6 +103,13 @@ def _gpus(place: Place, options: IsolationOptions, settings: Settings) -> int:
     if "gpu" not in settings.gres_types:
         return 0
     return slurm.gpus_per_node(options.partition) if place.promised_gpus is None else place.promised_gpus
+
+
+def _size(options: IsolationOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
+    """Of each job, and of the step in it. Where memory is handed out, the default may be all of a node's."""
+    memory = ["--mem=1G"] if settings.consumes_memory else []
+    size = ("--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}", *memory)
+    return (*size, *(["--gres=gpu:1"] if gpus > 1 else []))
 
 
 def _setup(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:

@@ -14,7 +14,7 @@ from seatrial.discover.reading import id_list
 from seatrial.model import Frozen
 
 # Only what the task may open counts as in its reach: a device cgroup leaves the file there, and forbids to open it.
-# -c first: a pattern that matches nothing stays as it is.
+# -c first: a pattern that matches nothing stays as it is, and other files may block whoever opens them.
 _SCRIPT = r"""
 echo "node=$SLURMD_NODENAME"
 test -z "${CUDA_VISIBLE_DEVICES+set}" || echo "cuda=$CUDA_VISIBLE_DEVICES"
