@@ -238,7 +238,7 @@ class TestBinding:
 
     def test_more_nodes_than_there_are(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
-        assert "job 1 waited 3 s in vain: PartitionNodeLimit" in error("slurm.binding", tmp_path, nodes=3, wait_s=3)
+        assert "job 1 waited 3 s in vain: PartitionConfig" in error("slurm.binding", tmp_path, nodes=3, wait_s=3)
         until(lambda: queued(cluster) == "", 10)
 
 
