@@ -69,6 +69,15 @@ class TestCpus:
         binding.change("^1: cpus=1", "1: cpus=1-3")
         assert binding.found() == {"cpus_beyond node0": Outcome.FAIL}
 
+    def test_where_slurm_counts_cores_both_threads_are_the_jobs(self, binding: Binding) -> None:
+        """16 CPUs are online, and 8 configured."""
+        binding.change("^([0-3]): siblings=.*", r"\1: siblings=0,8")
+        binding.change("^([0-3]): numa=.*", r"\1: numa=0|0-15|10")
+        binding.change("^([13]): cpus=1", r"\1: cpus=1,9")
+        assert binding.found() == {}
+        binding.change("^1: cpus=1,9", "1: cpus=1-4")
+        assert binding.found() == {"cpus_beyond node0": Outcome.FAIL}
+
     def test_the_same_for_two_tasks(self, binding: Binding) -> None:
         binding.change("^3: cpus=1", "3: cpus=0")
         assert binding.found() == {"cpus_shared node1": Outcome.FAIL}

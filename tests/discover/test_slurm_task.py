@@ -23,6 +23,7 @@ SOCKETS = """\
 0: gpu=1, GPU-bbbb, 00000000:9A:00.0
 0: pci=0000:1b:00.0 {first}
 0: pci=0000:9a:00.0 1
+0: siblings=0,64
 0: numa=0|0-31,64-95|10 21
 0: numa=1|32-63,96-127|21 10
 0: numa=2||21 21 10
@@ -118,6 +119,18 @@ class TestDistance:
         assert "0000:1b:00.0" in str(sockets(first=-1).numa_distance())
         assert sockets(cuda="7").numa_distance() == "no GPU is listed in the task"
         assert "the task's CPUs" in str(sockets(cpus="200").numa_distance())
+
+
+class TestThreads:
+    """128 CPUs are online, two a core."""
+
+    @pytest.mark.parametrize(("node_cpus", "threads"), [(64, 2), (128, 1), (32, 1), (None, 1)])
+    def test_slurm_counts_cores_or_threads(self, node_cpus: int | None, threads: int) -> None:
+        assert sockets().threads_of(node_cpus) == threads
+
+    def test_of_a_core_that_has_one(self) -> None:
+        (task,) = tasks(SOCKETS.replace("0: siblings=0,64\n", "").format(cpus="0", cuda="0", first=0))
+        assert task.threads_of(64) == task.threads_of(128) == 1
 
 
 class TestOutput:

@@ -137,7 +137,7 @@ def measure(place: Place, options: BindingOptions) -> Iterator[Observation]:
         probe = slurm_task.command(options.devices)
         together = slurm_task.tasks(desk.step(job.id, (*size, "--cpu-bind=threads"), probe))
         found = _complete(together, nodes * tasks, given)
-        yield from _of_cpus(found, given, options.cpus_per_task)
+        yield from _of_cpus(found, _cpus(found, given), options.cpus_per_task)
         yield from _of_memory(found, given)
         if gpus:
             yield from _of_gpus(found, settings.confines_devices)
@@ -185,13 +185,20 @@ def _complete(tasks: Sequence[Task], wanted: int, given: Mapping[str, Allocation
     return tasks
 
 
-def _of_cpus(tasks: Sequence[Task], given: Mapping[str, Allocation], each: int) -> Iterator[Observation]:
+def _cpus(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> dict[str, int]:
+    """How many of the kernel's CPUs the job was given on each node."""
+    configured = {node.name: node.cpus for node in slurm.nodes()}
+    threads = {task.node: task.threads_of(configured.get(task.node)) for task in tasks}
+    return {name: allocation.cpus * threads[name] for name, allocation in given.items()}
+
+
+def _of_cpus(tasks: Sequence[Task], given: Mapping[str, int], each: int) -> Iterator[Observation]:
     yield Fact(name="tasks", value={task.name: _told(task) for task in tasks})
     for task in tasks:
         yield _metric("cpus_missing", max(0, each - len(task.cpus)), task.name)
-    for node, allocation in given.items():
+    for node, cpus in given.items():
         times = Counter(cpu for task in tasks if task.node == node for cpu in task.cpus)
-        yield _metric("cpus_beyond", max(0, len(times) - allocation.cpus), node)
+        yield _metric("cpus_beyond", max(0, len(times) - cpus), node)
         yield _metric("cpus_shared", sum(count > 1 for count in times.values()), node)
 
 

@@ -47,6 +47,8 @@ for device in /sys/bus/pci/devices/*; do
   read -r node <"$device/numa_node"
   test "$vendor" != 0x10de || echo "pci=${device##*/} $node"
 done
+test ! -r /sys/devices/system/cpu/cpu0/topology/thread_siblings_list ||
+  echo "siblings=$(cat /sys/devices/system/cpu/cpu0/topology/thread_siblings_list)"
 for node in /sys/devices/system/node/node[0-9]*; do
   test -r "$node/distance" || continue
   echo "numa=${node##*/node}|$(cat "$node/cpulist")|$(cat "$node/distance")"
@@ -87,6 +89,7 @@ class Task(Frozen):
     memory_limits: tuple[int | None, ...]  # bytes, of its cgroup and those around it; None is no limit
     pci_numa: dict[str, int]  # NUMA node of NVIDIA's PCI devices; -1 where the firmware does not say
     numa: tuple[NumaNode, ...]
+    threads_per_core: int  # 1 where /sys does not say
 
     @property
     def name(self) -> str:
@@ -110,6 +113,12 @@ class Task(Frozen):
             return listed
         wanted = _entries(self.cuda)
         return tuple(gpu for gpu in listed if any(word == gpu.index or _begins(gpu.uuid, word) for word in wanted))
+
+    def threads_of(self, node_cpus: int | None) -> int:
+        """How many of the kernel's CPUs are one of Slurm's: a core's threads, where ``CPUs=`` counts cores."""
+        online = sum(len(node.cpus) for node in self.numa)
+        counts_cores = node_cpus is not None and online == node_cpus * self.threads_per_core
+        return self.threads_per_core if counts_cores else 1
 
     @property
     def in_reach(self) -> int:
@@ -167,6 +176,7 @@ def _task(rank: int, lines: list[tuple[str, str]]) -> Task:
         opened=tuple(all_of("opened")),
         memory_limits=tuple(_limit(limit) for limit in all_of("memory")),
         pci_numa={pci: int(node) for pci, node in (line.split() for line in all_of("pci"))},
+        threads_per_core=len(id_list(next(iter(all_of("siblings")), "0"))),
         numa=tuple(sorted(map(_numa, all_of("numa")), key=lambda node: node.number)),
     )
 
