@@ -15,7 +15,6 @@ from seatrial.discover import slurm, slurm_task
 from seatrial.discover.slurm_facts import Job, Partition, Settings
 from seatrial.discover.slurm_task import Task
 from seatrial.model import (
-    CLUSTER,
     Fact,
     Metric,
     NotApplicable,
@@ -171,7 +170,7 @@ def _where(name: str, why_not: str) -> Fact:
     return Fact(name=name, value=f"no: {why_not}" if why_not else "yes")
 
 
-def _metric(name: str, value: float, subject: str = CLUSTER) -> Metric:
+def _metric(name: str, value: float, subject: str) -> Metric:
     return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
 
 
