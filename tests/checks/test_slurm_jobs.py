@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks import slurm_jobs
+from seatrial.checks import slurm_desk, slurm_jobs
 from seatrial.checks.slurm_jobs import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
 from seatrial.shell import Answer
@@ -101,7 +101,8 @@ class Trial:
     def measure(self, **options: Any) -> Measurement:
         FakeSlurm(self.queue.replies()).install(self.monkeypatch)
         clock = SimpleNamespace(sleep=self.queue.sleep, monotonic=self.queue.monotonic)
-        self.monkeypatch.setattr(slurm_jobs, "time", clock)
+        for module in (slurm_jobs, slurm_desk):
+            self.monkeypatch.setattr(module, "time", clock)
         return run(CHECK, self.folder, **options)
 
     def bad(self, **options: Any) -> dict[str, Outcome]:

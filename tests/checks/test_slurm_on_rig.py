@@ -30,6 +30,8 @@ RIG = {
     "slurm.nodes": set(),
     "slurm.partitions": set(),
     "slurm.jobs": {"memory_limited"},
+    "slurm.binding": {"devices_confined"},
+    "slurm.isolation": set(),
 }
 
 
@@ -73,7 +75,7 @@ def test_a_healthy_cluster(start: MakeCluster, tmp_path: Path) -> None:
     cluster = start(2, gpus_per_node=2)
     for name in RIG:
         assert outcomes(name, tmp_path, gpus=2) == {}, name
-    assert queued(cluster) == ""
+    until(lambda: queued(cluster) == "", 10)
 
 
 class TestFaults:
@@ -172,6 +174,137 @@ class TestJobs:
         killed.wait()
         (job,) = (line for line in cluster.run(["scontrol", "show", "jobs"]).stdout.split() if "Deadline=" in line)
         assert job != "Deadline=N/A"
+
+
+def confined(start: MakeCluster, nodes: int = 1) -> tuple[Cluster, dict[str, Any]]:
+    """A cluster that holds jobs to what they were given, and what the checks must know of its devices."""
+    cluster = start(nodes, gpus_per_node=2, confined=True)
+    return cluster, {"devices": f"{cluster.folder}/dev/gpu*"}
+
+
+def prolog(folder: Path, script: str) -> str:
+    """A line of slurm.conf that has this script run before each task."""
+    (path := folder / "prolog.sh").write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return f"TaskProlog={path}"
+
+
+OF_BOTH_TASKS = ("gpus_of_task node0/rank0", "gpus_of_task node0/rank1")
+ONE_FOR_ALL = "echo export CUDA_VISIBLE_DEVICES=0"
+
+
+class TestBinding:
+    def test_of_tasks_that_are_confined(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster, devices = confined(start, nodes=2)
+        measurement = run(catalog()["slurm.binding"], tmp_path, (2, 2), cpus_per_task=1, **devices)
+        assert bad(judge(catalog()["slurm.binding"], measurement)) == {}
+        judged = {"cpus_beyond", "cpus_shared", "memory_confined", "gpus_of_task", "gpus_shared", "gpus_in_reach"}
+        assert judged < {metric.name for metric in measurement.metrics}
+        assert {measurement.facts[name] for name in ("cpus_confined", "tasks_bound", "memory_limit")} == {"yes"}
+        assert measurement.facts["others_to_hide"] == "yes"
+        until(lambda: queued(cluster) == "", 10)
+
+    def test_a_device_that_slurm_does_not_know(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster, devices = confined(start)
+        cluster.on("node0", ["mknod", f"{cluster.folder}/dev/gpu7", "c", "1", "5"])
+        found = outcomes("slurm.binding", tmp_path, nodes=1, gpus=2, cpus_per_task=1, **devices)
+        assert found.keys() == {"gpus_in_reach node0/rank0", "gpus_shared node0", *OF_BOTH_TASKS}
+        assert set(found.values()) == {Outcome.FAIL}
+
+    def test_more_memory_than_was_given(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster, devices = confined(start)
+        with (cluster.folder / "cgroup.conf").open("a") as file:
+            file.write("AllowedRAMSpace=200\n")
+        cluster.kill_slurmd("node0")
+        cluster.start_slurmd("node0")
+        found = outcomes("slurm.binding", tmp_path, nodes=1, gpus=2, cpus_per_task=1, **devices)
+        assert found == dict.fromkeys(("memory_confined node0/rank0", "memory_confined node0/rank1"), Outcome.FAIL)
+
+    def test_one_gpu_for_all_tasks(self, start: MakeCluster, tmp_path: Path) -> None:
+        start(1, gpus_per_node=2, extra=prolog(tmp_path, ONE_FOR_ALL))
+        found = outcomes("slurm.binding", tmp_path, nodes=1, gpus=2)
+        assert found == {"gpus_shared node0": Outcome.FAIL}
+
+    def test_no_gpu_for_the_tasks(self, start: MakeCluster, tmp_path: Path) -> None:
+        start(1, gpus_per_node=2, extra=prolog(tmp_path, "echo unset CUDA_VISIBLE_DEVICES"))
+        assert outcomes("slurm.binding", tmp_path, nodes=1, gpus=2) == dict.fromkeys(OF_BOTH_TASKS, Outcome.FAIL)
+
+    def test_without_gpus(self, start: MakeCluster, tmp_path: Path) -> None:
+        start(1)
+        measurement = run(catalog()["slurm.binding"], tmp_path)
+        assert bad(judge(catalog()["slurm.binding"], measurement)) == {}
+        assert measurement.facts["gpu_per_task"] == "no: no node has GPUs, or none were promised"
+        assert {metric.subject for metric in measurement.metrics} == {"node0", "node0/rank0", "node0/rank1"}
+
+    def test_more_nodes_than_there_are(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1)
+        assert "job 1 waited 3 s in vain: PartitionConfig" in error("slurm.binding", tmp_path, nodes=3, wait_s=3)
+        until(lambda: queued(cluster) == "", 10)
+
+
+class TestIsolation:
+    def test_of_jobs_that_are_confined(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster, devices = confined(start)
+        measurement = run(catalog()["slurm.isolation"], tmp_path, (1, 2), cpus=1, **devices)
+        assert bad(judge(catalog()["slurm.isolation"], measurement)) == {}
+        assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].metrics)
+        until(lambda: queued(cluster) == "", 10)
+
+    def test_a_device_that_slurm_does_not_know(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster, devices = confined(start)
+        cluster.on("node0", ["mknod", f"{cluster.folder}/dev/gpu7", "c", "1", "5"])
+        found = outcomes("slurm.isolation", tmp_path, gpus=2, cpus=1, **devices)
+        assert found == dict.fromkeys(("gpus_shared node0", "gpus_in_reach_of_both node0"), Outcome.FAIL)
+
+    def test_one_gpu_for_both_jobs(self, start: MakeCluster, tmp_path: Path) -> None:
+        start(1, gpus_per_node=2, extra=prolog(tmp_path, ONE_FOR_ALL))
+        assert outcomes("slurm.isolation", tmp_path, gpus=2) == {"gpus_shared node0": Outcome.FAIL}
+
+    @pytest.mark.parametrize(
+        ("extra", "why"),
+        [
+            ("SelectType=select/linear\nSelectTypeParameters=CR_Memory", "SelectType=select/linear"),
+            ("PartitionName=whole Nodes=ALL OverSubscribe=EXCLUSIVE", "partition whole has OverSubscribe=EXCLUSIVE"),
+        ],
+    )
+    def test_one_job_a_node(self, start: MakeCluster, tmp_path: Path, extra: str, why: str) -> None:
+        cluster = start(1, extra=extra)
+        partition = "whole" if "whole" in extra else "gpu"
+        assert why in str(run(catalog()["slurm.isolation"], tmp_path, partition=partition).skipped)
+        assert queued(cluster) == ""
+
+    @pytest.mark.parametrize(("option", "value"), [("cpus", 5), ("extra", ["--exclusive"])])
+    def test_no_room_for_the_second(self, start: MakeCluster, tmp_path: Path, option: str, value: Any) -> None:
+        cluster = start(1)
+        said = error("slurm.isolation", tmp_path, beside_s=3, **{option: value})
+        assert "no second job came to run beside job 1 on node0: job 2 waited 3 s in vain: Resources" in said
+        until(lambda: queued(cluster) == "", 10)
+
+    def test_when_we_are_killed_a_time_limit_ends_both(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1)
+        code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
+        code += f"run(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])"
+        killed = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **cluster.env})
+        until(lambda: "PENDING" in queued(cluster), 20)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        shown = cluster.run(["scontrol", "show", "jobs"]).stdout
+        assert "TimeLimit=00:05:00" in shown
+        assert "Deadline=N/A" not in shown
+
+
+def test_gpus_that_are_not_there(start: MakeCluster) -> None:
+    """In a job on the nodes, as a trial does it: the fake GPUs of one are there for Slurm alone."""
+    cluster = start(2, gpus_per_node=2)
+    code = (
+        "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import bad, judge, run; "
+    )
+    code += "check = catalog()['slurm.gres']; found = run(check, Path('.')); "
+    code += "print(found.facts['gres'], found.facts['seen'], bad(judge(check, found)))"
+    told = cluster.run(["srun", "-N2", "--label", "--chdir", str(Path.cwd()), sys.executable, "-c", code]).stdout
+    assert sorted(told.splitlines()) == [
+        f"{node}: gpu:fake:2 0 GPUs by NVML {{'gpus_missing login': <Outcome.FAIL: 'FAIL'>}}" for node in (0, 1)
+    ]
 
 
 def test_what_becomes_of_a_job(start: MakeCluster) -> None:

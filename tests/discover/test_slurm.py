@@ -5,10 +5,22 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Node
+from seatrial.discover.slurm_facts import Gres, Node
 from seatrial.model import SeatrialError, UsageError
 from seatrial.shell import Answer
-from tests.fakes.slurm import NODES, PARTITIONS, RECORDED, FakeSlurm, Reply, cluster, newer, recorded, refused, said
+from tests.fakes.slurm import (
+    FIXTURES,
+    NODES,
+    PARTITIONS,
+    RECORDED,
+    FakeSlurm,
+    Reply,
+    cluster,
+    newer,
+    recorded,
+    refused,
+    said,
+)
 
 NO_JSON = refused("sinfo: unrecognized option '--json'\nTry \"sinfo --help\" for more information\n")
 SACCT = "sacct --jobs 7 --allocations --noheader --parsable2 --format JobIDRaw,State,ExitCode,NodeList,"
@@ -206,3 +218,39 @@ class TestTroubles:
 
     def test_no_word_at_all(self, install: Install) -> None:
         assert "exit code 3, and no word" in str(self.error(install, Answer(3, "", "")))
+
+
+class TestOneNode:
+    def test_as_text(self, install: Install) -> None:
+        (text,) = (part for part in recorded("scontrol-show-nodes-healthy.txt").out.split("\n\n") if "=node1 " in part)
+        install({"scontrol --version": said("slurm 22.05.8"), "scontrol show node node1": said(text + "\n")})
+        node = slurm.node("node1")
+        assert node
+        assert (node.name, node.gpus) == ("node1", 2)
+
+    def test_in_json_from_23_02_on(self, install: Install) -> None:
+        install(newer("24.11.5", "nodes-24.11.json", "scontrol show node gpu3 --json"))
+        node = slurm.node("gpu3")
+        assert node
+        assert node.name == "gpu3"
+
+    def test_unknown(self, install: Install) -> None:
+        unknown = Answer(1, "Node node9 not found\n", "")
+        install({"scontrol --version": said("slurm 22.05.8"), "scontrol show node node9": unknown})
+        assert slurm.node("node9") is None
+
+    def test_no_controller_is_not_an_unknown_node(self, install: Install) -> None:
+        down = recorded("scontrol-show-nodes-controller-down.txt")
+        install({"scontrol --version": said("slurm 22.05.8"), "scontrol show node node9": down})
+        with pytest.raises(slurm.ControllerDown):
+            slurm.node("node9")
+
+
+def test_what_a_job_was_given_on_each_node(install: Install) -> None:
+    details = (FIXTURES / "slurm-task/scontrol-show-job-details.txt").read_text()
+    show = {"scontrol --details show job 1": said(details)}
+    install({**show, "scontrol show hostnames 'node[0-1]'": said("node0\nnode1\n")})
+    given = slurm.allocations(1)
+    assert set(given) == {"node0", "node1"}
+    gpus = (Gres(name="gpu", kind="fake", count=2),)
+    assert {(one.cpus, one.memory_bytes, one.gres) for one in given.values()} == {(2, 2000 * 2**20, gpus)}

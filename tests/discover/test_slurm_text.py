@@ -8,6 +8,16 @@ from seatrial.discover import slurm_text
 from seatrial.discover.slurm_facts import Gres, Job, Ping
 from tests.fakes.slurm import recorded
 
+# A line each: the rig's; a public one of 2023, of a job with four tasks on a node with two threads a core; and one in
+# the same form with what the rig cannot show: CPUs and GPUs that are not in a row.
+ALLOCATIONS = """\
+   JOB_GRES=gpu:h100:6
+     Nodes=node[0-1] CPU_IDs=0-1 Mem=2000 GRES=gpu:fake:2(IDX:0-1)
+     Nodes=inti6023 CPU_IDs=208-215 Mem=7500 GRES=
+     Nodes=gpu1 CPU_IDs=0-3,64-67 Mem=0 GRES=gpu:h100:2(IDX:0,3)
+   MinCPUsNode=2 MinMemoryCPU=1000M MinTmpDiskNode=0
+"""
+
 
 def jobs(state: str) -> tuple[Job, ...]:
     return slurm_text.jobs(recorded(f"scontrol-show-jobs-{state}.txt").out)
@@ -56,6 +66,47 @@ class TestSmallForms:
     )
     def test_durations(self, text: str, seconds: object) -> None:
         assert slurm_text.seconds(text) == seconds
+
+    def test_allocations(self) -> None:
+        one, both_threads, rows = slurm_text.allocations(ALLOCATIONS)
+        assert (one.nodes, one.cpus, one.memory_bytes) == ("node[0-1]", 2, 2000 * 2**20)
+        assert (both_threads.cpus, both_threads.gres) == (8, ())
+        assert rows.cpus == 8
+        assert rows.gres == (Gres(name="gpu", kind="h100", count=2),)
+
+    def test_a_job_that_waits_has_none(self) -> None:
+        assert slurm_text.allocations(recorded("scontrol-show-jobs-busy.txt").out) == ()
+
+    @pytest.mark.parametrize(
+        ("parameters", "cpus", "memory"),
+        [
+            ("CR_CORE_MEMORY", True, True),
+            ("CR_Core,CR_LLN", True, False),
+            ("CR_CPU", True, False),
+            ("CR_MEMORY", False, True),
+            ("CR_CORE_DEFAULT_DIST_BLOCK", False, False),
+            ("NONE", False, False),
+        ],
+    )
+    def test_what_is_handed_out(self, parameters: str, cpus: bool, memory: bool) -> None:
+        settings = slurm_text.settings(f"SelectTypeParameters = {parameters}\n")
+        assert (settings.consumes_cpus, settings.consumes_memory) == (cpus, memory)
+
+    @pytest.mark.parametrize(
+        ("plugins", "cgroup", "cpus", "devices", "memory"),
+        [
+            ("task/none", "yes", False, False, False),
+            ("task/affinity", "yes", True, False, False),
+            ("task/cgroup", "yes", True, True, True),
+            ("task/cgroup", "no", False, False, False),
+            ("task/affinity,task/cgroup", "no", True, False, False),
+        ],
+    )
+    def test_what_is_confined(self, plugins: str, cgroup: str, cpus: bool, devices: bool, memory: bool) -> None:
+        text = f"SelectTypeParameters = CR_CPU_MEMORY\nTaskPlugin = {plugins}\n"
+        text += "".join(f"Constrain{what} = {cgroup}\n" for what in ("Cores", "Devices", "RAMSpace"))
+        settings = slurm_text.settings(text)
+        assert (settings.confines_cpus, settings.confines_devices, settings.confines_memory) == (cpus, devices, memory)
 
     def test_what_is_no_duration_is_said(self) -> None:
         with pytest.raises(ValueError, match="'soon' is not a duration"):

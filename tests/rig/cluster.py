@@ -33,6 +33,9 @@ _DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 _SOCKET_PATH_MAX = 107  # sun_path of unix(7)
 
 # A fresh sysfs shows the node's own network; slurmd wants the host's cgroups in it.
+# What a GPU is in truth: /dev/full, kmsg, random, urandom, and then /dev/null, which every job must be able to open.
+_GPU_MINORS = (7, 11, 8, 9)
+_NULL = 3
 _INIT = """
 set -e
 mount --rbind /sys/fs/cgroup {folder}/cgroup
@@ -40,7 +43,8 @@ mount -t sysfs sysfs /sys
 mount --move {folder}/cgroup /sys/fs/cgroup
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs {folder}/dev
-for gpu in {gpus}; do mknod {folder}/dev/gpu$gpu c 1 3; done
+gpu=0
+for minor in {gpus}; do mknod {folder}/dev/gpu$gpu c 1 $minor; gpu=$((gpu + 1)); done
 mount --bind {folder}/hosts /etc/hosts
 hostname {name}
 ip link set lo up
@@ -69,15 +73,21 @@ class Cluster(Faults):
     ``folder`` keeps its configuration and logs. ``extra`` are further lines of slurm.conf. To be used from the main
     thread: while it is up, SIGTERM counts as Ctrl-C, so that it is taken down then too.
 
+    ``confined``: jobs are held to their CPUs, memory and devices by affinity and cgroups. A node has two CPUs then,
+    since they must be there, and at most four GPUs. One such rig at a time: nodes of one name share their cgroups.
+
     On a node, names are those of its own cluster. On the host, they are also those of the newest rig.
     """
 
-    def __init__(self, *, nodes: int, folder: Path, gpus_per_node: int = 0, extra: str = "") -> None:
+    def __init__(
+        self, *, nodes: int, folder: Path, gpus_per_node: int = 0, extra: str = "", confined: bool = False
+    ) -> None:
         self.folder = folder.resolve()
         self.nodes = [f"node{number}" for number in range(nodes)]
         self.env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self._gpus = gpus_per_node
         self._extra = extra
+        self._confined = confined
         self._machines: dict[str, Node] = {}
 
     @classmethod
@@ -159,7 +169,10 @@ class Cluster(Faults):
         stack.callback(host.sweep, slot)
         self.env[host.TAG] = str(slot)
         network = f"10.77.{slot}"
-        files.write(self.folder, network, 7000 + slot, self.nodes, self._gpus, self._extra)
+        files.write(self.folder, network, 7000 + slot, self.nodes, self._gpus, self._extra, self._confined)
+        if self._confined:
+            stack.callback(host.claim_cgroups().close)
+            stack.callback(host.sweep_cgroups)
         host.write_hosts(slot, files.names(network, self.nodes))
         self._make_bridge(host.bridge(slot), f"{network}.1/24")
         self.start_munge()
@@ -182,7 +195,8 @@ class Cluster(Faults):
 
     def _boot(self, name: str) -> subprocess.Popen[bytes]:
         """Start a node's init and wait until it has set up its namespaces."""
-        script = _INIT.format(folder=self.folder, name=name, gpus=" ".join(map(str, range(self._gpus))))
+        minors = [*_GPU_MINORS, *[_NULL] * self._gpus][: self._gpus]
+        script = _INIT.format(folder=self.folder, name=name, gpus=" ".join(map(str, minors)))
         spaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--uts", "--net", "--ipc"]
         init = self._daemon(f"init-{name}", ["unshare", *spaces, "sh", "-c", script], subprocess.PIPE)
         assert init.stdout

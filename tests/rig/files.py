@@ -20,7 +20,7 @@ SlurmdPidFile={folder}/run/slurmd-%n.pid
 SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdLogFile={folder}/log/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task_plugin}
 JobAcctGatherType=jobacct_gather/linux
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -40,20 +40,26 @@ SlurmdTimeout=10
 """
 
 
-def write(folder: Path, network: str, port: int, nodes: list[str], gpus: int, extra: str) -> None:
+_CONFINE = "ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes\n"
+
+
+def write(
+    folder: Path, network: str, port: int, nodes: list[str], gpus: int, extra: str, confined: bool = False
+) -> None:
     """Lay out a folder; FileExistsError when it has the state of another cluster. ``extra``: lines of slurm.conf."""
     for name in ("log", "run", "state", "cgroup", "dev", *(f"spool/{node}" for node in nodes)):
         (folder / name).mkdir(parents=True)
     gres = f" Gres=gpu:fake:{gpus}" if gpus else ""
-    size = f"Port=6818 CPUs=8 RealMemory=8000{gres} State=UNKNOWN"
+    size = f"Port=6818 CPUs={2 if confined else 8} RealMemory=8000{gres} State=UNKNOWN"
     lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {size}" for i, n in enumerate(nodes)]
     lines += ["PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP", extra]
-    (folder / "slurm.conf").write_text(
-        _SLURM_CONF.format(folder=folder, network=network, port=port) + "\n".join(lines) + "\n"
-    )
+    plugin = "task/affinity,task/cgroup" if confined else "task/none"
+    conf = _SLURM_CONF.format(folder=folder, network=network, port=port, task_plugin=plugin)
+    (folder / "slurm.conf").write_text(conf + "\n".join(lines) + "\n")
     devices = [f"Name=gpu Type=fake File={folder}/dev/gpu{number}\n" for number in range(gpus)]
     (folder / "gres.conf").write_text("".join(devices))
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # the v2 plugin wants systemd
+    # the v2 plugin wants systemd
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n" + (_CONFINE if confined else ""))
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names(network, nodes), ""]))
     write_key(folder / "run/munge.key")
 

@@ -8,19 +8,23 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.rig import host
 from tests.rig.cluster import Cluster
 
 
 @pytest.fixture
 def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """``make_cluster(nodes=2, gpus_per_node=2, extra=…)``: a cluster that lives as long as the test."""
+    """``make_cluster(nodes=2, gpus_per_node=2, extra=…, confined=True)``: a cluster that lives as long as the test."""
     if reason := Cluster.unavailable():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm cluster here: {reason}")
     with ExitStack() as stack:
 
-        def make(nodes: int, gpus_per_node: int = 0, extra: str = "") -> Cluster:
+        def make(nodes: int, gpus_per_node: int = 0, extra: str = "", confined: bool = False) -> Cluster:
+            if confined and (reason := host.confines()):
+                pytest.skip(reason)
             folder = tmp_path_factory.mktemp("rig")
-            return stack.enter_context(Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra))
+            kind = Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra, confined=confined)
+            return stack.enter_context(kind)
 
         yield make
 

@@ -10,6 +10,7 @@ import fcntl
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ TAG = "SEATRIAL_RIG"  # in the environment of a rig's processes
 _HOSTS = Path("/etc/hosts")
 _LINK = re.compile(r"seatrial(\d+)(?:n\d+)?")
 _MARK = re.compile(r" # seatrial rig (\d+)\n")
+_CGROUPS = Path("/sys/fs/cgroup")
+_CONTROLLERS = ("cpuset", "devices", "memory")
 _SLOTS = 200  # each takes a network 10.77.SLOT.0/24
 
 
@@ -72,7 +75,32 @@ def write_hosts(slot: int, lines: Iterable[str]) -> None:
         file.truncate()
 
 
-def _hold(slot: int) -> socket.socket:
+def confines() -> str | None:
+    """Why jobs cannot be confined here; None when they can."""
+    missing = [name for name in _CONTROLLERS if not (_CGROUPS / name / "cgroup.procs").exists()]
+    return f"no cgroup v1 here for {', '.join(missing)}" if missing else None
+
+
+def claim_cgroups(seconds: float = 120) -> socket.socket:
+    """What holds the cgroups of nodes until it is closed. Raises TimeoutError when another rig does not let go."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            return _hold("cgroups")
+        time.sleep(0.1)
+    raise TimeoutError("another rig holds the cgroups")
+
+
+def sweep_cgroups() -> None:
+    """Remove the cgroups that Slurm made for nodes, innermost first: it leaves the outermost there."""
+    for controller in _CONTROLLERS:
+        for top in (_CGROUPS / controller).glob("slurm_node*"):
+            folders = [top, *(path for path in top.rglob("*") if path.is_dir())]
+            for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+                folder.rmdir()
+
+
+def _hold(slot: int | str) -> socket.socket:
     """Raises OSError when another process holds the slot."""
     held = socket.socket(socket.AF_UNIX)
     try:

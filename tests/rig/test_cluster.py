@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.processes import until
+from tests.rig import host
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -71,6 +72,10 @@ class Traces:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
+
+
+def cgroups() -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob("*/slurm_node*"))
 
 
 def load(cluster: Cluster) -> None:
@@ -210,6 +215,15 @@ class TestTheEnd:
             cluster.wrong_munge_key("node0")
             assert Traces.of(tmp_path).kinds() == {"link", "host", "process"}
         assert list(Traces.of(tmp_path)) == []
+
+    def test_leaves_no_cgroups(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+        if reason := host.confines():
+            pytest.skip(reason)
+        with Cluster(nodes=1, gpus_per_node=2, folder=tmp_path, confined=True) as cluster:
+            assert srun(cluster, "--gpus-per-node=1", "sh", "-c", f"ls {tmp_path}/dev; cat /proc/self/cgroup")
+            assert cgroups()
+        with closing(host.claim_cgroups()):  # of another rig there may be some by now
+            assert cgroups() == []
 
     def test_leaves_nothing_when_the_body_raises(self, tmp_path: Path) -> None:
         def body() -> None:

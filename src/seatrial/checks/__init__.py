@@ -9,11 +9,13 @@ from importlib import import_module
 from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
 
+_NO_CHECKS = {"base", "slurm_desk"}
+
 
 @cache
 def catalog() -> dict[str, Check]:
     """Every check by its name, in the report's order. Raises SeatrialError, naming a file that is none."""
-    checks = [_check(found.name) for found in pkgutil.iter_modules(__path__) if found.name != "base"]
+    checks = [_check(found.name) for found in pkgutil.iter_modules(__path__) if found.name not in _NO_CHECKS]
     phases = list(Phase)
     return {check.name: check for check in sorted(checks, key=lambda check: (phases.index(check.phase), check.name))}
 

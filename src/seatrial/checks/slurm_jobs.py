@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Place
+from seatrial.checks.slurm_desk import POLL_S, Desk, SubmitOptions, opened, require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job, Settings
-from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 METRICS = {
     "sbatch_exit_code": "",
@@ -35,12 +34,9 @@ METRICS = {
 
 _EXIT_CODE = 7  # what our jobs end with when all is well; a failing shell or Slurm itself does not
 _SIGNALLED = 12
-_MINUTES = 5  # --time of our jobs, which take seconds
-_RUN_S = 120  # after so long we do not wait for their end any more
 _MEMORY_MIB = 128  # what the job asks for, well over slurmstepd's own need
 _HOARD = 512 * 2**20  # and bytes that it takes
 _HOARD_S = 20  # so long does it hold them: OverMemoryKill looks every second where a job asks for that
-_POLL_S = 1.0
 
 _ENVIRONMENT = (
     "a variable that is set where the job is submitted does not arrive in it: nor will NCCL_*, HF_HOME or a venv",
@@ -131,86 +127,23 @@ RULES = (
 )
 
 
-class JobsOptions(Options):
-    """How our jobs are submitted, and what is tried."""
+class JobsOptions(SubmitOptions):
+    """What is tried, and how it is submitted."""
 
-    partition: str | None = None
-    account: str | None = None
-    extra: tuple[str, ...] = Field(default=(), description="further words for srun and sbatch, such as --qos=test")
-    wait_s: float = Field(default=300, gt=0, description="seconds that a job may wait for its start")
     time_limit: bool = Field(default=False, description="try the time limit too: takes two minutes, or more")
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Submits jobs under a name of their own, by which all of them are found again."""
-
-    name: str
-    words: tuple[str, ...]
-    wait_s: float
-    note: Callable[[str], None]
-
-    def command(self, tool: str, *more: str, minutes: int = _MINUTES) -> list[str]:
-        """The job is removed by Slurm itself, should we be killed, when it has not started in time (--deadline)."""
-        deadline = f"--deadline=now+{int(self.wait_s) + 60 * (minutes + 1)}seconds"
-        size = ["--nodes=1", "--ntasks=1", f"--time={minutes}", deadline, f"--job-name={self.name}"]
-        return ["env", *_outside_any_job(), f"SEATRIAL_PROBE={self.name}", tool, *size, *self.words, *more]
-
-    def submit(self, script: str, *more: str, minutes: int = _MINUTES) -> str:
-        """A batch job's id. Raises SlurmUnavailable or SlurmRefused."""
-        words = ["--parsable", "--output=/dev/null", *more, f"--wrap={script}"]
-        return slurm.call(self.command("sbatch", *words, minutes=minutes)).strip().partition(";")[0]
-
-    def follow(self, job_id: str, until: Callable[[Job], bool], run_s: float) -> Job:
-        """The job once ``until`` holds or it has run for ``run_s``. Raises SeatrialError where it never starts."""
-        submitted, started = time.monotonic(), None
-        while True:
-            job, now = self.look(job_id), time.monotonic()
-            if job.pending and now - submitted > self.wait_s:
-                first = f"squeue --start --job {job_id}; sinfo"
-                raise SeatrialError(f"job {job_id} waited {self.wait_s:g} s in vain: {job.reason}. Run first: {first}")
-            started = None if job.pending else started or now
-            if until(job) or (started and now - started > run_s):
-                return job
-            time.sleep(_POLL_S)
-
-    def finish(self, job_id: str, *fine: str) -> Job:
-        """The job after its end. Raises SeatrialError unless it ran, and ended by itself or as in ``fine``."""
-        job = self.follow(job_id, lambda job: job.ended, _RUN_S)
-        if job.state not in ("COMPLETED", "FAILED", *fine) or not job.nodes:
-            raise SeatrialError(f"job {job_id} was not left to run: {job}. Run first: scontrol show job {job_id}")
-        return job
-
-    def look(self, job_id: str) -> Job:
-        """The job as it is. Raises SeatrialError when Slurm has forgotten it."""
-        job = slurm.job(job_id)
-        if not job.known:
-            raise SeatrialError(f"job {job_id} was lost from sight: {job.reason}")
-        self.note(f"job {job_id}: {job.state} {job.reason}")
-        return job
-
-    def clear(self) -> None:
-        """Cancel what is left of our jobs. Raises SlurmUnavailable."""
-        slurm.call(["scancel", f"--name={self.name}"])
 
 
 def measure(place: Place, options: JobsOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SeatrialError with Slurm's reason where a job cannot be tried."""
-    if not slurm.installed():
-        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    require_client()
     settings = slurm.settings()
-    named = {"partition": options.partition, "account": options.account}
-    words = tuple(f"--{key}={value}" for key, value in named.items() if value)
-    desk = Desk(f"seatrial-{uuid.uuid4().hex[:12]}", (*words, *options.extra), options.wait_s, place.note)
     yield Fact(name="directory", value=os.getcwd())
-    try:
+    with opened(place, options) as desk:
         yield from _batch(desk)
         yield from _signal(desk)
         yield from _interactive(desk)
         yield from _memory(desk, settings)
         yield from _time_limit(desk, settings, options.time_limit)
-    finally:
-        desk.clear()
 
 
 def _batch(desk: Desk) -> Iterator[Observation]:
@@ -237,7 +170,7 @@ def _signal(desk: Desk) -> Iterator[Observation]:
     deadline = time.monotonic() + 30
     while not job.ended and time.monotonic() < deadline:  # again and again: the script may not have begun yet
         slurm.call(["scancel", "--signal=USR1", "--batch", job_id])
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
         job = desk.look(job_id)
     yield Fact(name="signalled_job", value=job.model_dump(mode="json"))
     # SIGUSR1 ends a shell that has not set its trap yet: then the job's own signal is 10.
@@ -304,13 +237,6 @@ def _time_limit(desk: Desk, settings: Settings, wanted: bool) -> Iterator[Observ
     job = desk.follow(desk.submit("sleep 3600", minutes=1), lambda job: job.ended, 60 + grace + 120)
     yield Fact(name="time_limit_job", value=job.model_dump(mode="json"))
     yield _metric("time_limit_enforced", job.state == "TIMEOUT")
-
-
-def _outside_any_job() -> list[str]:
-    """Words for env(1) that hide a job we may be in ourselves: srun would start a step of it, not a job."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return []
-    return [f"--unset={name}" for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]
 
 
 def _metric(name: str, value: float) -> Metric:

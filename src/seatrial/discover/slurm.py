@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from seatrial import shell
 from seatrial.discover import slurm_json, slurm_text
-from seatrial.discover.slurm_facts import UNKNOWN, Job, Node, Partition, Ping, Settings
+from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
 from seatrial.model import SeatrialError, UsageError
 from seatrial.shell import Answer
 
@@ -119,6 +119,33 @@ def nodes() -> tuple[Node, ...]:
     else:
         found = slurm_text.nodes(call(["scontrol", "--all", "--details", "show", "nodes"]))
     return tuple(node for node in found if node.state != "FUTURE")
+
+
+def node(name: str) -> Node | None:
+    """One node; None where Slurm has none of that name. Raises SlurmUnavailable, or ValueError on other output."""
+    show = ["scontrol", "show", "node", name]
+    document = _document([*show, "--json"]) if (version() or (0, 0)) >= _JSON_OF_SCONTROL else None
+    if document is not None:
+        found = slurm_json.nodes(document)
+    else:
+        answer = ask(show, ANSWER_S)
+        if re.search(rf"Node {re.escape(name)} not found", answer.out + answer.err):
+            return None
+        if answer.code != 0:
+            raise error(show, answer)
+        found = slurm_text.nodes(answer.out)
+    return next((one for one in found if one.name == name), None)
+
+
+def hostnames(nodes: str) -> list[str]:
+    """The nodes of a list expression: ``node[0-1]`` → node0, node1. Raises SlurmUnavailable."""
+    return call(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def allocations(job_id: str | int) -> dict[str, Allocation]:
+    """What a running job was given on each node. Asked as text, which all versions have. Raises SlurmUnavailable."""
+    found = slurm_text.allocations(call(["scontrol", "--details", "show", "job", str(job_id)]))
+    return {name: allocation for allocation in found for name in hostnames(allocation.nodes)}
 
 
 def gpus_per_node(partition: str | None) -> int:

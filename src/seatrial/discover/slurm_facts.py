@@ -13,6 +13,7 @@ from seatrial.model import Frozen
 Duration = int | Literal["unlimited"] | None
 
 UNKNOWN = "UNKNOWN"
+_CPUS_CONSUMED = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
 
 # Slurm tells one base state and any number of flags, by the names of sinfo(1), squeue(1) and its JSON, 22.05 to 25.11.
 NODE_STATES = frozenset({"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", UNKNOWN})
@@ -72,7 +73,9 @@ class Settings(Frozen):
     mpi_default: str | None
     propagate_resource_limits: tuple[str, ...]
     propagate_resource_limits_except: tuple[str, ...]
-    constrain_ram_space: str | None  # of cgroup.conf, which is shown where cgroups are used
+    constrain_ram_space: str | None  # this and the next are of cgroup.conf, which is shown where cgroups are used
+    constrain_cores: str | None
+    constrain_devices: str | None
     same_configuration: bool | None  # whether slurm.conf here is the controller's
 
     @property
@@ -84,6 +87,39 @@ class Settings(Frozen):
     def consumes_memory(self) -> bool:
         """Whether memory is handed out to jobs as CPUs are (CR_Memory, CR_Core_Memory, …)."""
         return any("MEMORY" in word.upper() for word in self.select_type_parameters)
+
+    @property
+    def whole_nodes(self) -> bool:
+        """Whether a job gets all of its nodes, so that no other runs beside it."""
+        return self.select_type == "select/linear"
+
+    @property
+    def consumes_cpus(self) -> bool:
+        """Whether each CPU is handed out to one job (CR_Core, CR_CPU, CR_Socket…)."""
+        return any(word.upper().removesuffix("_MEMORY") in _CPUS_CONSUMED for word in self.select_type_parameters)
+
+    @property
+    def binds_tasks(self) -> bool:
+        """Whether a task is bound to CPUs of its own: what ``srun --cpu-bind`` needs."""
+        return "task/affinity" in self.task_plugin
+
+    @property
+    def confines_cpus(self) -> bool:
+        """Whether a job is held to the CPUs that it was given."""
+        return self.binds_tasks or self._by_cgroup(self.constrain_cores)
+
+    @property
+    def confines_memory(self) -> bool:
+        """Whether the kernel holds a job to the memory that it was given."""
+        return self.consumes_memory and self._by_cgroup(self.constrain_ram_space)
+
+    @property
+    def confines_devices(self) -> bool:
+        """Whether a job can open no other GPUs than those it was given. cgroup.conf(5): ``no`` is the default."""
+        return self._by_cgroup(self.constrain_devices)
+
+    def _by_cgroup(self, constrained: str | None) -> bool:
+        return "task/cgroup" in self.task_plugin and constrained == "yes"
 
 
 class Gres(Frozen):
@@ -139,6 +175,15 @@ class Node(Frozen):
         return "+".join((self.state, *self.flags)) + (f": {self.reason}" if self.reason else "")
 
 
+class Allocation(Frozen):
+    """What a running job was given on each of ``nodes`` (Slurm's list expression). CPUs are counted as Slurm does."""
+
+    nodes: str
+    cpus: int
+    memory_bytes: int
+    gres: tuple[Gres, ...]
+
+
 class Partition(Frozen):
     """``nodes`` is Slurm's list expression (``node[0-3]``); None for a limit of time means that none was set."""
 
@@ -149,6 +194,7 @@ class Partition(Frozen):
     default: bool
     max_time_s: Duration
     default_time_s: Duration
+    oversubscribe: str | None = None  # NO, YES:4, FORCE:4 or EXCLUSIVE
 
     @property
     def up(self) -> bool:

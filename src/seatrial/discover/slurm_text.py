@@ -9,9 +9,11 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
+from seatrial.discover.reading import id_list
 from seatrial.discover.slurm_facts import (
     JOB_STATES,
     NODE_STATES,
+    Allocation,
     Duration,
     Gres,
     Job,
@@ -37,6 +39,7 @@ _GRES = re.compile(r"([\w-]+)(?::([\w.-]*[A-Za-z_][\w.-]*))?(?::(\d+)([KMGTP]?))
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
 _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
 _SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # sinfo(1)
+_ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
 _SECONDS = {"sec": 1, "min": 60}
 _BY_WHOM = re.compile(r"\s*\[[^][]*@[^][]*]$")
 
@@ -80,6 +83,8 @@ def settings(text: str) -> Settings:
         propagate_resource_limits=_list(raw, "PropagateResourceLimits"),
         propagate_resource_limits_except=_list(raw, "PropagateResourceLimitsExcept"),
         constrain_ram_space=_set(raw, "ConstrainRAMSpace"),
+        constrain_cores=_set(raw, "ConstrainCores"),
+        constrain_devices=_set(raw, "ConstrainDevices"),
         same_configuration=same == "Match" if same.startswith(("Match", "Different")) else None,
     )
 
@@ -97,6 +102,11 @@ def partitions(text: str) -> tuple[Partition, ...]:
 def jobs(text: str) -> tuple[Job, ...]:
     """From ``scontrol show jobs``. Raises ValueError on a cut-off record."""
     return tuple(_job(record) for record in _records(text, "JobId", _FREE_OF_JOB))
+
+
+def allocations(text: str) -> tuple[Allocation, ...]:
+    """From ``scontrol --details show job`` of a running job: a line for all nodes that gave the same."""
+    return tuple(_allocation(*match) for match in _ALLOCATION.findall(text))
 
 
 SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "TimelimitRaw", "Start", "Reason")
@@ -196,6 +206,7 @@ def _partition(record: Record) -> Partition:
         default=_get(record, "Default") == "YES",
         max_time_s=seconds(record.get("MaxTime", "")),
         default_time_s=seconds(record.get("DefaultTime", "")),
+        oversubscribe=record.get("OverSubscribe"),
     )
 
 
@@ -213,6 +224,11 @@ def _job(record: Record) -> Job:
         time_limit_s=seconds(record.get("TimeLimit", "")),
         start=_time(record.get("StartTime", "")),
     )
+
+
+def _allocation(nodes: str, cpus: str, mebibytes: str, gres_text: str) -> Allocation:
+    """The numbers of the CPUs are Slurm's own, and not those of the kernel: only how many there are tells anything."""
+    return Allocation(nodes=nodes, cpus=len(id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=gres(gres_text))
 
 
 def _accounted(row: Record) -> Job:

@@ -1,0 +1,123 @@
+"""slurm.gres: does every node have the GPUs that Slurm hands out there? Slurm's word against NVML's, on the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.discover import gpu as discover
+from seatrial.discover import slurm
+from seatrial.discover.gpu import GpuFacts
+from seatrial.discover.slurm_facts import Node
+from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
+
+METRICS = {
+    "gpus_configured": "GPUs",
+    "gpus_seen": "GPUs",
+    "gpus_missing": "GPUs",
+    "gpus_unlisted": "GPUs",
+    "promise_unmet": "GPUs",
+}
+
+RULES = (
+    Rule(
+        metric="gpus_missing",
+        shows=("configured", "seen", "gres", "models", "nvml_unavailable", "gpus_lost"),
+        expect="== 0 GPUs",
+        why="Slurm hands out GPUs that are not on the node: jobs start there, and fail",
+        remedy="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until it is mended: scontrol "
+        "update nodename=NODE state=drain reason=gpu",
+    ),
+    Rule(
+        metric="gpus_unlisted",
+        shows=("configured", "seen", "gres", "models"),
+        expect="== 0 GPUs",
+        why="the node has GPUs that Slurm does not know of: it hands them to nobody, and keeps nobody off them",
+        remedy="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on its NodeName line, AutoDetect=nvml in gres.conf; "
+        "restart slurmctld and its slurmd, then: sinfo -o '%N %G'",
+    ),
+    Rule(
+        metric="promise_unmet",
+        shows=("configured", "gres"),
+        expect="== 0 GPUs",
+        where={"gpus_promised": "yes"},
+        why="Slurm hands out fewer GPUs of this node than were promised",
+        remedy="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on its NodeName line and gres.conf",
+    ),
+)
+
+
+def measure(place: Place, _options: Options) -> Iterator[Observation]:
+    """Raises NotApplicable off the cluster's nodes, SeatrialError where NVML is shown a part of the node."""
+    node = _this_node(place, os.environ)
+    facts = discover.read(place.root)
+    configured, seen, promised = node.gpus, len(facts.gpus), place.promised_gpus or 0
+    if not configured and not facts.present and not promised:
+        raise NotApplicable(f"Slurm has no GPU on {node.name}, none was found there, and none was promised")
+    yield from _evidence(node, facts)
+    yield Fact(name="gpus_promised", value="yes" if promised else "no")
+    yield _metric("gpus_configured", configured, place)
+    yield _metric("gpus_seen", seen, place)
+    yield _metric("promise_unmet", max(0, promised - configured), place)
+    if any(gpu.mig_mode for gpu in facts.gpus):
+        raise SeatrialError("MIG is on: Slurm counts slices, and NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
+    handed = _handed(configured, facts, os.environ)
+    yield _metric("gpus_missing", max(0, handed - seen), place)
+    yield _metric("gpus_unlisted", max(0, seen - configured), place)
+    if handed < configured:
+        raise SeatrialError(
+            f"this job holds {handed} of the node's {configured} GPUs, and NVML shows no more in it: whether the "
+            f"others are there is not known. Ask for all: --gpus-per-node {configured}"
+        )
+
+
+def _this_node(place: Place, env: Mapping[str, str]) -> Node:
+    """This machine as Slurm knows it. Inside a job it must: then what is missing is no reason to skip."""
+    job, name = env.get("SLURM_JOB_ID"), env.get("SLURMD_NODENAME") or place.node.partition(".")[0]
+    if not slurm.installed():
+        if job:
+            raise SeatrialError(
+                f"in job {job}, and no Slurm client (sinfo) here to ask what {name} should have. Run first: command -v "
+                "scontrol; in a container: bind Slurm's client, /etc/slurm and munge's socket into it"
+            )
+        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    node = slurm.node(name)
+    if node:
+        return node
+    if job:
+        raise SeatrialError(f"in job {job}, and Slurm has no node {name}. Run first: scontrol show node {name}")
+    raise NotApplicable(f"{name} is not a node of Slurm's, and this is no job of Slurm's")
+
+
+def _evidence(node: Node, facts: GpuFacts) -> Iterator[Fact]:
+    gres = [f"{one.name}:{one.kind}:{one.count}" if one.kind else f"{one.name}:{one.count}" for one in node.gres]
+    yield Fact(name="gres", value=",".join(gres))
+    yield Fact(name="configured", value=f"{node.gpus} GPUs by Slurm")
+    yield Fact(name="seen", value=f"{len(facts.gpus)} GPUs by NVML")
+    yield Fact(name="models", value=sorted({gpu.name or "unread" for gpu in facts.gpus}))
+    yield Fact(name="nvml_unavailable", value=facts.unavailable)
+    yield Fact(name="gpus_lost", value=[*facts.lost, *facts.denied])
+
+
+def _handed(configured: int, facts: GpuFacts, env: Mapping[str, str]) -> int:
+    """How many GPUs NVML can be held to: in a job that holds a part of the node's it may be shown that part alone."""
+    handed = int(env.get("SLURM_GPUS_ON_NODE") or 0)
+    partial = "SLURM_JOB_ID" in env and not facts.unavailable and len(facts.gpus) <= handed < configured
+    return handed if partial else configured
+
+
+def _metric(name: str, value: float, place: Place) -> Metric:
+    return Metric(name=name, value=value, unit=METRICS[name], subject=place.node)
+
+
+CHECK = Check(
+    name="slurm.gres",
+    title="The GPUs that Slurm hands out are there",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    metrics=METRICS,
+    rules=RULES,
+    measure=measure,
+    limit_s=300,
+)
