@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -30,3 +31,12 @@ def test_the_spread_is_robust_and_never_under_one_percent() -> None:
     assert spread([100.0, 100, 100]) == 1.0
     assert spread([90.0, 100, 110]) == pytest.approx(14.826)
     assert spread([90.0, 100, 110, 100, 1e9]) == pytest.approx(14.826)
+
+
+def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(2000):
+        low, high = median_interval(rng.exponential(size=15).tolist()) or (1.0, 0.0)
+        hits += low <= np.log(2) <= high
+    assert 0.94 < hits / 2000 < 0.99

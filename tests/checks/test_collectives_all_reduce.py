@@ -11,8 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from seatrial.bench.collectives import Result, Timings
+from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Place
-from seatrial.checks.collectives_all_reduce import CHECK, AllReduceOptions, _label, _size_metrics, _summary
+from seatrial.checks.collective import CollectiveOptions, _label, _size_metrics, _summary
+from seatrial.checks.collectives_all_reduce import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
 from tests.bench import driver
@@ -194,15 +196,18 @@ def test_no_size_at_all_that_fits_is_an_error(records: Records) -> None:
 
 def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:
     timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
-    found = {metric.name: metric.value for metric in _size_metrics(2**30, timings)}
+    found = {
+        metric.name: metric.value
+        for metric in _size_metrics(2**30, Result(2**30, timings, {}), OPERATIONS["all_reduce"])
+    }
     assert found["latency.1GiB"] == 3e6
     assert found["algbw.1GiB"] == pytest.approx(2**30 / 3 / 1e9)
     assert found["busbw.1GiB"] == pytest.approx(1.5 * 2**30 / 3 / 1e9)
 
 
 def test_few_windows_have_no_interval_and_the_slowest_rank_is_named() -> None:
-    result = Result(Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
-    seen = list(_summary({4: result}, ["node0/gpu0", "node0/gpu1"]))
+    result = Result(4, Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
+    seen = list(_summary({4: result}, ["node0/gpu0", "node0/gpu1"], OPERATIONS["all_reduce"]))
     spread = next(item.value for item in seen if isinstance(item, Fact) and item.name == "spread")
     assert isinstance(spread, dict)
     assert spread["4B"] == {
@@ -221,7 +226,7 @@ def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
         node="n", rank=0, world_size=1, local_rank=0, device="cpu", promised_gpus=None, out=tmp_path, run_dir=tmp_path
     )
     with pytest.raises(NotApplicable, match="at least 2"):
-        next(CHECK.measure(place, AllReduceOptions()))
+        next(CHECK.measure(place, CollectiveOptions()))
     assert CHECK.needs.ranks == 2
 
 
@@ -242,7 +247,7 @@ def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        AllReduceOptions.model_validate(options)
+        CollectiveOptions.model_validate(options)
 
 
 def test_sizes_that_a_short_form_would_round_keep_their_bytes() -> None:

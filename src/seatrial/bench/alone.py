@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from seatrial.bench.collectives import median_interval
+from seatrial.statistics import median_interval
 
 WINDOW_S = 0.05  # long against what starting a kernel costs and against a clock's step
 MIN_WINDOWS = 10

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Options, Place
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, Series
+from seatrial.statistics import median_interval
 
 if TYPE_CHECKING:
     from seatrial.train.ddp import Proof
@@ -216,8 +217,6 @@ def _scaling(percent: Sequence[float]) -> Iterator[Observation]:
 
 def scaling_interval(percent: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the median; with fewer samples than that takes, their whole range."""
-    from seatrial.bench.collectives import median_interval
-
     return median_interval(percent) or (min(percent), max(percent))
 
 

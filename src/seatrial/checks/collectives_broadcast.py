@@ -1,0 +1,7 @@
+"""How fast does one rank hand its buffer to all, as a checkpoint is handed out at the start?"""
+
+from __future__ import annotations
+
+from seatrial.checks.collective import collective_check
+
+CHECK = collective_check("broadcast", "Broadcast: one rank to all")

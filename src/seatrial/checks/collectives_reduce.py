@@ -1,0 +1,7 @@
+"""How fast do all ranks sum into one?"""
+
+from __future__ import annotations
+
+from seatrial.checks.collective import collective_check
+
+CHECK = collective_check("reduce", "Reduce: all ranks to one")

@@ -1,0 +1,7 @@
+"""How fast does every rank send to the next while it receives from the one before, as pipeline stages do?"""
+
+from __future__ import annotations
+
+from seatrial.checks.collective import collective_check
+
+CHECK = collective_check("send_receive", "Send and receive around a ring")

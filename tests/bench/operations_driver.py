@@ -1,0 +1,51 @@
+"""One rank of a real gloo group: every operation in every type, right, and then with one bit flipped on its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from seatrial.bench import collectives
+from seatrial.bench.group import close_group, end_process, open_group
+from seatrial.bench.operations import OPERATIONS, Allocate, Operation, Prepared
+
+SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
+
+
+def broken(operation: Operation) -> Operation:
+    """The same, with a bit of what rank 0 received flipped after each run."""
+
+    def prepare(count: int, allocate: Allocate) -> Prepared:
+        made = operation.prepare(count, allocate)
+
+        def run() -> None:
+            made.run()
+            if dist.get_rank() == 0:
+                made.received.view(torch.int32)[5] ^= 1 << 9
+
+        return Prepared(run, made.sent, made.received, made.parts)
+
+    return Operation(operation.name, "", operation.factor, prepare, operation.in_place, operation.divides)
+
+
+def main(out: Path) -> None:
+    open_group("cpu", 60)
+    found = {}
+    for name, operation in OPERATIONS.items():
+        for dtype in collectives.DTYPES:
+            found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
+        found[f"{name} broken"] = asdict(collectives.measure(broken(operation), SIZE, "float32", "cpu", 0.01))
+    if os.environ["RANK"] == "0":
+        out.write_text(json.dumps(found))
+    close_group()
+    end_process()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

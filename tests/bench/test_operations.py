@@ -1,0 +1,68 @@
+"""Every collective operation in a real group of three gloo processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.bench.collectives import DTYPES
+from seatrial.bench.operations import OPERATIONS
+from seatrial.checks import catalog
+from tests.bench import operations_driver
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("operations") / "found.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    command = [*torchrun, "-m", operations_driver.__name__, str(out)]
+    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
+    read: dict[str, Any] = json.loads(out.read_text())
+    return read
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_brings_exactly_what_it_should(found: dict[str, Any], name: str, dtype: str) -> None:
+    assert found[f"{name} {dtype}"]["mismatches"] == {}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_bit_flipped_on_the_way_is_found_where_it_is(found: dict[str, Any], name: str) -> None:
+    mismatches = found[f"{name} broken"]["mismatches"]
+    assert mismatches["0"]["offset"] == 5
+    assert mismatches["0"]["xor"] == "0x00000200"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_sizes_are_whole_blocks_and_stated_exactly(found: dict[str, Any], name: str) -> None:
+    size = found[f"{name} float32"]["size"]
+    assert size == (1002 * 4 if OPERATIONS[name].divides else 1003 * 4)
+
+
+def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
+    assert {f"collectives.{name}" for name in OPERATIONS} == {
+        name for name in catalog() if name.startswith("collectives.")
+    }
+
+
+# nccl-tests, doc/PERFORMANCE.md: bus bandwidth over algorithm bandwidth, for 4 ranks
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send_receive", 1.0),
+    ],
+)
+def test_factors_are_those_of_nccl_tests(name: str, factor: float) -> None:
+    assert OPERATIONS[name].factor(4) == factor
