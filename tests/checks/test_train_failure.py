@@ -33,8 +33,9 @@ from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
 
+# Longer than the end of a job takes on a busy machine: a rank that has failed gives no sign of life meanwhile.
 TRIAL = """
-limits: {silence_s: 5}
+limits: {silence_s: 12}
 checks:
   train.failure:
 """
@@ -131,11 +132,19 @@ class TestWhatIsTold:
         assert str(next(iter(lie.values()))) in found[f"named.{fault}"]
         assert "node1/rank3, pid 41" in found[f"named.{fault}"]
 
-    def test_an_innocent_rank_beside_the_right_one(self, fault: Fault) -> None:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"subject": "node0/rank0"},
+            {"reason": "rank 0 (node0/rank0, pid 40): killed by SIGKILL"},
+            {"outcome": Outcome.FAIL},
+        ],
+    )
+    def test_an_innocent_rank_beside_the_right_one(self, fault: Fault, change: dict[str, Any]) -> None:
         record = trial(fault)
-        other = record.verdicts[0].model_copy(update={"subject": "node0/rank0"})
+        other = record.verdicts[0].model_copy(update=change)
         accused = record.model_copy(update={"verdicts": (*record.verdicts, other)})
-        assert "node0/rank0" in failed(told(victim(fault), accused, ALLOWED))[f"named.{fault}"]
+        assert next(iter(change.values())) in failed(told(victim(fault), accused, ALLOWED))[f"named.{fault}"]
 
     def test_a_report_without_a_word_of_it(self, fault: Fault) -> None:
         silent = trial(fault).model_copy(update={"verdicts": ()})
@@ -252,10 +261,10 @@ def test_three_faults_of_two_processes(tmp_path: Path) -> None:
     assert (code, program.left_behind()) == (0, []), output + err
     measured = check(tmp_path / "run")
     assert list(values(measured, "named")) == [1, 1, 1]
-    assert 5 < list(values(measured, "ended_s"))[2] < 35
+    assert 12 < list(values(measured, "ended_s"))[2] < 42
     told_of_stop = str(measured.facts["fault.stop"])
     assert "stopped by a signal" in told_of_stop
-    assert "may take 35 s: teardown_s 30 s + limits.silence_s 5 s" in told_of_stop
+    assert "may take 42 s: teardown_s 30 s + limits.silence_s 12 s" in told_of_stop
     assert all((tmp_path / "run" / one.path).exists() for one in measured.artifacts)
     assert len(measured.artifacts) == len(FAULTS)
 

@@ -42,6 +42,7 @@ from seatrial.model import (
     Scope,
     SeatrialError,
     Trial,
+    Verdict,
 )
 from seatrial.settings import CheckSettings, Config
 
@@ -165,16 +166,8 @@ def told(victim: Victim, trial: Trial, allowed: dict[str, float]) -> Iterator[Ob
         "report": [f"{verdict.outcome} {verdict.subject}: {verdict.reason}" for verdict in verdicts],
     }
     fault = victim.fault
-    right = (
-        _is_told(victim, result)
-        and bool(verdicts)
-        and all(
-            verdict.outcome is Outcome.ERROR and verdict.subject == victim.subject and _CAUSES[fault] in verdict.reason
-            for verdict in verdicts
-        )
-    )
     yield Fact(name=f"fault.{fault}", value=record)
-    yield _metric(f"named.{fault}", right)
+    yield _metric(f"named.{fault}", _is_accused(victim, result) and _is_reported(victim, result, verdicts))
     yield _metric(f"ended_s.{fault}", took_s)
     yield _metric(f"in_time.{fault}", took_s <= limit_s)
 
@@ -202,15 +195,19 @@ def _listed(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def _is_told(victim: Victim, result: JobResult) -> bool:
-    """Whether the job's end is laid to the victim, its node and its fault, and to no other rank."""
+def _is_accused(victim: Victim, result: JobResult) -> bool:
+    """Whether the job's end is laid to the victim, on its node, and to no other rank."""
     ranks = re.findall(r"\brank (\d+)", result.culprit)
     ended_by = JobState.HUNG if victim.fault == "stop" else JobState.FAILED
-    return (
-        ranks == [str(victim.rank)]
-        and victim.subject in result.culprit
-        and _CAUSES[victim.fault] in result.cause
-        and result.state is ended_by
+    return ranks == [str(victim.rank)] and victim.subject in result.culprit and result.state is ended_by
+
+
+def _is_reported(victim: Victim, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
+    """Whether all that the report says of it is an ERROR of the victim, with the culprit and the right cause."""
+    words = (result.culprit, _CAUSES[victim.fault])
+    return bool(verdicts) and all(
+        one.outcome is Outcome.ERROR and one.subject == victim.subject and all(word in one.reason for word in words)
+        for one in verdicts
     )
 
 

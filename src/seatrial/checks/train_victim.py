@@ -48,8 +48,9 @@ def measure(place: Place, options: VictimOptions) -> Iterator[Observation]:
     victim = place.world_size - 1 if options.rank is None else options.rank
     if victim >= place.world_size:
         raise SeatrialError(f"rank {victim} is to fail, and there are only {place.world_size} ranks")
-    begun = time.monotonic()
+    begun = None  # with the first step, which alone may take seconds
     for step, loss in enumerate(ddp.endless(place.device), 1):
+        begun = begun or time.monotonic()
         place.note(f"step {step}: loss {loss:.3f}")
         if place.rank == victim and time.monotonic() - begun > _LOOP_S:
             files.write_json(place.out / RECORD, _victim(place, options.fault).model_dump(mode="json"))
