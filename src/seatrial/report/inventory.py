@@ -75,6 +75,8 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         )
         for rule in check.rules:
             table.add_row(rule.metric, _rule(rule), escape(rule.why))
+        if not check.rules:  # an empty table would be printed without its title
+            table.add_row("no rule judges it")
         console.print(table, highlight=False)
         console.print()
 

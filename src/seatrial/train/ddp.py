@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar, cast
@@ -20,6 +20,7 @@ from seatrial.train.transformer import Shape, build, count_parameters
 SEED = 0
 # The same on a CPU and on a GPU, and small: one process must repeat the work of all of them in seconds.
 SHAPE = Shape(seq_len=128, dim=128, layers=6)
+TINY = Shape(seq_len=32, dim=64, layers=2)  # where only the steps count, and not what is learned
 BATCH = 4  # sequences a rank and step
 # SGD, because Adam divides the gradient's scale out: it would hide a sum that was taken for a mean. From 0.1 on this
 # model is unstable, and an unstable run makes rounding grow into differences; 0.03 learns without.
@@ -118,6 +119,17 @@ def order_faults(size: int) -> int:
         return list(sampler)
 
     return (order(0) != order(0)) + (order(0) == order(1))
+
+
+def endless(device: str) -> Iterator[float]:
+    """Train a tiny model together, a step each time; the loss as a global mean in nats. All ranks must take each step.
+
+    A loss that has arrived proves that every rank was in the loop.
+    """
+    data = markov.sequences(BATCH, TINY.seq_len + 1, SEED + dist.get_rank()).to(device)
+    replica = wrap(build(TINY, SEED, device), device)
+    while True:
+        yield from fit(replica, [data], _mean_over_ranks)
 
 
 def fit(model: nn.Module, batches: list[Tensor], value_of: Callable[[Tensor], float]) -> list[float]:
