@@ -56,6 +56,14 @@ def describe_device(device: str) -> dict[str, Any]:
     return {"backend": "cpu", "gpu": None, "cpu": _processor(), "world_size": 1, "nodes": 1}
 
 
+def describe_devices(device: str) -> dict[str, Any]:
+    """As describe_device, for a check of all ranks together: unlike models are joined by " + ", which no SKU is."""
+    own = describe_device(device)
+    every = gather(own)
+    models = {name: sorted({one[name] for one in every if one[name]}) for name in ("gpu", "cpu")}
+    return own | {name: " + ".join(found) or None for name, found in models.items()}
+
+
 def _processor() -> str:
     """proc(5), cpuinfo: kernels differ by it, and so may the last bits of a sum."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -224,7 +224,7 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
     fields["sm_clock_mhz"] = ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
     fields["sm_clock_max_mhz"] = ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
     fields["memory_clock_mhz"] = ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
-    fields["clock_reasons"] = _clock_reasons(interview, handle)
+    fields["clock_reasons"] = clock_reasons(interview, handle)
     fields |= _memory(interview, handle)
     fields |= _locality(interview, handle)
     fields["nvlinks"] = _nvlinks(interview, handle)
@@ -266,7 +266,8 @@ def _memory(interview: Interview, handle: Any) -> dict[str, Any]:
     return fields
 
 
-def _clock_reasons(interview: Interview, handle: Any) -> tuple[str, ...] | None:
+def clock_reasons(interview: Interview, handle: Any) -> tuple[str, ...] | None:
+    """Why clocks are lower than they could be, by name; None where NVML refused to say."""
     mask = interview.ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle)
     if mask is None:
         return None
