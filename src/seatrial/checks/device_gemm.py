@@ -66,7 +66,7 @@ def _how(size: int, timed: dict[str, Timed]) -> str:
     windows = "; ".join(f"{kind}: {len(one.windows)} windows of {one.per_window}" for kind, one in timed.items())
     return (
         f"{size} × {size} matrices of normally distributed numbers, 2·n³ operations a product, median of back-to-back "
-        f"windows ({windows}), the devices of a node side by side; every {STRIDE}th row is compared with float64; fp8 "
+        f"windows ({windows}), the devices of a node side by side; one row in {STRIDE} is compared with float64; fp8 "
         "without fast accumulation"
     )
 

@@ -13,7 +13,7 @@ from seatrial.model import ByteSize, Fact, Metric, Observation, Phase, Rule, Sco
 # Arrays far beyond every cache (50 MiB on an H100, tens to hundreds on a server's CPU)
 GPU_SIZE, CPU_SIZE = parse_bytes("2GiB"), parse_bytes("256MiB")
 # What a CPU rehearsal writes: enough to walk the path, too little to be in anybody's way
-CPU_TESTED = parse_bytes("256MiB")
+CPU_TESTED = parse_bytes("64MiB")
 SCRATCH = parse_bytes("512MiB")  # for the comparison, and for what the allocator rounds up
 
 

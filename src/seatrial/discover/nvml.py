@@ -58,6 +58,7 @@ class Interview:
         self.nvml = nvml
         self.unread: dict[str, str] = {}
         self.unsupported: set[str] = set()
+        self.denied: set[str] = set()  # to this user
         self.gone: str | None = None  # why the GPU cannot be used any more
 
     def ask(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
@@ -73,6 +74,8 @@ class Interview:
         self.unread[field] = str(error)
         if kind_of(error) in _NOT_HERE:
             self.unsupported.add(field)
+        if kind_of(error) == "NoPermission":
+            self.denied.add(field)
         if kind_of(error) in _GONE:
             self.gone = str(error)
 
