@@ -104,8 +104,12 @@ def test_random_words_depend_on_the_block_and_come_again() -> None:
 @pytest.mark.parametrize("time_it", [time_copy, time_triad])
 def test_bandwidth_is_measured_on_data_that_was_written(time_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh zeros on a CPU are all one page: reading them measures the cache."""
-    made = []
-    real = torch.rand
-    monkeypatch.setattr(torch, "rand", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
+    real, made = torch.rand, list[torch.Tensor]()
+
+    def rand(count: int, **options: Any) -> torch.Tensor:
+        made.append(real(count, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "rand", rand)
     assert time_it(2**20, "cpu", 0.05).median > 0
     assert [array.nbytes for array in made] == [2**20] * (2 if time_it is time_copy else 3)

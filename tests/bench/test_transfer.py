@@ -57,7 +57,7 @@ class Stream:
 
 
 class Buffer:
-    """A tensor of a GPU. Its copy_ takes the streams that torch takes (aten/native/cuda/Copy.cu, copy_device_to_device)."""
+    """A tensor of a GPU. Its copy_ takes the streams that torch takes (copy_device_to_device in ATen's Copy.cu)."""
 
     def __init__(self, streams: Streams, device: str, size: int) -> None:
         self.streams, self.device, self.size = streams, device, size

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch.distributed as dist
+
 from seatrial.bench import compute, rank, transfer
 from seatrial.bench.alone import Timed
 from tests.bench import cluster
@@ -55,7 +57,7 @@ class Pinned:
     def _take(self, way: str, seconds: float) -> None:
         began = time.monotonic()
         time.sleep(seconds)
-        with (Path(sys.argv[2]) / f"copies{rank.torch.distributed.get_rank()}").open("a") as log:
+        with (Path(sys.argv[2]) / f"copies{dist.get_rank()}").open("a") as log:
             log.write(f"{way} {began} {time.monotonic()}\n")
 
 
