@@ -111,14 +111,21 @@ def test_digests_agree_with_themselves_and_depend_on_all_that_goes_in() -> None:
     assert chain_digest("fp32", 64, "cpu", 4) == digests[0]
 
 
-def test_threads_do_not_change_a_digest_and_are_given_back() -> None:
-    before = torch.get_num_threads()
+def test_threads_do_not_change_a_digest_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real, threads = torch.get_num_threads(), torch.Tensor.__matmul__, set[int]()
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        threads.add(torch.get_num_threads())
+        return real(a, b)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", multiply)
     try:
         torch.set_num_threads(2)
         two = chain_digest("fp32", 512, "cpu", 2)
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         assert chain_digest("fp32", 512, "cpu", 2) == two
+        assert threads == {1}
     finally:
         torch.set_num_threads(before)
 

@@ -125,6 +125,18 @@ def test_nvlink_counters_are_summed_over_links_and_kept_apart_by_kind(monkeypatc
     }
 
 
+@pytest.mark.parametrize("kind", ["InvalidArgument", "NotSupported", "Unknown"])
+def test_a_counter_of_nvlink_that_is_not_kept_is_told_from_a_fault(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(link: int, counter: int) -> int:
+        if counter == real.NVML_NVLINK_ERROR_DL_REPLAY and link == 3:
+            raise refusal(kind)
+        return 0
+
+    seen = under_load(monkeypatch, loaded(nvmlDeviceGetNvLinkErrorCounter=count))
+    assert (seen.new("nvlink_replays"), seen.new("nvlink_recoveries")) == (None, 0)
+    assert ("nvlink_replays" in seen.lacks) == (kind != "Unknown")
+
+
 def test_a_link_that_goes_down_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     up = Counting(18, 17)
 

@@ -40,7 +40,10 @@ NEW = {
 
 
 class BurnOptions(Options):
-    """``seconds`` of load. Ten show what throttles at once; heat takes minutes: the burn-in trial sets 600."""
+    """``seconds`` of load. Ten show what throttles at once; heat takes minutes: the burn-in trial sets 600.
+
+    A GPU's state is read twice a second: a burn too short for that is an ERROR there.
+    """
 
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     size: int | None = Field(default=None, ge=64, multiple_of=16)

@@ -149,12 +149,21 @@ def _count(interview: Interview, handle: Any, links: Sequence[int]) -> dict[str,
     if links:
         found["nvlinks_down"] = len(set(links) - set(_active_links(interview, handle)))
     for name, constant in _NVLINK.items() if links else ():
-        counts = [
-            interview.ask(name, "nvmlDeviceGetNvLinkErrorCounter", handle, link, getattr(nvml, constant))
-            for link in links
-        ]
-        found[name] = None if None in counts else sum(counts)
+        counts = [_of_link(interview, handle, link, name, getattr(nvml, constant)) for link in links]
+        known = [count for count in counts if count is not None]
+        found[name] = sum(known) if len(known) == len(counts) else None
     return {name: int(value) for name, value in found.items() if value is not None}
+
+
+def _of_link(interview: Interview, handle: Any, link: int, name: str, counter: int) -> int | None:
+    """A counter of a link that is up. That NVML calls it an invalid argument means that this GPU does not keep it."""
+    try:
+        return int(interview.nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+    except interview.nvml.NVMLError as error:
+        interview.refuse(name, error)
+        if kind_of(error) == "InvalidArgument":
+            interview.unsupported.add(name)
+        return None
 
 
 def _active_links(interview: Interview, handle: Any) -> list[int]:
