@@ -97,9 +97,7 @@ def verdicts(observed: Iterable[Observation]) -> list[Verdict]:
     seen = list(observed)
     facts = {"scheduler": "slurm"} | {one.name: one.value for one in seen if isinstance(one, Fact)}
     metrics = tuple(one for one in seen if isinstance(one, Metric))
-    return judge_check(
-        CHECK, [Measurement(check=CHECK.name, subject="login", metrics=metrics, facts=facts)], {}, "", ()
-    )
+    return judge_check(CHECK, [Measurement(check=CHECK.name, subject="login", metrics=metrics, facts=facts)], {}, "")
 
 
 def failed(observed: Iterable[Observation]) -> dict[str, str]:

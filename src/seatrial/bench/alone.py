@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -14,7 +15,7 @@ from seatrial.statistics import median_interval
 
 WINDOW_S = 0.05  # long against what starting a kernel costs and against a clock's step
 MIN_WINDOWS = 10
-MAX_WINDOWS = 2000
+MAX_WINDOWS = 400  # 20 s of them
 PRECISION = 0.01  # windows are added until the median is known to 1 %, or the time is up
 
 
@@ -25,6 +26,7 @@ class Timed:
     windows: tuple[float, ...]
     per_window: int
     heat_up_s: float
+    began: float  # time.perf_counter() when the first window did
 
     @property
     def median(self) -> float:
@@ -50,29 +52,55 @@ class Timed:
 
 
 def time_alone(
-    operation: Callable[[], object], device: str, seconds: float, *, least_s: float = 0.0, heat_up_s: float = 0.5
+    operation: Callable[[], object],
+    device: str,
+    seconds: float,
+    *,
+    least_s: float = 0.0,
+    heat_up_s: float = 0.5,
+    between: Callable[[], object] = lambda: None,
 ) -> Timed:
     """Time windows of back-to-back operations until their median is known to 1 %, or ``seconds`` are used up.
 
     ``least_s`` keeps on measuring so long however sure the median is: a burn. ``heat_up_s`` of the same work go ahead.
+    ``between`` is called after every window, outside its time.
     """
-    began = time.perf_counter()
-    estimate = _window(operation, 1, device)
-    while time.perf_counter() - began < heat_up_s:
-        estimate = _window(operation, max(1, ceil(WINDOW_S / estimate)), device)
-    heated = time.perf_counter() - began
-    per_window = max(1, ceil(WINDOW_S / estimate))
-    windows: list[float] = []
-    began = time.perf_counter()
-    while _goes_on(windows, time.perf_counter() - began, seconds, least_s):
-        windows.append(_window(operation, per_window, device))
-    return Timed(tuple(windows), per_window, heated)
+    with _current(device):
+        started = time.perf_counter()
+        per_window = _heat_up(operation, device, heat_up_s)
+        windows: list[float] = []
+        began = time.perf_counter()
+        while _goes_on(windows, time.perf_counter() - began, seconds, least_s):
+            windows.append(_window(operation, per_window, device))
+            between()
+    return Timed(tuple(windows), per_window, began - started, began)
+
+
+def _current(device: str) -> AbstractContextManager[object]:
+    """Events are recorded on the current stream of the current device: that must be the one that works."""
+    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
+
+
+def _heat_up(operation: Callable[[], object], device: str, seconds: float) -> int:
+    """Work for so long; how many operations fill a window.
+
+    The first operation pays for libraries, buffers and peer access: no guess comes from it alone.
+    """
+    started = time.perf_counter()
+    _window(operation, 1, device)
+    count, windows = 1, 0
+    while windows < 2 or time.perf_counter() - started < seconds:
+        count = max(1, ceil(WINDOW_S / _window(operation, count, device)))
+        windows += 1
+    return count
 
 
 def _goes_on(windows: list[float], spent: float, seconds: float, least_s: float) -> bool:
     if not windows or spent < least_s:
         return True
-    return spent < seconds and len(windows) < MAX_WINDOWS and not settled(windows)
+    if spent >= seconds or len(windows) >= MAX_WINDOWS:
+        return False
+    return len(windows) % MIN_WINDOWS > 0 or not settled(windows)  # seldom asked: meanwhile the device cools
 
 
 def settled(windows: list[float]) -> bool:

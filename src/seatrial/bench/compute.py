@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +16,10 @@ from seatrial.bench.alone import Timed, time_alone
 TYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 SEED = 20_24
-ROWS = 16  # rows of the product that are compared with one in float64
+# Every so many rows one of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on
+# one multiprocessor: so every tile is looked at; and as 61 is prime, at another place within it each time.
+STRIDE = 61
+NOT_A_NUMBER = 1e30  # stands for an error that is none: a figure must be finite to be judged
 
 Multiply = Callable[[], torch.Tensor]
 
@@ -38,6 +43,7 @@ def flops(size: int) -> int:
 def time_product(kind: str, size: int, device: str, seconds: float, least_s: float = 0.0) -> Timed:
     """Time products of two ``size`` × ``size`` matrices of normally distributed numbers, written into one buffer.
 
+    fp8 sums as cuBLAS does without ``fast_accum``: as exactly as the hardware can, which is slower than the peak.
     The data is random because multiplying zeros, or one value, takes less power and so runs at higher clocks
     (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data").
     """
@@ -46,26 +52,87 @@ def time_product(kind: str, size: int, device: str, seconds: float, least_s: flo
 
 
 def relative_error(kind: str, size: int, device: str) -> float:
-    """The largest deviation of some rows of the product from float64, as a share of the largest exact value."""
+    """How far every 61st row of the product is from float64 at most, as a share of the largest exact value."""
     a, b = _inputs(kind, size, device)
     with _precision(kind):
-        got = _product(kind, a, b)()[:ROWS].double()
-    exact = a[:ROWS].double() @ b.double()
-    return float((got - exact).abs().max() / exact.abs().max())
+        return _error(_product(kind, a, b)(), a, b)
+
+
+def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    exact = a[::STRIDE].double() @ b.double()
+    error = float((product[::STRIDE].double() - exact).abs().max() / exact.abs().max())
+    return error if math.isfinite(error) else NOT_A_NUMBER
+
+
+@dataclass(frozen=True)
+class Burned:
+    """``changed``: windows whose last product was not, bit by bit, that of the first. ``error``: as relative_error."""
+
+    timed: Timed
+    changed: int
+    error: float
+
+
+def burn(kind: str, size: int, device: str, seconds: float) -> Burned:
+    """Multiply the same two matrices for so long, and look after every window whether the product is the same still."""
+    a, b = _inputs(kind, size, device)
+    changed = 0
+    with _precision(kind):
+        multiply = _product(kind, a, b)
+        first = multiply().clone()
+        product = first
+
+        def work() -> None:
+            nonlocal product
+            product = multiply()
+
+        def compare() -> None:
+            nonlocal changed
+            changed += not torch.equal(_bits(product), _bits(first))
+
+        timed = time_alone(work, device, seconds, least_s=seconds, between=compare)
+    return Burned(timed, changed, _error(product, a, b))
 
 
 def chain_digest(kind: str, size: int, device: str, links: int) -> str:
-    """SHA-256 of the bits that ``links`` products in a row leave, each of the last result and one fixed matrix.
+    """SHA-256 over sums of the bits of ``links`` products in a row, each of the last one, scaled, and a fixed matrix.
 
-    The inputs are made on the CPU from one seed, so that they are the same everywhere: identical GPUs with the same
-    libraries must agree in every bit. The result is scaled to its largest value after each product.
+    Identical devices with the same libraries must agree in every bit. The inputs come from integers, made on the CPU
+    from one seed: its normal distribution depends on the CPU's vector instructions. Each product's bits are summed as
+    integers, which is exact in any order, so that what a later product rounds away is not lost. A CPU computes on one
+    thread: their number may decide in which order it sums.
     """
-    a, b = (matrix.to(device) for matrix in _inputs(kind, size, "cpu"))
-    with _precision(kind):
+    generator = torch.Generator().manual_seed(SEED)
+    a, b = (torch.randint(-(2**20), 2**20, (size, size), generator=generator) / 2.0**20 for _ in range(2))
+    a, b = a.to(device, _DTYPES[kind]), b.to(device, _DTYPES[kind])
+    sums = []
+    with _precision(kind), _one_thread():
         for _ in range(links):
             a = a @ b
+            sums.append(_bits(a).sum(dtype=torch.int64))
             a = a / a.abs().max()
-    return hashlib.sha256(a.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(torch.stack(sums).cpu().numpy().tobytes()).hexdigest()
+
+
+def describe_arithmetic(device: str) -> str:
+    """What must be the same for two devices of one model to agree in every bit: the libraries that multiply."""
+    if device.startswith("cuda"):
+        return f"torch {torch.__version__}, CUDA {torch.version.cuda}"
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _inputs(kind: str, size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

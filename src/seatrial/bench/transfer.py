@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 
 import torch
 
 from seatrial.bench.alone import Timed, time_alone
 
-SIZE = 2**28  # bytes of one copy: long enough that starting it does not count, short enough for many
+SIZE = 2**28  # bytes of one copy over PCIe, some 5 ms: starting it does not count
+PEER_SIZE = 2**30  # between GPUs a copy also waits for both of them, some µs: it should take more than 2 ms
+
+HEAT_UP_S = 0.05  # a copy engine does not grow hot: this is for peer access and page tables
 
 
 class Pinned:
@@ -30,7 +35,7 @@ class Pinned:
 
     def both(self) -> None:
         """One copy each way at the same time, on two streams."""
-        _fork_join(self._other, self.h2d, self.d2h)
+        _fork_join([self._other], self.h2d, self.d2h)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class PeerCopy:
     both_ways: Timed
 
 
-def time_peers(gpus: int, seconds: float, note: Callable[[str], None], size: int = SIZE) -> list[PeerCopy]:
+def time_peers(gpus: int, seconds: float, note: Callable[[str], None], size: int = PEER_SIZE) -> list[PeerCopy]:
     """Every ordered pair of the ``gpus`` first GPUs that this process sees, one after the other.
 
     The current device is the source: a copy that is issued from another one was seen to be half as fast (torch 2.11).
@@ -61,25 +66,26 @@ def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
     here, there = f"cuda:{source}", f"cuda:{target}"
     out = [torch.empty(size, dtype=torch.uint8, device=device) for device in (here, there)]
     back = [torch.empty(size, dtype=torch.uint8, device=device) for device in (there, here)]
-    stream = torch.cuda.Stream(here)  # type: ignore[no-untyped-call]
-
-    def both() -> None:
-        _fork_join(
-            stream,
-            lambda: out[1].copy_(out[0], non_blocking=True),
-            lambda: back[1].copy_(back[0], non_blocking=True),
-        )
-
+    forth = partial(out[1].copy_, out[0], non_blocking=True)
+    # torch copies on the current stream of the source, and has those of both GPUs wait for it: with one stream of the
+    # target for both ways they would take turns.
+    streams = [torch.cuda.Stream(device) for device in (there, here)]  # type: ignore[no-untyped-call]
+    both = partial(_fork_join, streams, forth, partial(back[1].copy_, back[0], non_blocking=True))
     direct = torch.cuda.can_device_access_peer(source, target)
-    one_way = time_alone(lambda: out[1].copy_(out[0], non_blocking=True), here, seconds, heat_up_s=0.02)
-    return PeerCopy(source, target, direct, one_way, time_alone(both, here, seconds, heat_up_s=0.02))
+    one_way = time_alone(forth, here, seconds, heat_up_s=HEAT_UP_S)
+    return PeerCopy(source, target, direct, one_way, time_alone(both, here, seconds, heat_up_s=HEAT_UP_S))
 
 
-def _fork_join(other: torch.cuda.Stream, here: Callable[[], object], there: Callable[[], object]) -> None:
-    """Both at once: ``there`` on ``other``, from where the current stream stands now to where it goes on."""
+def _fork_join(others: Sequence[torch.cuda.Stream], first: Callable[[], object], second: Callable[[], object]) -> None:
+    """Both at once: ``second`` on the last of ``others``, from where the current stream stands to where it goes on.
+
+    The streams before it become the current ones of their own devices meanwhile.
+    """
     current = torch.cuda.current_stream()
-    other.wait_stream(current)
-    here()
-    with torch.cuda.stream(other):
-        there()
-    current.wait_stream(other)
+    others[-1].wait_stream(current)
+    first()
+    with ExitStack() as stack:
+        for stream in others:
+            stack.enter_context(torch.cuda.stream(stream))
+        second()
+    current.wait_stream(others[-1])

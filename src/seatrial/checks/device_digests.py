@@ -13,53 +13,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512
+GPU_LINKS, CPU_LINKS = 500, 50  # about 2 s of an H200 in fp32, under 1 s of a CPU core
 KINDS = {"cuda": ("bf16", "fp32"), "cpu": ("fp32",)}
 
 
 class DigestOptions(Options):
-    """``links``: products in a row whose bits are compared."""
+    """``links``: products in a row whose bits are compared, of ``size`` × ``size`` matrices."""
 
-    links: int = Field(default=50, ge=1)
+    links: int | None = Field(default=None, ge=1)
     size: int | None = Field(default=None, ge=64, multiple_of=16)
 
 
 def measure(place: Place, options: DigestOptions) -> Iterator[Observation]:
-    """Yield, on rank 0, for every rank whether its bits are those of most others of its model.
+    """Yield, on rank 0, for every rank with a twin whether its bits are those of most others of its model.
 
     Where they are not all alike, everybody computes once more: an upset that does not come back is told from a fault
-    that does.
+    that does. Raises NotApplicable where no two devices are alike.
     """
-    from seatrial.bench import rank
+    from seatrial.bench import compute, rank
 
     subjects = rank.gather(place.subject)
     device = rank.describe_device(place.device)
-    kinds = tuple(kind for kind in KINDS[str(device["backend"])] if _runs(kind, place.device))
-    models = [f"{one['gpu'] or one['cpu']}" for one in rank.gather(device)]
+    models = rank.gather(f"{device['gpu'] or device['cpu']}, {compute.describe_arithmetic(place.device)}")
+    if len(set(models)) == len(models):
+        named = "; ".join(f"{subject} is {model}" for subject, model in zip(subjects, models, strict=True))
+        raise NotApplicable(f"no two devices are alike: {named}")
+    kinds = KINDS[device["backend"]]
     rounds = [_round(place, options, kinds)]
     if any(odd(models, digests) for digests in _by_kind(rounds[0])):
         place.note("not alike: once more")
         rounds.append(_round(place, options, kinds))
+    devices = rank.describe_devices(place.device)
     if place.rank:
         return
-    yield from (Fact(name=name, value=value) for name, value in device.items())
+    yield from (Fact(name=name, value=value) for name, value in devices.items())
     yield from _told(models, subjects, kinds, rounds)
 
 
 def _round(place: Place, options: DigestOptions, kinds: Sequence[str]) -> list[tuple[str, ...]]:
-    """The digests of every rank, one a kind."""
+    """The digests of every rank, one a kind; an empty one for what its device does not multiply in hardware."""
     from seatrial.bench import compute, rank
 
-    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
-    return rank.gather(tuple(compute.chain_digest(kind, size, place.device, options.links) for kind in kinds))
-
-
-def _runs(kind: str, device: str) -> bool:
-    from seatrial.bench import compute
-
-    return compute.why_not(kind, device) is None
+    size, links = (GPU_SIZE, GPU_LINKS) if place.device.startswith("cuda") else (CPU_SIZE, CPU_LINKS)
+    size, links = options.size or size, options.links or links
+    missing = {kind for kind in kinds if compute.why_not(kind, place.device)}
+    digests = ("" if kind in missing else compute.chain_digest(kind, size, place.device, links) for kind in kinds)
+    return rank.gather(tuple(digests))
 
 
 def _by_kind(digests: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -81,16 +83,17 @@ def _told(
     models: Sequence[str], subjects: Sequence[str], kinds: Sequence[str], rounds: Sequence[list[tuple[str, ...]]]
 ) -> Iterator[Observation]:
     strange = [[odd(models, digests) for digests in _by_kind(one)] for one in rounds]
-    for rank, subject in enumerate(subjects):
-        times = sum(any(rank in ranks for ranks in one) for one in strange)
-        yield Metric(name="odd_rounds", value=times, unit="rounds", subject=subject)
     alone = [subjects[rank] for rank, model in enumerate(models) if models.count(model) == 1]
-    yield Metric(name="compared", value=len(subjects) - len(alone), unit="devices", subject=CLUSTER)
+    for rank, subject in enumerate(subjects):
+        if subject not in alone:
+            times = sum(any(rank in ranks for ranks in one) for one in strange)
+            yield Metric(name="odd_rounds", value=times, unit="rounds", subject=subject)
+    yield Metric(name="without_a_twin", value=len(alone), unit="devices", subject=CLUSTER)
     found: Mapping[str, object] = {
         "rounds": len(rounds),
         "kinds": list(kinds),
         "models": {model: models.count(model) for model in sorted(set(models))},
-        "without_a_twin": alone,
+        "nobody_like": alone,
         "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
         "how": f"a chain of seeded matrix products in {', '.join(kinds)}, SHA-256 of its last bits compared between "
         "all devices of one model",
@@ -103,7 +106,7 @@ CHECK = Check(
     title="Identical devices compute identical bits",
     phase=Phase.DEVICE,
     scope=Scope.CLUSTER,
-    metrics={"odd_rounds": "rounds", "compared": "devices"},
+    metrics={"odd_rounds": "rounds", "without_a_twin": "devices"},
     rules=(
         Rule(
             metric="odd_rounds",
@@ -113,6 +116,14 @@ CHECK = Check(
             "wrong): it corrupts training silently",
             remedy="take the node out of service; dcgmi diag -r 4 -i INDEX; repeat with "
             "seatrial run --only device.digests. Once in two rounds: an upset, watch it. Each time: replace the GPU",
+        ),
+        Rule(
+            metric="without_a_twin",
+            expect="== 0 devices",
+            breach=Outcome.WARN,
+            shows=("nobody_like",),
+            why="nothing is known of this device's arithmetic: no other here has its model and its libraries",
+            remedy="compare models and torch versions (facts: models); unlike libraries among like GPUs: install one",
         ),
     ),
     measure=measure,

@@ -1,6 +1,6 @@
 """How fast does this GPU (or CPU) multiply matrices, in each type that it has hardware for, and how right?
 
-All devices of a node work at the same time, as in training: a power supply or a fan that they share is under load.
+The devices of a node work side by side, if not in step: a power supply or a fan that they share is under load.
 """
 
 from __future__ import annotations
@@ -61,10 +61,13 @@ def _figures(place: Place, kind: str, size: int, timed: Timed, error: float) -> 
 
 
 def _how(size: int, timed: dict[str, Timed]) -> str:
+    from seatrial.bench.compute import STRIDE
+
     windows = "; ".join(f"{kind}: {len(one.windows)} windows of {one.per_window}" for kind, one in timed.items())
     return (
         f"{size} × {size} matrices of normally distributed numbers, 2·n³ operations a product, median of back-to-back "
-        f"windows ({windows}), every device of the node at the same time; the error is against float64"
+        f"windows ({windows}), the devices of a node side by side; one row in {STRIDE} is compared with float64; fp8 "
+        "without fast accumulation"
     )
 
 

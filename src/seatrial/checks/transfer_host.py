@@ -6,6 +6,7 @@ Alone, a GPU shows its own PCIe link; together they show what they share: a swit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -31,21 +32,22 @@ def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
     from seatrial.bench import rank, transfer
     from seatrial.bench.alone import time_alone
 
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
+    yield from (Fact(name=name, value=value) for name, value in rank.describe_devices(place.device).items())
     turns = max(rank.gather(place.local_rank)) + 1
     pinned = transfer.Pinned(place.device)
+    time = partial(time_alone, device=place.device, seconds=options.seconds, heat_up_s=transfer.HEAT_UP_S)
     ways = {"h2d": pinned.h2d, "d2h": pinned.d2h, "both": pinned.both}
     timed: dict[str, Timed] = {}
     for turn in range(turns):
         if turn == place.local_rank:
             place.note("alone")
-            timed |= {f"{way}_alone": time_alone(ways[way], place.device, options.seconds) for way in WAYS}
+            timed |= {f"{way}_alone": time(ways[way]) for way in WAYS}
         rank.wait_for_all()
     for way in WAYS:
         place.note(f"{way}, all together")
         rank.wait_for_all()
         # as long as everybody else: who ended before would leave the others more
-        timed[f"{way}_together"] = time_alone(ways[way], place.device, options.seconds, least_s=options.seconds)
+        timed[f"{way}_together"] = time(ways[way], least_s=options.seconds)
     for name, one in timed.items():
         yield _metric(place, name, one, pinned.size * WAYS[name.partition("_")[0]])
     yield Fact(name="timing", value={name: one.describe() for name, one in timed.items()})

@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 class PeerOptions(Options):
     """``seconds`` for each ordered pair and each of one way and both ways."""
 
-    seconds: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    seconds: float = Field(default=0.25, gt=0, allow_inf_nan=False)
 
 
 def measure(place: Place, options: PeerOptions) -> Iterator[Observation]:
     """Yield GB/s of every ordered pair, from the first process of each node. Raises NotApplicable for a single GPU."""
     from seatrial.bench import rank, transfer
 
-    here = [(node, subject) for node, subject in rank.gather((place.node, place.subject)) if node == place.node]
-    if len(here) < 2:
-        raise NotApplicable("a node with one GPU has no pair of them")
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
+    everywhere = rank.gather((place.node, place.local_rank, place.subject.rpartition("/")[2]))
+    if len({node for node, _, _ in everywhere}) == len(everywhere):  # asked of all: all must go one way from here
+        raise NotApplicable("nodes with one GPU have no pair of them")
+    yield from (Fact(name=name, value=value) for name, value in rank.describe_devices(place.device).items())
+    names = [name for node, _, name in sorted(everywhere) if node == place.node]
     copies: list[PeerCopy] = []
     if place.local_rank == 0:
-        copies = transfer.time_peers(len(here), options.seconds, place.note)
+        copies = transfer.time_peers(len(names), options.seconds, place.note)
+        rank.release_memory(place.device)
     rank.wait_for_all()
-    names = [subject.rpartition("/")[2] for _, subject in here]
     for copy in copies:
-        yield from _figures(copy, f"{place.node}/{names[copy.source]}->{names[copy.target]}", transfer.SIZE)
+        yield from _figures(copy, f"{place.node}/{names[copy.source]}->{names[copy.target]}", transfer.PEER_SIZE)
     if copies:
-        yield from _summary(copies, names, transfer.SIZE)
+        yield from _summary(copies, names, transfer.PEER_SIZE)
 
 
 def _figures(copy: PeerCopy, subject: str, size: int) -> Iterator[Metric]:

@@ -61,6 +61,7 @@ class Interview:
         self.nvml = nvml
         self.unread: dict[str, str] = {}
         self.unsupported: set[str] = set()
+        self.denied: set[str] = set()  # to this user
         self.gone: str | None = None  # why the GPU cannot be used any more
 
     def ask(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
@@ -78,6 +79,8 @@ class Interview:
             self.unread[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
         if kind_of(error) in _NOT_HERE:
             self.unsupported.add(field)
+        if kind_of(error) == "NoPermission":
+            self.denied.add(field)
         if kind_of(error) in _GONE:
             self.gone = str(error)
 
@@ -229,7 +232,7 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
     fields["sm_clock_mhz"] = ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
     fields["sm_clock_max_mhz"] = ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
     fields["memory_clock_mhz"] = ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
-    fields["clock_reasons"] = _clock_reasons(interview, handle)
+    fields["clock_reasons"] = clock_reasons(interview, handle)
     fields |= _memory(interview, handle)
     fields |= _locality(interview, handle)
     fields["nvlinks"] = _nvlinks(interview, handle)
@@ -276,7 +279,8 @@ def _memory(interview: Interview, handle: Any) -> dict[str, Any]:
     return fields
 
 
-def _clock_reasons(interview: Interview, handle: Any) -> tuple[str, ...] | None:
+def clock_reasons(interview: Interview, handle: Any) -> tuple[str, ...] | None:
+    """Why clocks are lower than they could be, by name; None where NVML refused to say."""
     mask = interview.ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle)
     if mask is None:
         return None

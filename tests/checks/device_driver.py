@@ -1,0 +1,85 @@
+"""Runs the checks of devices in three processes, with faults in what they compute or are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from seatrial.bench import compute, rank, transfer
+from seatrial.bench.alone import Timed
+from tests.bench import cluster
+
+_describe, _digest = rank.describe_device, compute.chain_digest
+ONE_WAY_S, BOTH_WAYS_S = 0.002, 0.005
+
+
+def _another(model: str) -> Any:
+    return lambda device: {**_describe(device), "cpu": model}
+
+
+def _own_models(me: int) -> AbstractContextManager[Any]:
+    return patch.object(rank, "describe_device", _another(f"model {me}"))
+
+
+def _own_digests(me: int) -> AbstractContextManager[Any]:
+    return patch.object(compute, "chain_digest", lambda *arguments: f"digest {me}")
+
+
+def _upset(me: int) -> AbstractContextManager[Any] | None:
+    """Once wrong, right when repeated."""
+    calls = iter(("wrong",))
+    return patch.object(compute, "chain_digest", lambda *a: next(calls, None) or _digest(*a)) if me == 2 else None
+
+
+class Pinned:
+    """Copies take 1 ms (0.5 ms back); when each began and ended is written beside the record."""
+
+    size = 1_000_000
+
+    def __init__(self, device: str) -> None:
+        assert device == "cpu"
+
+    def h2d(self) -> None:
+        self._take("h2d", 0.001)
+
+    def d2h(self) -> None:
+        self._take("d2h", 0.002)
+
+    def both(self) -> None:
+        self._take("both", 0.002)
+
+    def _take(self, way: str, seconds: float) -> None:
+        began = time.monotonic()
+        time.sleep(seconds)
+        with (Path(sys.argv[2]) / f"copies{dist.get_rank()}").open("a") as log:
+            log.write(f"{way} {began} {time.monotonic()}\n")
+
+
+def _time_peers(gpus: int, seconds: float, note: Any) -> list[transfer.PeerCopy]:
+    def timed(taken: float) -> Timed:
+        return Timed((taken,) * 3, 1, 0.0, 0.0)
+
+    pairs = [(a, b) for a in range(gpus) for b in range(gpus) if a != b]
+    return [transfer.PeerCopy(a, b, a < b, timed(ONE_WAY_S * (1 + a)), timed(BOTH_WAYS_S)) for a, b in pairs]
+
+
+FAULTS: dict[str, cluster.Fault] = {
+    "odd_one": cluster.on(2, compute, "chain_digest", lambda *arguments: "wrong"),
+    "odd_second": cluster.on(1, compute, "chain_digest", lambda *arguments: "wrong"),
+    "upset": _upset,
+    "own_digests": _own_digests,
+    "stranger": cluster.on(2, rank, "describe_device", _another("another model")),
+    "own_models": _own_models,
+    "other_libraries": cluster.on(0, compute, "describe_arithmetic", lambda device: "torch of last year"),
+    "pinned": cluster.everywhere(transfer, "Pinned", Pinned),
+    "peers": cluster.everywhere(transfer, "time_peers", _time_peers),
+}
+
+if __name__ == "__main__":
+    cluster.main(FAULTS)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks.transfer_host import CHECK
+from seatrial.model import Measurement
+from tests.bench.cluster import TWO, Scenario, run
+from tests.checks import device_driver
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("host")
+
+
+@pytest.fixture(scope="module")
+def measured(out: Path) -> list[Measurement]:
+    scenario = Scenario(CHECK.name, nodes=TWO, options={"seconds": 0.1}, faults=("pinned",))
+    return run(out, device_driver.__name__, {"two": scenario})["two"]
+
+
+def test_every_rank_tells_of_every_way_alone_and_together(measured: list[Measurement]) -> None:
+    for one, subject in zip(measured, ("node0/rank0", "node0/rank1", "node1/rank2"), strict=True):
+        assert one.error is None
+        found = {metric.name: metric for metric in one.metrics}
+        assert {name: metric.unit for name, metric in found.items()} == dict(CHECK.metrics)
+        assert {metric.subject for metric in found.values()} == {subject}
+
+
+def test_bytes_are_counted_for_each_way(measured: list[Measurement]) -> None:
+    """1 MB in 1 ms is at most 1 GB/s; both ways move 2 MB in the same 2 ms that one takes back."""
+    figures = {metric.name: metric.value for metric in measured[0].metrics}
+    assert 0.3 < figures["h2d_alone"] <= 1
+    assert 0.2 < figures["d2h_alone"] <= 0.5
+    assert 0.5 < figures["both_alone"] <= 1
+
+
+def test_nobody_of_the_node_copies_while_one_copies_alone(measured: list[Measurement], out: Path) -> None:
+    """The first third of the copies of each rank are before anybody copies together."""
+    spans = [alone_span(out / f"copies{rank}") for rank in range(2)]
+    assert all(first[1] <= second[0] for first, second in combinations(sorted(spans), 2))
+
+
+def alone_span(path: Path) -> tuple[float, float]:
+    """When the copies began and ended that came before the second turn of h2d."""
+    entries = [line.split() for line in path.read_text().splitlines()]
+    ways = [way for way, _, _ in entries]
+    last = next(i for i in range(ways.index("both"), len(ways)) if ways[i] != "both")
+    return float(entries[0][1]), float(entries[last - 1][2])
