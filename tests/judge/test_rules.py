@@ -251,6 +251,8 @@ def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> N
     assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: what lost 75% of it passes" in weak.judged_by
     (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 200")})
     assert "HARDLY" not in fair.judged_by
+    (high,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 420")})
+    assert "BEYOND the 400 GB/s of SKU Test GPU: good hardware of this shape fails it" in high.judged_by
 
 
 def test_a_thousand_nodes_are_judged_in_seconds() -> None:

@@ -128,7 +128,7 @@ def _compare(
     limit = _limit(rule.expect, metric.unit)
     judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
     if trial and rule.baseline:
-        judged_by += _weak(rule.expect, known.published(rule.baseline, facts))
+        judged_by += _sense(rule.expect, known.published(rule.baseline, facts))
     if rule.expect.holds(metric.value):
         return Outcome.PASS, f"{metric.name} is {value}", judged_by
     reason = f"{metric.name} is {value}, expected {limit}"
@@ -142,13 +142,15 @@ def _compare(
     return rule.breach, reason, judged_by
 
 
-def _weak(limit: Limit, known: Reference | str) -> str:
-    """What a threshold far under the known value lets through: such a gate hardly tests anything."""
-    if isinstance(known, str) or limit.op not in (">", ">=") or limit.value >= WEAK * known.value:
+def _sense(limit: Limit, known: Reference | str) -> str:
+    """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything."""
+    if isinstance(known, str) or limit.op not in (">", ">="):
         return ""
     share = limit.value / known.value
-    expected = format_value(known.value, known.unit)
-    return f"; HARDLY A TEST: {share:.0%} of the {expected} of {known.of}: what lost {1 - share:.0%} of it passes"
+    expected = f"the {format_value(known.value, known.unit)} of {known.of}"
+    if share < WEAK:
+        return f"; HARDLY A TEST: {share:.0%} of {expected}: what lost {1 - share:.0%} of it passes"
+    return f"; BEYOND {expected}: good hardware of this shape fails it" if share > 1 else ""
 
 
 def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tuple[Outcome, str, str]:
