@@ -132,7 +132,7 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
     me = Identity.from_environment()
     journal = Journal(folder / f"rank{me.rank}.jsonl")
     with Pulse(folder / f"rank{me.rank}.alive") as pulse:
-        device, gpu_index = _open_device(job, me)
+        device, gpu_index = _open_device(job, me, folder)
         for name in job.checks:
             check = catalog()[name]
             pulse.say(name)
@@ -179,13 +179,14 @@ def _only(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
-def _open_device(job: Job, me: Identity) -> tuple[str, int | None]:
+def _open_device(job: Job, me: Identity, folder: Path) -> tuple[str, int | None]:
     """Our device, and its NVML index; on a ``ranks`` job the process group is open afterwards."""
     if job.placement != "ranks":
         return "cpu", None
     from seatrial.bench import group, rank
 
     device = f"cuda:{me.local_rank}" if job.device == "cuda" else "cpu"
+    group.keep_nccl_log(folder)
     group.open_group(device, timeout_s=job.limit_s)
     return device, rank.physical_index(device)
 

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+
+# What tells of the path, and costs nothing afterwards: TUNING would write a line for each operation.
+_SUBSYSTEMS = "INIT,NET,P2P,ENV"
+
+
+def keep_nccl_log(folder: Path) -> None:
+    """Have NCCL write what it does to a file of this process in ``folder``: call it before the group is opened.
+
+    At least INFO: where nobody asked for more, and where WARN was asked for, which INFO holds as well. A file that the
+    environment names stays the one.
+    """
+    if os.environ.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN"):
+        os.environ["NCCL_DEBUG"] = "INFO"
+        os.environ["NCCL_DEBUG_SUBSYS"] = _SUBSYSTEMS
+    os.environ.setdefault("NCCL_DEBUG_FILE", str(folder / "nccl.%h.%p.log"))
 
 
 def open_group(device: str, timeout_s: float) -> None:
@@ -29,6 +46,21 @@ def open_group(device: str, timeout_s: float) -> None:
         dist.init_process_group("gloo", timeout=timeout)
     else:
         raise ValueError(f"no process group for device {device!r}: expected 'cpu' or 'cuda:N'")
+
+
+def nccl_log() -> Path:
+    """Where NCCL writes the log of this process (NCCL User Guide, NCCL_DEBUG_FILE: %h is the host, %p the process)."""
+    host = socket.gethostname().partition(".")[0]
+    return Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", host).replace("%p", str(os.getpid())))
+
+
+def connect(device: str) -> None:
+    """Have every rank connect to its neighbours and to every other: NCCL does so at the first use."""
+    ranks = dist.get_world_size()
+    dist.all_reduce(torch.ones(2**20, device=device))
+    sent = torch.ones(2**10 * ranks, device=device)
+    dist.all_to_all_single(torch.empty_like(sent), sent)
+    torch.cuda.synchronize(device)
 
 
 def close_group() -> None:

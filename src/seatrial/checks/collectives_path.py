@@ -1,0 +1,127 @@
+"""Which way does the data of collectives go: NVLink, shared memory, RDMA with or without the CPU's memory, or sockets?
+
+NCCL chooses by itself, and falls back without a word: a figure is worth little without its path.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.discover import fabric, nccl
+from seatrial.discover.nccl import NcclPath
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+
+class PathOptions(Options):
+    """``sockets``: that nodes talk over sockets is meant so, though they have RDMA ports."""
+
+    sockets: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one rank's NCCL told, and the RDMA ports of its node that are up."""
+
+    path: NcclPath
+    active_ports: tuple[str, ...]
+    unknown: str  # why its log could not be read
+
+
+def measure(place: Place, options: PathOptions) -> Iterator[Observation]:
+    """Let all ranks connect, then read what each one's NCCL wrote. Raises SeatrialError where a log tells nothing."""
+    from seatrial.bench import group, rank
+
+    group.connect(place.device)
+    ways = rank.gather(_way(place))
+    subjects = rank.gather(place.subject)
+    unknown = {subject: way.unknown for subject, way in zip(subjects, ways, strict=True) if way.unknown}
+    if unknown:
+        raise SeatrialError(f"NCCL's own log does not tell its path: {unknown}")
+    if place.rank == 0:
+        yield from (Fact(name=name, value=value) for name, value in _facts(ways, subjects, options).items())
+        yield from _metrics(ways)
+
+
+def _way(place: Place) -> Way:
+    from seatrial.bench import group
+
+    rdma = fabric.read_rdma(place.root)
+    active = tuple(
+        f"{device.name}/{port.port}" for device in rdma.devices for port in device.ports if port.state == "ACTIVE"
+    )
+    try:
+        path = nccl.read(group.nccl_log())
+    except OSError as error:
+        return Way(NcclPath(), active, f"{error.strerror}: {error.filename}")
+    return Way(path, active, "" if path.transports else "no line on how it connected (NCCL_DEBUG, NCCL_DEBUG_SUBSYS?)")
+
+
+def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -> Mapping[str, object]:
+    total = sum((Counter(way.path.transports) for way in ways), Counter[str]())
+    first = ways[0].path
+    by_rank = {subject: way.path.transports for subject, way in zip(subjects, ways, strict=True)}
+    ports = {subject: list(way.active_ports) for subject, way in zip(subjects, ways, strict=True) if way.active_ports}
+    shares = ", ".join(f"{count} connections by {name}" for name, count in total.most_common())
+    return {
+        "backend": "nccl",
+        "nccl_version": first.version,
+        "network": first.network,
+        "net_plugin": first.plugin or "none loaded",
+        "channels": first.channels,
+        "nvls_channels": first.nvls_channels,
+        "settings": first.settings,
+        "transports": dict(total),
+        "transports_by_rank": by_rank,
+        "active_rdma_ports": ports,
+        "sockets_meant": "yes" if options.sockets else "no",
+        "how": f"{shares}, as NCCL {first.version} wrote in the logs of {len(ways)} ranks on {first.nodes} nodes, "
+        "after an all-reduce and an all-to-all; network between nodes: "
+        f"{first.network or 'not told'}, plugin: {first.plugin or 'none'}",
+    }
+
+
+def _metrics(ways: Sequence[Way]) -> Iterator[Metric]:
+    values = {
+        "past_rdma": sum(way.path.over_sockets and bool(way.active_ports) for way in ways),
+        "over_sockets": sum(way.path.over_sockets for way in ways),
+        "without_gdr": sum(way.path.without_gdr for way in ways),
+    }
+    for name, value in values.items():
+        yield Metric(name=name, value=value, unit="ranks", subject=CLUSTER)
+
+
+CHECK = Check(
+    name="collectives.path",
+    title="The way that collectives take",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={"past_rdma": "ranks", "over_sockets": "ranks", "without_gdr": "ranks"},
+    rules=(
+        Rule(
+            metric="past_rdma",
+            expect="== 0 ranks",
+            where={"sockets_meant": "no"},
+            shows=("transports_by_rank", "active_rdma_ports", "settings"),
+            why="NCCL talks over TCP sockets although its node has an active RDMA port: a tenth of the speed, or less",
+            remedy="ibstat; ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited; then look for "
+            "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. Where "
+            "it is meant so: --set checks.collectives.path.options.sockets=true",
+        ),
+        Rule(
+            metric="without_gdr",
+            expect="== 0 ranks",
+            breach=Outcome.WARN,
+            shows=("transports_by_rank",),
+            why="RDMA goes by way of host memory (no GDRDMA): each byte crosses PCIe twice, and the CPU's memory",
+            remedy="lsmod | grep nvidia_peermem (or a kernel with dma-buf and an open driver); nvidia-smi topo -m: NIC "
+            "and GPU should share a switch (PIX, PXB); NCCL_NET_GDR_LEVEL",
+        ),
+    ),
+    measure=measure,
+    limit_s=120.0,
+    needs=Needs(gpus=True, ranks=2),
+    options=PathOptions,
+)
