@@ -12,6 +12,7 @@ from seatrial import report
 from seatrial.collect import Collected
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
+from seatrial.journal import Journal, Record
 from seatrial.model import Job, Machine, Measurement, Outcome, Trial, Verb
 from seatrial.plan import Plan
 from seatrial.rundir import Request, RunDir
@@ -85,6 +86,37 @@ def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, n
     back = collected(run_dir)
     _take_up(back, HERE)
     assert back.measurements == [], "and coming back does not bring them back"
+
+
+def test_killed_while_it_forgets_another_machine_it_still_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    other = Machine(host="other", gpus=())
+    append, written = Journal.append, []
+
+    def one_line_then_death(journal: Journal, record: Record) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(record)
+        append(journal, record)
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(Journal, "append", one_line_then_death)
+        _take_up(collected(run_dir), other)
+    again = collected(run_dir)
+    _take_up(again, other)
+    assert written
+    assert again.measurements == []
+
+
+def test_where_gpus_cannot_be_looked_for_there_may_be_some() -> None:
+    blind = Survey({}, GpuFacts(unavailable="no driver", unread={"pci_devices": "/sys: hidden"}))
+    assert "is not known: no driver; /sys: hidden" in (blind.devices(request().config).trouble or "")
+    assert blind.devices(request(gpus_per_node=0).config).trouble is None
+    assert Survey({}, GpuFacts(unavailable="no driver")).devices(request().config).trouble is None
 
 
 def test_the_machine_is_what_cuda_may_use_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,8 @@ class Survey:
             return Devices(
                 usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
             )
+        if not usable and self.gpus.untold:
+            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
             why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
             return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
@@ -173,12 +175,13 @@ def _take_up(collected: Collected, here: Machine) -> None:
     again = {one.check for one in kept.measurements if one.error}
     if kept.machine != here:
         again = {one.check for one in kept.measurements}
-        collected.run_dir.keep_machine(here)
     if kept.machine != here and kept.machine and again:
         was, now = ("; ".join([one.host or "nodes of Slurm's choice", *one.gpus]) for one in (kept.machine, here))
         collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
     if again:
         collected.run_dir.forget(again)
+    if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
+        collected.run_dir.keep_machine(here)
     collected.measurements = [one for one in kept.measurements if one.check not in again]
     collected.results, collected.sessions = kept.results, kept.sessions
 
