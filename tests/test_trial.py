@@ -95,7 +95,8 @@ def test_killed_while_it_forgets_another_machine_it_still_forgets(
     run_dir.keep_machine(HERE)
     run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
     other = Machine(host="other", gpus=())
-    append, written = Journal.append, []
+    append = Journal.append
+    written: list[Record] = []
 
     def one_line_then_death(journal: Journal, record: Record) -> None:
         if written:
