@@ -72,6 +72,13 @@ def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
     assert _done(plan, [first, second]) == ["train.cnn"]
 
 
+def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
+    skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
+    alone = JOB.model_copy(update={"ranks_per_node": 1})
+    assert _done(Plan((alone,), (), {}), [skipped]) == []
+    assert _done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
+
+
 @pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
 def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())

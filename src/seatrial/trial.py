@@ -239,7 +239,9 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Checks of which every place has been measured."""
     expected = {name: job.places for job in plan.jobs for name in job.checks}
     settled = {one.check for one in plan.settled}
-    ranks = {name: {one.rank for one in measurements if one.check == name} for name in {m.check for m in measurements}}
+    ranks: dict[str, set[int]] = {one.check: set() for one in measurements}
+    for one in measurements:
+        ranks[one.check] |= set() if one.rank is None else {one.rank}  # without one it was settled, by an earlier plan
     return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
 
 

@@ -57,6 +57,11 @@ def test_two_nodes_of_one_name_cannot_be_told_apart() -> None:
     assert fault == "2 nodes were to be measured, and the measurements name 1: localhost"
 
 
+def test_two_ranks_on_one_gpu_have_not_measured_two() -> None:
+    on_gpus = [Measurement(check="a", subject=f"n{rank // 2}/gpu0", rank=rank) for rank in range(4)]
+    assert faults(*on_gpus) == ["4 ranks were to be at as many places, and several are at n0/gpu0, n1/gpu0"]
+
+
 def test_a_promise_raised_after_the_measuring_is_not_kept() -> None:
     everywhere = [on(rank) for rank in range(4)]
     assert faults(*everywhere, cluster=Cluster(nodes=4)) == ["planned for 2 nodes, and 4 were promised"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
@@ -38,6 +39,11 @@ def _absent(job: Job, own: Sequence[Measurement]) -> Iterator[str]:
     nodes = _nodes(own)
     if len(nodes) != job.nodes:
         yield f"{job.nodes} nodes were to be measured, and the measurements name {len(nodes)}: {', '.join(nodes)}"
+        return
+    ranks = {one.rank: one.subject for one in own}
+    twice = [subject for subject, count in Counter(ranks.values()).items() if count > 1]
+    if twice:
+        yield f"{job.places} ranks were to be at as many places, and several are at {', '.join(twice[:_NAMED])}"
 
 
 def _here_and_there(own: Sequence[Measurement]) -> Iterator[str]:
