@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +310,39 @@ def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path:
     assert done.returncode == 3, done.stderr
     assert "No space left on device" in done.stderr
     assert load(tmp_path / "out").decision.value is Verb.ACCEPTED
+
+
+@pytest.mark.parametrize("gone", ["/dev/full", "a pipe without a reader"])
+def test_nobody_looking_at_the_progress_ends_no_trial(trial: Path, tmp_path: Path, gone: str) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(out)]
+    with _unwritable(gone) as stream:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "ACCEPTED" in done.stdout
+    assert load(out).decision.value is Verb.ACCEPTED
+
+
+def test_a_reader_who_has_gone_is_no_rejection(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(out)]
+    with _unwritable("a pipe without a reader") as stream:
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGPIPE, done.stderr
+    assert "Traceback" not in done.stderr
+    assert load(out).decision.value is Verb.ACCEPTED
+
+
+@contextmanager
+def _unwritable(what: str) -> Iterator[int]:
+    """A descriptor to which nothing can be written."""
+    if what.startswith("/"):
+        descriptor = os.open(what, os.O_WRONLY)
+    else:
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    yield descriptor
+    os.close(descriptor)
 
 
 def test_variables_of_another_job_in_our_environment(tmp_path: Path) -> None:

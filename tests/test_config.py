@@ -72,6 +72,10 @@ def test_a_scheduler_promises_gpus_unless_somebody_says_otherwise() -> None:
     )
 
 
+def test_a_scheduler_that_gave_no_gpu_asks_for_no_rehearsal() -> None:
+    assert resolved("quick", environ={"SLURM_GPUS_ON_NODE": "0"}).config.cluster.gpus_per_node is None
+
+
 def test_a_scheduler_that_gave_less_than_the_trial_promises_does_not_lower_the_promise(tmp_path: Path) -> None:
     path = tmp_path / "eight.yaml"
     path.write_text("cluster: {gpus_per_node: 8}\nchecks: {host.inventory: }\n")

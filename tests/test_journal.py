@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from seatrial.journal import Follower, Journal, read
@@ -51,6 +52,13 @@ def test_a_follower_complains_once_and_goes_on(tmp_path: Path) -> None:
     assert follower.poll() == [{"a": 1}]
     assert follower.poll() == []
     assert len(follower.complaints) == 3
+
+
+def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        assert Follower(path).poll() == []
+        assert read(path) == ([], [])
 
 
 def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from seatrial import report
 from seatrial.collect import Collected
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
+from seatrial.journal import Journal, Record
 from seatrial.model import Job, Machine, Measurement, Outcome, Trial, Verb
 from seatrial.plan import Plan
 from seatrial.rundir import Request, RunDir
@@ -71,6 +72,13 @@ def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
     assert _done(plan, [first, second]) == ["train.cnn"]
 
 
+def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
+    skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
+    alone = JOB.model_copy(update={"ranks_per_node": 1})
+    assert _done(Plan((alone,), (), {}), [skipped]) == []
+    assert _done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
+
+
 @pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
 def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
@@ -87,10 +95,78 @@ def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, n
     assert back.measurements == [], "and coming back does not bring them back"
 
 
+def test_killed_while_it_forgets_another_machine_it_still_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    other = Machine(host="other", gpus=())
+    append = Journal.append
+    written: list[Record] = []
+
+    def one_line_then_death(journal: Journal, record: Record) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(record)
+        append(journal, record)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Journal, "append", one_line_then_death)
+        with pytest.raises(KeyboardInterrupt):
+            _take_up(collected(run_dir), other)
+    again = collected(run_dir)
+    _take_up(again, other)
+    assert written
+    assert again.measurements == []
+
+
+def test_where_gpus_cannot_be_looked_for_there_may_be_some() -> None:
+    blind = Survey({}, GpuFacts(unavailable="no driver", unread={"pci_devices": "/sys: hidden"}))
+    assert "is not known: no driver; /sys: hidden" in (blind.devices(request().config).trouble or "")
+    assert blind.devices(request(gpus_per_node=0).config).trouble is None
+    assert Survey({}, GpuFacts(unavailable="no driver")).devices(request().config).trouble is None
+
+
 def test_the_machine_is_what_cuda_may_use_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     settings = request().config
     assert survey("H200", "H200").machine(settings).gpus == ("GPU-1",)
+
+
+def test_a_trials_own_variables_choose_gpus_as_well() -> None:
+    hidden = request().config.model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": ""}})
+    two = survey("H200", "H200")
+    assert "CUDA_VISIBLE_DEVICES hides them all" in two.obstacle(hidden)
+    second = request().config.model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": "1"}})
+    assert (two.machine(second).gpus, two.devices(second).usable_gpus) == (("GPU-1",), 1)
+
+
+def test_a_gpu_that_is_lost_is_an_obstacle_unless_somebody_set_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = GpuFacts(gpus=(Gpu(index=0, uuid="GPU-0"),), lost=("gpu1: GPU is lost",))
+    one_left = Survey({}, gpus)
+    assert one_left.obstacle(request().config) == "1 of the 2 GPUs of this machine can be used: gpu1: GPU is lost"
+    assert one_left.devices(request().config).trouble is None, "what is left is measured"
+    assert one_left.obstacle(request(gpus_per_node=1).config) == ""
+    assert survey("H200").obstacle(request().config) == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert one_left.obstacle(request().config) == ""
+
+
+def test_another_driver_or_kernel_makes_another_machine() -> None:
+    def of(kernel: str, driver: str) -> Machine:
+        facts = {"host": {"os": {"kernel": kernel}, "software": {"torch": "2.13.0"}}}
+        return Survey(facts, GpuFacts(driver=driver)).machine(request().config)
+
+    assert of("6.1", "580") == of("6.1", "580")
+    assert len({of("6.1", "580"), of("6.2", "580"), of("6.1", "590")}) == 3
+    assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").system)
+
+
+def test_a_rehearsal_on_a_machine_with_gpus_says_so() -> None:
+    plan = Plan((JOB,), (), {})
+    assert "no GPU used, though there are 2" in _scope(request(gpus_per_node=0).config, plan, survey("H200", "H200"))
+    assert _scope(request(gpus_per_node=0).config, plan, survey()).startswith("REHEARSAL: 1 node, no GPU;")
 
 
 def test_the_scope_speaks_of_the_gpus_that_are_used() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -105,7 +106,8 @@ def run(
         raise
     _finish(result, as_json, report if _version(report) != before else None)
     if result.decision.value is Verb.INCOMPLETE:
-        print(f"To measure what is missing: seatrial run --resume {run_dir.path}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"To measure what is missing: seatrial run --resume {run_dir.path}", file=sys.stderr)
     raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
 
 
@@ -333,15 +335,15 @@ def _print_json(value: object) -> None:
 
 
 def _stdout() -> Console:
-    from rich.console import Console
+    from seatrial.report.console import Stream
 
-    return Console()
+    return Stream()
 
 
 def _stderr() -> Console:
-    from rich.console import Console
+    from seatrial.report.console import Stream
 
-    return Console(stderr=True)
+    return Stream(stderr=True)
 
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -355,7 +357,8 @@ def _stop_once(_number: int, _frame: object) -> None:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"seatrial: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nowhere to say it: the exit code still tells
+        print(f"seatrial: {text}", file=sys.stderr)
     return code
 
 
@@ -387,6 +390,5 @@ def main() -> None:
             error.show()
             code = EXIT_USAGE
         else:  # a defect of ours, or a full disk behind stdout: Python's own exit code 1 would read as REJECTED
-            traceback.print_exc()
-            code = EXIT_CODES[Verb.INCOMPLETE]
+            code = _say(traceback.format_exc(), EXIT_CODES[Verb.INCOMPLETE])
     sys.exit(code)

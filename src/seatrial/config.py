@@ -181,7 +181,8 @@ def _dotted(name: str) -> str:
 def _from_scheduler(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
     """What a scheduler has promised to the job that we run in."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
-    return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus else []
+    # none given is no wish for a rehearsal: that is asked for by --gpus-per-node 0
+    return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus and gpus.strip("0") else []
 
 
 def _split(key: str, known: Mapping[str, CheckSchema]) -> tuple[str, ...]:

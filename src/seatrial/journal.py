@@ -41,7 +41,7 @@ class Journal:
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a journal, and a complaint for every line that is no JSON object (a cut-off line, say)."""
     records, complaints = [], []
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
         if not line.strip():
             continue
         record = _record(line)
@@ -77,7 +77,7 @@ class Follower:
         self._offset = 0
 
     def poll(self) -> list[Record]:
-        if not self.path.exists():
+        if not self.path.is_file():  # not there yet; what is no file (a pipe would hold us) is never there
             return []
         with self.path.open("rb") as file:
             file.seek(self._offset)

@@ -389,6 +389,7 @@ class Machine(Frozen):
 
     host: str = Field(description="the name of this host; empty where a scheduler chooses the nodes")
     gpus: tuple[str, ...] = Field(description="UUIDs of the GPUs that may be used")
+    system: tuple[str, ...] = Field(default=(), description="versions of what was measured with: kernel, driver, torch")
 
 
 class Session(Frozen):

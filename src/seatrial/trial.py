@@ -62,11 +62,13 @@ class Survey:
             return Devices(offered, promised=offered)
         if promised == 0:
             return Devices(0)
-        usable = len(gpu.visible(self.gpus, os.environ))
+        usable = len(self.visible(settings))
         if promised is not None and usable < promised:
             return Devices(
                 usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
             )
+        if not usable and self.gpus.untold:
+            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
             why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
             return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
@@ -76,8 +78,34 @@ class Survey:
         """Whose figures these will be. Under Slurm each measurement names its node itself."""
         if by_slurm(settings):
             return Machine(host="", gpus=())
-        visible = gpu.visible(self.gpus, os.environ)
-        return Machine(host=socket.gethostname(), gpus=tuple(one.uuid or f"gpu{one.index}" for one in visible))
+        gpus = tuple(one.uuid or f"gpu{one.index}" for one in self.visible(settings))
+        return Machine(host=socket.gethostname(), gpus=gpus, system=self._system())
+
+    def visible(self, settings: Config) -> tuple[gpu.Gpu, ...]:
+        """The GPUs that the workers may use: the trial's own variables reach them too."""
+        return gpu.visible(self.gpus, {**os.environ, **settings.env})
+
+    def obstacle(self, settings: Config) -> str:
+        """Why not every GPU is used that nobody set aside; empty where all are. Fewer GPUs skip what needs several."""
+        devices = self.devices(settings)
+        if devices.trouble:
+            return devices.trouble
+        chosen = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
+        if chosen or by_slurm(settings) or self.gpus.present <= devices.usable_gpus:
+            return ""
+        why = "; ".join([*self.gpus.lost, *self.gpus.unaccounted])
+        return f"{devices.usable_gpus} of the {self.gpus.present} GPUs of this machine can be used: {why}"
+
+    def _system(self) -> tuple[str, ...]:
+        """What else makes another machine of one with this name, or with these GPUs."""
+        found = self.facts.get("host", {})
+        told = {
+            "kernel": found.get("os", {}).get("kernel"),
+            "driver": self.gpus.driver,
+            "torch": found.get("software", {}).get("torch"),
+            "seatrial": __version__,
+        }
+        return tuple(f"{name} {version}" for name, version in told.items() if version)
 
 
 def run(run_dir: RunDir, show: Show) -> Trial:
@@ -173,12 +201,15 @@ def _take_up(collected: Collected, here: Machine) -> None:
     again = {one.check for one in kept.measurements if one.error}
     if kept.machine != here:
         again = {one.check for one in kept.measurements}
-        collected.run_dir.keep_machine(here)
     if kept.machine != here and kept.machine and again:
-        was, now = ("; ".join([one.host or "nodes of Slurm's choice", *one.gpus]) for one in (kept.machine, here))
+        was, now = (
+            "; ".join([one.host or "nodes of Slurm's choice", *one.gpus, *one.system]) for one in (kept.machine, here)
+        )
         collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
     if again:
         collected.run_dir.forget(again)
+    if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
+        collected.run_dir.keep_machine(here)
     collected.measurements = [one for one in kept.measurements if one.check not in again]
     collected.results, collected.sessions = kept.results, kept.sessions
 
@@ -208,7 +239,9 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Checks of which every place has been measured."""
     expected = {name: job.places for job in plan.jobs for name in job.checks}
     settled = {one.check for one in plan.settled}
-    ranks = {name: {one.rank for one in measurements if one.check == name} for name in {m.check for m in measurements}}
+    ranks: dict[str, set[int]] = {one.check: set() for one in measurements}
+    for one in measurements:
+        ranks[one.check] |= set() if one.rank is None else {one.rank}  # without one it was settled, by an earlier plan
     return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
 
 
@@ -275,7 +308,7 @@ def _record(
     begun: float,
 ) -> Trial:
     request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
-    trouble = survey.devices(settings).trouble or ""
+    trouble = survey.obstacle(settings)
     seconds = _check_seconds(list(settings.checks), measurements)
     now = Session(
         started=time.time() - (time.monotonic() - begun),
@@ -350,13 +383,14 @@ def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
     if devices.trouble:
         return f"{nodes}; {devices.trouble}"
     if not devices.usable_gpus:
-        return f"REHEARSAL: {nodes}, no GPU; this says nothing about GPUs or a fabric"
+        there = f"no GPU used, though there are {survey.gpus.present}" if survey.gpus.present else "no GPU"
+        return f"REHEARSAL: {nodes}, {there}; this says nothing about GPUs or a fabric"
     used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial computes on a GPU"
     if by_slurm(settings):
         return f"{nodes} of a Slurm cluster, {used} GPUs each"
-    visible = gpu.visible(survey.gpus, os.environ)
+    visible = survey.visible(settings)
     models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))
     rest = f" of {len(visible)}" if used < len(visible) else ""
     unpromised = "" if settings.cluster.gpus_per_node else "; nobody said how many were promised (--gpus-per-node)"

@@ -371,9 +371,14 @@ def test_ecc_off_everywhere_warns_and_its_counts_do_not_apply(trial: Trial) -> N
 
 class TestMissing:
     def test_a_machine_without_gpus_is_skipped(self, trial: Trial) -> None:
+        (trial.root / "sys/bus").mkdir(parents=True)
         found = trial.measure(FakeNvml(init=refusal("LibraryNotFound")))
         assert found.error is None
         assert (found.skipped or "").startswith("no NVIDIA GPU on this machine and none promised")
+
+    def test_where_it_cannot_be_looked_for_it_is_not_skipped(self, trial: Trial) -> None:
+        found = trial.measure(FakeNvml(init=refusal("LibraryNotFound")))
+        assert "whether there are GPUs is not known" in (found.error or "")
 
     def test_a_promise_of_none_is_kept_by_none(self, trial: Trial) -> None:
         assert trial.measure(FakeNvml(init=refusal("LibraryNotFound")), promised=0).skipped

@@ -299,6 +299,18 @@ def test_a_bus_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "No such file" in facts.unread["pci_devices"]
 
 
+@pytest.mark.parametrize(("folder", "known"), [("sys/bus/pci/devices", True), ("sys/bus", True), ("sys", False)])
+def test_where_neither_driver_nor_bus_can_be_asked_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, known: bool
+) -> None:
+    FakeNvml(init=refusal("LibraryNotFound")).install(monkeypatch)
+    (tmp_path / folder).mkdir(parents=True)
+    facts = gpu.read(tmp_path)
+    assert (facts.untold is None) == known
+    if not known:
+        assert "sys/bus/pci/devices: No such file" in (facts.untold or "")
+
+
 def test_the_other_gpus_of_a_containers_host_are_withheld(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeNvml(h200(0), h200(1)).install(monkeypatch)
     bus(tmp_path, *PCI[:2])

@@ -68,6 +68,12 @@ def test_a_check_that_is_not_required_may_be_missing_but_not_bad() -> None:
     assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.FAIL), required=required) is Verb.REJECTED
 
 
+def test_what_is_not_required_and_not_known_is_named_beside_the_decision() -> None:
+    said = (verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR))
+    decision = decide({"a": True, "b": False}, said, {}, "")
+    assert decision.reason == "1 check passed; not required, and not known: b is ERROR"
+
+
 def test_what_was_left_out_keeps_the_trial_incomplete() -> None:
     said = (verdict("a", Outcome.PASS), verdict("b", Outcome.SKIP))
     required = {"a": True, "b": True}

@@ -46,9 +46,20 @@ def test_many_missing_ranks_are_counted_and_some_named() -> None:
     assert fault == "not measured everywhere: 19 of 20 ranks are missing (1, 2, 3, 4, 5, 6, 7, 8, …)"
 
 
+def test_what_applies_at_one_place_applies_at_all() -> None:
+    (fault,) = faults(*(on(rank) for rank in range(3)), on(3, skipped="no GPU here"))
+    assert fault == "measured at 3 of 4 places; not at n1/rank3: no GPU here"
+    assert faults(*(on(rank, skipped="no GPU here") for rank in range(4))) == []
+
+
 def test_two_nodes_of_one_name_cannot_be_told_apart() -> None:
     (fault,) = faults(*(on(rank, node="localhost") for rank in range(4)))
     assert fault == "2 nodes were to be measured, and the measurements name 1: localhost"
+
+
+def test_two_ranks_on_one_gpu_have_not_measured_two() -> None:
+    on_gpus = [Measurement(check="a", subject=f"n{rank // 2}/gpu0", rank=rank) for rank in range(4)]
+    assert faults(*on_gpus) == ["4 ranks were to be at as many places, and several are at n0/gpu0, n1/gpu0"]
 
 
 def test_a_promise_raised_after_the_measuring_is_not_kept() -> None:

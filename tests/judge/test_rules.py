@@ -226,6 +226,31 @@ def test_unknown_hardware_in_a_fleet_is_judged_by_the_fleets_median() -> None:
     assert said[4].judged_by.startswith("median of 5 subjects on NVIDIA Strange: 100 GB/s (no SKU data")
 
 
+def test_a_reference_in_another_unit_judges_nothing() -> None:
+    site = Baseline(
+        name="lab",
+        learned_from=("a",),
+        expected={"all_reduce": (Expected(gpus=4, nodes=1, value=0.4, unit="TB/s", source="s", gpu="NVIDIA Test"),)},
+    )
+    (verdict,) = verdicts(check(BY_BASELINE), measured(10, facts=FOUR), site=site)
+    assert verdict.outcome is Outcome.UNJUDGED
+    assert "site lab has it in 'TB/s' (0.4), which is not compared with 'GB/s'" in verdict.reason
+    (weak,) = verdicts(check(BY_BASELINE), measured(10, facts=FOUR), expect={"speed": Limit.parse("> 0.1")}, site=site)
+    assert "HARDLY" not in weak.judged_by
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(599, Outcome.PASS), (4000, Outcome.UNJUDGED)])
+def test_more_than_the_hardware_can_do_was_measured_wrongly(value: float, outcome: Outcome) -> None:
+    assert judged(check(BY_BASELINE), measured(value, facts=FOUR)) == [("cluster", outcome)]
+
+
+def test_unnamed_devices_and_zeros_are_no_fleet() -> None:
+    what = check(BY_BASELINE, scope=Scope.NODE)
+    unnamed = [measured(100, subject=f"n{index}", facts={"world_size": 1, "nodes": 1}) for index in range(4)]
+    assert {outcome for _, outcome in judged(what, *unnamed)} == {Outcome.UNJUDGED}
+    assert {one.outcome for one in verdicts(what, *fleet(0, 0, 0, 100))} == {Outcome.UNJUDGED}
+
+
 def test_two_can_never_outvote_each_other() -> None:
     what = check(BY_BASELINE, scope=Scope.NODE)
     assert [one.outcome for one in verdicts(what, *fleet(100, 50))] == [Outcome.UNJUDGED] * 2

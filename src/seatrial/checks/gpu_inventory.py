@@ -58,6 +58,8 @@ def measure(place: Place, _options: Options) -> Iterator[Observation]:
     """
     facts = discover.read(place.root)
     promised = place.promised_gpus or 0
+    if facts.untold and place.promised_gpus is None:
+        raise SeatrialError(facts.untold)
     if not facts.gpus and not facts.present and not promised:
         reason = f" ({facts.unavailable})" if facts.unavailable else ""
         raise NotApplicable(f"no NVIDIA GPU on this machine and none promised{reason}")

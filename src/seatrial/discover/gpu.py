@@ -64,6 +64,14 @@ class GpuFacts(Frozen):
         return max(on_the_bus, len(self.gpus) + len(self.lost))
 
     @property
+    def untold(self) -> str | None:
+        """Why nobody can say whether there are GPUs; None where the driver or the bus has been asked."""
+        unseen = self.unread.get("pci_devices")
+        if not self.unavailable or not unseen:
+            return None
+        return f"whether there are GPUs is not known: {self.unavailable}; {unseen}"
+
+    @property
     def unaccounted(self) -> tuple[str, ...]:
         """PCI addresses of GPUs that should be usable here and are not among ``gpus``."""
         used = {gpu.pci_bus_id for gpu in self.gpus}
@@ -215,6 +223,9 @@ def _shared_links(a: Gpu, b: Gpu) -> int:
 
 def _pci_gpus(root: Path, attempt: reading.Attempts) -> tuple[str, ...]:
     folder = reading.under(root, "/sys/bus/pci/devices")
+    buses = folder.parent.parent
+    if buses.is_dir() and not folder.parent.exists():  # a machine without PCI, not one that hides it
+        return ()
     addresses = attempt("pci_devices", lambda: reading.names(folder)) or []
     return tuple(address for address in addresses if _is_nvidia_gpu(folder / address, attempt))
 

@@ -54,6 +54,11 @@ class Fleet:
     def large_enough(self) -> bool:
         return len(self.values) >= FLEET
 
+    @property
+    def known(self) -> bool:
+        """Whether it says what others of the model reach: of unnamed devices nobody knows that they are of one."""
+        return bool(self.model) and self.large_enough and self.median > 0
+
     @cached_property
     def median(self) -> float:
         return median(self.values)
@@ -92,7 +97,9 @@ class Known:
         The facts read are ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
         published = self.published(key, facts)
-        if isinstance(published, Reference) or not fleet.large_enough:
+        if isinstance(published, Reference):
+            return published if published.unit == unit else _other_unit(published, unit)
+        if not fleet.known:
             return published
         count = f"{len(fleet.values)} subjects on {fleet.model}"
         source = f"{published}; the fleet's own median says who is slower than the rest, not whether all are slow"
@@ -111,6 +118,10 @@ class Known:
 
 
 NOTHING = Known()
+
+
+def _other_unit(reference: Reference, unit: str) -> str:
+    return f"{reference.of} has it in {reference.unit!r} ({reference.value:g}), which is not compared with {unit!r}"
 
 
 def _fitting(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str) -> Expected | None:

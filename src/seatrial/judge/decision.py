@@ -34,10 +34,12 @@ def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:
     said = {name: worst(one.outcome for one in verdicts if one.check == name) for name in required}
     skipped = sorted(name for name, outcome in said.items() if outcome is Outcome.SKIP)
     warned = sorted(name for name, outcome in said.items() if outcome is Outcome.WARN)
+    unknown = [f"{name} is {outcome}" for name, outcome in said.items() if outcome not in _GOOD]
     passed = [name for name, is_required in required.items() if is_required and name not in skipped]
     reason = f"{_count(passed)} passed"
     reason += f", {len(skipped)} did not apply ({', '.join(skipped)})" if skipped else ""
-    return reason + (f", with warnings in {', '.join(warned)}" if warned else "")
+    reason += f", with warnings in {', '.join(warned)}" if warned else ""
+    return reason + (f"; not required, and not known: {', '.join(unknown)}" if unknown else "")
 
 
 def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
@@ -21,7 +22,8 @@ def unproven(
     if not own or any(one.error for one in own):
         return
     job = next((job for job in jobs if check in job.checks), None)
-    faults = [*_absent(job, own), *_other_promise(job, cluster), *_elsewhere(check, jobs, measurements)] if job else []
+    faults = [*_absent(job, own), *_here_and_there(own), *_other_promise(job, cluster)] if job else []
+    faults += _elsewhere(check, jobs, measurements)
     if job is None and not all(one.skipped for one in own):
         faults = ["it was measured, and no job of the plan has it"]
     for fault in faults:
@@ -37,6 +39,19 @@ def _absent(job: Job, own: Sequence[Measurement]) -> Iterator[str]:
     nodes = _nodes(own)
     if len(nodes) != job.nodes:
         yield f"{job.nodes} nodes were to be measured, and the measurements name {len(nodes)}: {', '.join(nodes)}"
+        return
+    ranks = {one.rank: one.subject for one in own}
+    twice = [subject for subject, count in Counter(ranks.values()).items() if count > 1]
+    if twice:
+        yield f"{job.places} ranks were to be at as many places, and several are at {', '.join(twice[:_NAMED])}"
+
+
+def _here_and_there(own: Sequence[Measurement]) -> Iterator[str]:
+    """What applies at one place applies at all: the places of a job are to be alike."""
+    without = [one for one in own if one.skipped]
+    if without and len(without) < len(own):
+        names = ", ".join(one.subject for one in without[:_NAMED]) + (", …" if len(without) > _NAMED else "")
+        yield f"measured at {len(own) - len(without)} of {len(own)} places; not at {names}: {without[0].skipped}"
 
 
 def _other_promise(job: Job, cluster: Cluster) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -24,7 +26,7 @@ STYLES = {
 
 
 class Live:
-    """What a person sees while a trial runs."""
+    """What a person sees while a trial runs. A terminal that is gone, or a log that is full, ends no trial."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,7 +37,8 @@ class Live:
 
     def __enter__(self) -> Live:
         if self._console.is_terminal:
-            self._status.start()
+            with _whoever_looks():
+                self._status.start()
         else:
             self._line("discover")
         return self
@@ -43,7 +46,8 @@ class Live:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._status.stop()
+        with _whoever_looks():
+            self._status.stop()
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
         self._line(f"run directory {run_dir}")
@@ -61,7 +65,8 @@ class Live:
         """Called many times a second; says something new only when there is something new."""
         if self._console.is_terminal:
             elapsed = _clock(time.monotonic() - self._begun)
-            self._status.update(f"{elapsed}  {self._heading}: {escape(clean(words))}")
+            with _whoever_looks():
+                self._status.update(f"{elapsed}  {self._heading}: {escape(clean(words))}")
         elif words not in (self._words, "starting", "closing"):
             self._line(words if words.startswith("waiting") else f"running {words}")
             self._words = words
@@ -70,16 +75,25 @@ class Live:
         why = "" if outcome is Outcome.PASS else f": {reason}"
         style = STYLES[outcome]
         text = f"[{style}]{outcome:<8}[/] {escape(check)} ({seconds:.1f} s){escape(clean(why))}"
-        self._console.print(self._stamp() + text, soft_wrap=True, highlight=False)
+        self._print(text)
 
     def complain(self, text: str) -> None:
-        self._console.print(f"{self._stamp()}[bold red]{escape(clean(text))}[/]", soft_wrap=True, highlight=False)
+        self._print(f"[bold red]{escape(clean(text))}[/]")
 
     def _line(self, text: str) -> None:
-        self._console.print(self._stamp() + escape(clean(text)), soft_wrap=True, highlight=False)
+        self._print(escape(clean(text)))
+
+    def _print(self, markup: str) -> None:
+        with _whoever_looks():
+            self._console.print(self._stamp() + markup, soft_wrap=True, highlight=False)
 
     def _stamp(self) -> str:
         return f"{_clock(time.monotonic() - self._begun)}  "
+
+
+def _whoever_looks() -> AbstractContextManager[None]:
+    """For writing to standard error, which says nothing that the record does not hold."""
+    return contextlib.suppress(OSError)
 
 
 def _clock(seconds: float) -> str:
