@@ -74,6 +74,9 @@ class Slurm(Frozen):
     queue_s: float = Field(default=600, gt=0, description="give up when the job has not started by then")
     # used for the rendezvous where the first node's name does not resolve everywhere
     interface: str = "eth0"
+    scratch: str = Field(
+        default="/tmp", description="on each node: keeps what a job writes until it is fetched, where no RUN is shared"
+    )
 
 
 class Config(Frozen):

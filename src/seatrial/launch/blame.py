@@ -20,6 +20,8 @@ from seatrial.launch.ranks import Rank
 _FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
+# what the sbatch script says of a node that lacks something (sbatch.sh.j2)
+_PREFLIGHT = re.compile(r"^preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
 _ENDED_BY_TORCHRUN = -signal.SIGTERM
 
 
@@ -57,6 +59,8 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> Blame:
 
 def ended(ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> Blame:
     """The job exited with an error. ``epitaph`` is what a scheduler says of it, for want of a better cause."""
+    if missing := _missing(folder):
+        return missing
     exits = {int(m["rank"]): int(m["code"]) for m in _FAILURE.finditer(_text(folder / "launcher.err"))}
     for number, exit_code in exits.items():
         if exit_code < 0 and exit_code != _ENDED_BY_TORCHRUN and number < len(ranks):
@@ -75,6 +79,19 @@ def ended(ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> 
         ". ".join(filter(None, [epitaph or f"exit code {code}", _last_line(folder)])),
         None,
     )
+
+
+def _missing(folder: Path) -> Blame | None:
+    """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it."""
+    lacking: dict[str, list[str]] = {}
+    for match in _PREFLIGHT.finditer(_text(folder / "launcher.err")):
+        lacking.setdefault(match["what"].replace(match["node"], "\0"), []).append(match["node"])
+    if not lacking:
+        return None
+    nodes = sorted({node for those in lacking.values() for node in those})
+    whats = [(sorted(those), what.replace("\0", min(those))) for what, those in lacking.items()]
+    cause = "; ".join(what if len(nodes) == 1 else f"{', '.join(those[:8])}: {what}" for those, what in whats)
+    return Blame(", ".join(nodes[:8]), cause, None)
 
 
 def _signalled(rank: Rank, code: int) -> Blame:

@@ -11,8 +11,10 @@ import shlex
 import shutil
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
@@ -21,8 +23,9 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm import SlurmUnavailable
 from seatrial.discover.slurm_facts import Job as JobFacts
 from seatrial.launch.base import Rendered, Waiting, Whereabouts
+from seatrial.launch.collect_srun import Collector
 from seatrial.model import Job
-from seatrial.settings import Config
+from seatrial.settings import Config, Container
 from seatrial.settings import Slurm as Header
 
 # A job that is pending for one of these never starts by waiting (slurm.schedmd.com, "Job reason codes").
@@ -56,26 +59,29 @@ class SlurmLauncher:
         return None if shutil.which("sbatch") else "there is no sbatch here: run it on a login node of the cluster"
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
-        folder = run_dir / "jobs" / job.name
         settings = self._settings
         text = _template().render(
             job=job,
             attempt=attempt,
-            folder=str(folder),
-            header=_header(job, settings.slurm, folder / f"attempt{attempt}"),
+            run_dir=str(run_dir),
+            scratch=settings.slurm.scratch,
+            header=_header(job, settings.slurm),
+            needs=_needs(settings),
             environment=_environment(settings, job),
             cpus=settings.slurm.cpus_per_task or '"$SLURM_CPUS_ON_NODE"',
             interface=settings.slurm.interface,
-            srun_flags=_srun_flags(settings, run_dir),
-            python=shlex.join(_python(settings, run_dir)),
+            srun_flags=_srun_flags(settings.container),
+            python=_python(settings),
         )
         return Rendered(argv=("sbatch", "--parsable"), env={}, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
-        script = folder / "job.sbatch"
+        script, token = folder / "job.sbatch", uuid.uuid4().hex
         script.write_text(rendered.text, encoding="utf-8")
-        answer = slurm.call([*rendered.argv, str(script)])
-        return SlurmJob(answer.strip().partition(";")[0], self._settings.slurm.queue_s)
+        (folder / "token").write_text(token, encoding="utf-8")
+        job_id = slurm.call([*rendered.argv, str(script), token]).strip().partition(";")[0]
+        node_dir = f"{self._settings.slurm.scratch}/seatrial-{job_id}"
+        return SlurmJob(job_id, self._settings.slurm.queue_s, Collector(job_id, node_dir, folder))
 
 
 @dataclass
@@ -84,15 +90,20 @@ class SlurmJob:
 
     id: str
     queue_s: float
+    collector: Collector
     submitted: float = field(default_factory=time.monotonic)
     _asked: float = 0.0
     _last: JobFacts | None = None
 
     def poll(self) -> int | None:
         job = self._look()
-        if job is None or not (job.gone or not job.known):
+        if job is None or job.pending:
             return None
-        return 0 if job.state == "COMPLETED" else job.exit_code or 1
+        self.collector.look(job.nodes)
+        if not (job.gone or not job.known):
+            return 1 if self.collector.trouble() else None
+        self.collector.close()
+        return 0 if job.state == "COMPLETED" and self.collector.finished else job.exit_code or 1
 
     def waiting(self) -> Waiting | None:
         job = self._look()
@@ -111,16 +122,26 @@ class SlurmJob:
 
     def epitaph(self) -> str:
         job = self._last
-        if job is None or job.state == "COMPLETED":
+        if job is None:
             return ""
-        return f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
+        said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
+        return ". ".join(filter(None, [self.collector.lost(), said if job.ended and job.state != "COMPLETED" else ""]))
 
     def cancel(self) -> None:
         job = self._look(now=True)
         if job is not None and job.gone:
+            self.collector.close()
             return
+        if self.collector.active:
+            self.collector.end_early()
+            self._wait(15)
+        self.collector.close()
         shell.ask(["scancel", self.id], timeout_s=30)
-        deadline = time.monotonic() + 60  # KillWait is 30 s by default: SIGTERM first, SIGKILL then
+        self._wait(60)  # KillWait is 30 s by default: SIGTERM first, SIGKILL then
+
+    def _wait(self, seconds: float) -> None:
+        """For the job to be gone."""
+        deadline = time.monotonic() + seconds
         while (job := self._look(now=True)) is not None and not job.gone and time.monotonic() < deadline:
             time.sleep(0.2)
 
@@ -133,7 +154,7 @@ class SlurmJob:
         return self._last
 
 
-def _header(job: Job, wanted: Header, folder: Path) -> list[str]:
+def _header(job: Job, wanted: Header) -> list[str]:
     """The #SBATCH lines, in the order in which a person would write them."""
     gpus = f"gpu:{job.promised_gpus}" if job.promised_gpus else None
     minutes = wanted.time_min or math.ceil(job.limit_s / 60) + 1
@@ -152,12 +173,63 @@ def _header(job: Job, wanted: Header, folder: Path) -> list[str]:
         ("gres", wanted.gres or gpus),
         ("mem", wanted.mem),
         ("time", minutes),
-        ("output", shlex.quote(str(folder / "launcher.out"))),
-        ("error", shlex.quote(str(folder / "launcher.err"))),
+        # until the script knows where its log belongs: no run directory need be where Slurm would open it
+        ("output", shlex.quote(f"{wanted.scratch}/seatrial-%j.log")),
     ]
     lines = [f"--{name}={value}" for name, value in options if value is not None]
     # a job that Slurm starts again would overwrite what it measured before
     return [*lines, *(["--exclusive"] if wanted.exclusive else []), "--no-requeue", *wanted.extra]
+
+
+class Need(NamedTuple):
+    """What a node must have: a test in words of the shell, and what to say where it fails."""
+
+    test: str
+    missing: str
+    command: str
+
+
+def _needs(settings: Config) -> list[Need]:
+    """In the order in which they build on each other: a module may bring the container's runtime."""
+    wanted, container = settings.environment, settings.container
+    needs = []
+    if wanted.source:
+        path = shlex.quote(wanted.source)
+        # shellcheck cannot follow what is not there where it runs
+        test = f"{{ [ -r {path} ] && eval source {shlex.quote(path)} >/dev/null 2>&1; }}"
+        needs.append(
+            Need(test, f"environment.source {wanted.source} cannot be read, or fails", f"ls -l {wanted.source}")
+        )
+    if wanted.modules:
+        names = shlex.join(wanted.modules)
+        needs.append(
+            Need(f"module load {names} >/dev/null 2>&1", f"environment.modules: no {names}", 'bash -lc "module avail"')
+        )
+    if wanted.venv:
+        python = f"{wanted.venv}/bin/python"
+        needs.append(Need(_is("-x", python), f"environment.venv: there is no {python}", f"ls -l {python}"))
+    elif container.runtime == "none":
+        ours = f"the python that seatrial runs in, {sys.executable}, is not there: set environment.venv"
+        needs.append(Need(_is("-x", sys.executable), ours, f"ls -l {sys.executable}"))
+    return needs + _container_needs(container)
+
+
+def _container_needs(container: Container) -> list[Need]:
+    image = container.image or ""
+    needs = []
+    if container.runtime == "apptainer":
+        test = "command -v apptainer >/dev/null"
+        needs.append(Need(test, "container.runtime: apptainer is not installed", "which apptainer"))
+    if container.runtime == "pyxis":
+        test = "srun --help 2>&1 | grep -q -e --container-image"
+        needs.append(Need(test, "container.runtime: Slurm has no pyxis", "scontrol show config | grep -i plugstack"))
+    if image.startswith(("/", "./")):  # any other is a registry's, and for the runtime to find
+        needs.append(Need(_is("-e", image), f"container.image {image} is not there", f"ls -l {image}"))
+    return needs
+
+
+def _is(what: str, path: str) -> str:
+    return f"[ {what} {shlex.quote(path)} ]"
 
 
 def _environment(settings: Config, job: Job) -> list[str]:
@@ -170,24 +242,23 @@ def _environment(settings: Config, job: Job) -> list[str]:
     return lines + [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
 
 
-def _python(settings: Config, run_dir: Path) -> list[str]:
-    """What starts Python on a node. apptainer wraps it; pyxis needs nothing here, but flags for srun."""
+def _python(settings: Config) -> str:
+    """What starts Python on a node, in words of the shell. pyxis needs nothing here, but flags for srun."""
     container = settings.container
     if container.runtime == "apptainer":
-        mounts = (f"{run_dir}:{run_dir}", *container.mounts)
-        binds = [argument for mount in mounts for argument in ("--bind", mount)]
-        return ["apptainer", "exec", "--nv", *binds, container.image or "", "python3"]
+        binds = ['--bind "$RUN_DIR:$RUN_DIR"', *(f"--bind {shlex.quote(mount)}" for mount in container.mounts)]
+        return " ".join(["apptainer exec --nv", *binds, shlex.quote(container.image or ""), "python3"])
     if container.runtime == "pyxis":
-        return ["python3"]
-    return ["python"] if settings.environment.venv else [sys.executable]
+        return "python3"
+    return "python" if settings.environment.venv else shlex.quote(sys.executable)
 
 
-def _srun_flags(settings: Config, run_dir: Path) -> list[str]:
-    container = settings.container
+def _srun_flags(container: Container) -> list[str]:
     if container.runtime != "pyxis":
         return []
-    mounts = ",".join((f"{run_dir}:{run_dir}", *container.mounts))
-    return [f"--container-image={container.image}", f"--container-mounts={mounts}"]
+    mounts = "".join(f",{mount}" for mount in container.mounts)
+    image, more = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
+    return [f"--container-image={image}", f'--container-mounts="$RUN_DIR:$RUN_DIR"{more}']
 
 
 def _template() -> jinja2.Template:
