@@ -22,6 +22,8 @@ _FAILURE = re.compile(
 )
 # what the sbatch script says of a node that lacks something (sbatch.sh.j2)
 _PREFLIGHT = re.compile(r"^preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
+# srun, of a node whose slurmd refuses its step or does not answer (seen with 22.05 and two munge keys)
+_REFUSED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
 _ENDED_BY_TORCHRUN = -signal.SIGTERM
 
 
@@ -83,15 +85,23 @@ def ended(ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> 
 
 def _missing(folder: Path) -> Blame | None:
     """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it."""
+    text = _text(folder / "launcher.err")
+    found = [(match["node"], _refusal(match["node"], match["what"])) for match in _REFUSED.finditer(text)]
+    found = found or [(match["node"], match["what"]) for match in _PREFLIGHT.finditer(text)]
     lacking: dict[str, list[str]] = {}
-    for match in _PREFLIGHT.finditer(_text(folder / "launcher.err")):
-        lacking.setdefault(match["what"].replace(match["node"], "\0"), []).append(match["node"])
+    for node, what in found:
+        lacking.setdefault(what.replace(node, "\0"), []).append(node)
     if not lacking:
         return None
-    nodes = sorted({node for those in lacking.values() for node in those})
+    nodes = sorted({node for node, _ in found})
     whats = [(sorted(those), what.replace("\0", min(those))) for what, those in lacking.items()]
     cause = "; ".join(what if len(nodes) == 1 else f"{', '.join(those[:8])}: {what}" for those, what in whats)
     return Blame(", ".join(nodes[:8]), cause, None)
+
+
+def _refusal(node: str, words: str) -> str:
+    first = f"sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
+    return f"srun cannot start anything there: {words}. Run first: {first}"
 
 
 def _signalled(rank: Rank, code: int) -> Blame:
