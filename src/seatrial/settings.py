@@ -84,7 +84,7 @@ class Config(Frozen):
 
     name: str
     description: str = ""
-    launcher: Literal["auto", "local", "slurm"] = "auto"
+    launcher: Literal["auto", "local", "slurm", "torchrun"] = "auto"
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
     slurm: Slurm = Slurm()

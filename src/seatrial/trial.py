@@ -21,9 +21,22 @@ from seatrial.diagnose import diagnose
 from seatrial.discover import gpu, host, slurm
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
-from seatrial.launch import by_slurm, launcher_for
+from seatrial.launch import by_slurm, elsewhere, launcher_for
 from seatrial.launch.watch import run_job
-from seatrial.model import Decision, Finding, Job, JobState, Machine, Measurement, Session, Timing, Trial, Verb, Verdict
+from seatrial.model import (
+    Decision,
+    Finding,
+    Job,
+    JobState,
+    Machine,
+    Measurement,
+    Session,
+    Timing,
+    Trial,
+    UsageError,
+    Verb,
+    Verdict,
+)
 from seatrial.plan import Devices, Plan, make_plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import Config
@@ -44,6 +57,10 @@ class Survey:
         if by_slurm(settings):
             offered = slurm.gpus_per_node(settings.slurm.partition) if promised is None else promised
             return Devices(offered, promised=offered)
+        if elsewhere(settings):
+            if promised is None:
+                raise UsageError("nobody but you knows how many GPUs a node has: say so with --gpus-per-node")
+            return Devices(promised, promised=promised)
         if promised == 0:
             return Devices(0)
         usable = len(gpu.visible(self.gpus, os.environ))
@@ -57,8 +74,8 @@ class Survey:
         return Devices(usable)
 
     def machine(self, settings: Config) -> Machine:
-        """Whose figures these will be. Under Slurm each measurement names its node itself."""
-        if by_slurm(settings):
+        """Whose figures these will be. Where jobs run elsewhere, each measurement names its node itself."""
+        if elsewhere(settings):
             return Machine(host="", gpus=())
         visible = gpu.visible(self.gpus, os.environ)
         return Machine(host=socket.gethostname(), gpus=tuple(one.uuid or f"gpu{one.index}" for one in visible))
@@ -105,6 +122,27 @@ def preview(request: Request) -> Preview:
     devices = discover().devices(settings)
     plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
+    return Preview(plan, tuple(rendered))
+
+
+def prepare(request: Request, path: Path) -> Preview:
+    """A run directory for jobs that a person starts: all that their workers need. Raises UsageError.
+
+    What they leave there is taken up by ``run`` on the same directory.
+    """
+    run_dir = RunDir.create(path, request)
+    survey = discover()
+    plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
+    run_dir.keep_machine(survey.machine(request.config))
+    rendered = []
+    for job in plan.jobs:
+        if job.placement != "control":  # which runs here, when the others have ended
+            folder = run_dir.path / "jobs" / job.name
+            folder.mkdir(parents=True)
+            (folder / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
+            text = launcher_for(request.config, job.placement).render(job, run_dir.path).text
+            (folder / "torchrun.sh").write_text(text, encoding="utf-8")
+            rendered.append((job, text))
     return Preview(plan, tuple(rendered))
 
 
@@ -319,6 +357,8 @@ def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
         return f"{nodes}; no check of this trial computes on a GPU"
     if by_slurm(settings):
         return f"{nodes} of a Slurm cluster, {used} GPUs each"
+    if elsewhere(settings):
+        return f"{nodes} of a person's choice, {used} GPUs each"
     visible = gpu.visible(survey.gpus, os.environ)
     models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))
     rest = f" of {len(visible)}" if used < len(visible) else ""

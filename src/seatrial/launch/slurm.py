@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
-
 from seatrial import shell
 from seatrial.discover import slurm
 from seatrial.discover.slurm import SlurmUnavailable
 from seatrial.discover.slurm_facts import Job as JobFacts
+from seatrial.launch import script
 from seatrial.launch.base import Rendered, Waiting, Whereabouts
 from seatrial.launch.collect_srun import Collector
 from seatrial.model import Job
@@ -56,30 +55,32 @@ class SlurmLauncher:
 
     def available(self, nodes: int) -> str | None:
         del nodes  # how many there are is for Slurm to say
-        return None if shutil.which("sbatch") else "there is no sbatch here: run it on a login node of the cluster"
+        if shutil.which("sbatch"):
+            return None
+        return "there is no sbatch here: run it on a login node, or without a scheduler see seatrial render torchrun"
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         settings = self._settings
-        text = _template().render(
+        text = script.template("sbatch.sh.j2").render(
             job=job,
             attempt=attempt,
             run_dir=str(run_dir),
             scratch=settings.slurm.scratch,
             header=_header(job, settings.slurm),
             needs=_needs(settings),
-            environment=_environment(settings, job),
+            environment=script.environment(settings, job),
             cpus=settings.slurm.cpus_per_task or '"$SLURM_CPUS_ON_NODE"',
             interface=settings.slurm.interface,
             srun_flags=_srun_flags(settings.container),
-            python=_python(settings),
+            python=script.python(settings),
         )
         return Rendered(argv=("sbatch", "--parsable"), env={}, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
-        script, token = folder / "job.sbatch", uuid.uuid4().hex
-        script.write_text(rendered.text, encoding="utf-8")
+        batch, token = folder / "job.sbatch", uuid.uuid4().hex
+        batch.write_text(rendered.text, encoding="utf-8")
         (folder / "token").write_text(token, encoding="utf-8")
-        job_id = slurm.call([*rendered.argv, str(script), token]).strip().partition(";")[0]
+        job_id = slurm.call([*rendered.argv, str(batch), token]).strip().partition(";")[0]
         node_dir = f"{self._settings.slurm.scratch}/seatrial-{job_id}"
         return SlurmJob(job_id, self._settings.slurm.queue_s, Collector(job_id, node_dir, folder))
 
@@ -232,43 +233,9 @@ def _is(what: str, path: str) -> str:
     return f"[ {what} {shlex.quote(path)} ]"
 
 
-def _environment(settings: Config, job: Job) -> list[str]:
-    wanted = settings.environment
-    checked = "# shellcheck source=/dev/null"  # not there where the script is checked
-    lines = [checked, f"source {shlex.quote(wanted.source)}"] if wanted.source else []
-    lines += [f"module load {shlex.join(wanted.modules)}"] if wanted.modules else []
-    lines += [checked, f"source {shlex.quote(wanted.venv)}/bin/activate"] if wanted.venv else []
-    lines += [f"export HF_HOME={shlex.quote(wanted.hf_home)}"] if wanted.hf_home else []
-    return lines + [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
-
-
-def _python(settings: Config) -> str:
-    """What starts Python on a node, in words of the shell. pyxis needs nothing here, but flags for srun."""
-    container = settings.container
-    if container.runtime == "apptainer":
-        binds = ['--bind "$RUN_DIR:$RUN_DIR"', *(f"--bind {shlex.quote(mount)}" for mount in container.mounts)]
-        return " ".join(["apptainer exec --nv", *binds, shlex.quote(container.image or ""), "python3"])
-    if container.runtime == "pyxis":
-        return "python3"
-    return "python" if settings.environment.venv else shlex.quote(sys.executable)
-
-
 def _srun_flags(container: Container) -> list[str]:
     if container.runtime != "pyxis":
         return []
     mounts = "".join(f",{mount}" for mount in container.mounts)
     image, more = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
     return [f"--container-image={image}", f'--container-mounts="$RUN_DIR:$RUN_DIR"{more}']
-
-
-def _template() -> jinja2.Template:
-    # no autoescape: this is a shell script, and every value in it goes through shlex.quote
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("seatrial.launch", "."),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["quote"] = shlex.quote
-    return environment.get_template("sbatch.sh.j2")
