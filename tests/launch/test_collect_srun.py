@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_srun_that_does_not_work_is_told_with_its_words(
     look_until(collector, collector.trouble)
     assert "srun: error: no route" in collector.lost()
     assert "Run first" in collector.lost()
+
+
+def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_srun, "SILENCE_S", 0.5)
+    time.sleep(0.6)
+    assert collector.trouble() == ""
+    collector.look("node0")
+    assert collector.trouble() == ""
+    collector.close()
 
 
 def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from seatrial import shell
 WAIT_S = 5.0
 RETRY_S = 3.0
 # Without a word from any node for so long, srun does not work from here; less than the 180 s in which ranks must start
-SILENCE_S = 45.0
+SILENCE_S = 60.0
 ANSWER_S = 30.0
 END_S = 20.0  # for what is left on the nodes to come, when we end a job before its time
 LIMIT_BYTES = 64 * 2**20  # of all nodes together, packed: the journals come first, then logs, then what checks left
@@ -70,8 +70,8 @@ class Collector:
     node_dir: str
     folder: Path
     finished: bool = False  # everything is here, or there was nothing to fetch
-    _started: float = field(default_factory=time.monotonic)
-    _heard: float = field(default_factory=time.monotonic)
+    _started: float | None = None  # when the job was first looked at: it may have waited in the queue for long
+    _heard: float = 0.0
     _stream: shell.Child | None = None
     _ended: float = 0.0  # when the last step did
     _read: int = 0  # bytes of what the present step has sent
@@ -88,6 +88,8 @@ class Collector:
     def look(self, nodelist: str = "") -> None:
         """Take in what has come, without waiting for more. ``nodelist``: all nodes of the job, as Slurm names them."""
         self._nodelist = nodelist or self._nodelist
+        if self._started is None:
+            self._started = self._heard = time.monotonic()
         if self.finished:
             return
         if (self.folder / "shared").exists():
@@ -101,7 +103,7 @@ class Collector:
 
     def trouble(self) -> str:
         """Why nothing can be fetched; empty as long as that is not certain."""
-        if self.finished or time.monotonic() - self._heard < SILENCE_S:
+        if self.finished or self._started is None or time.monotonic() - self._heard < SILENCE_S:
             return ""
         return self._failure(f"no node has sent anything for {SILENCE_S:g} s")
 

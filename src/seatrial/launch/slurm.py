@@ -197,7 +197,7 @@ def _needs(settings: Config) -> list[Need]:
     if wanted.source:
         path = shlex.quote(wanted.source)
         # shellcheck cannot follow what is not there where it runs
-        test = f"{{ [ -r {path} ] && eval source {shlex.quote(path)} >/dev/null 2>&1; }}"
+        test = f"# shellcheck source=/dev/null\n    {{ [ -r {path} ] && source {path}; }} >/dev/null 2>&1"
         needs.append(
             Need(test, f"environment.source {wanted.source} cannot be read, or fails", f"ls -l {wanted.source}")
         )
