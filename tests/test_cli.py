@@ -35,7 +35,7 @@ def test_the_words_are_those_of_the_contract() -> None:
     _, out, _ = run("--help")
     assert re.findall(r"^│ ([a-z-]+) ", out.partition(" Commands ")[2], re.MULTILINE) == list(WORDS)
     assert "auto, local or slurm" in run("run", "--help")[1]
-    assert "local or slurm" in run("render", "--help")[1]
+    assert "local, slurm, or torchrun" in run("render", "--help")[1]
 
 
 def test_a_run_leaves_its_record_and_reports(finished: Path) -> None:

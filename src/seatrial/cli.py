@@ -138,11 +138,12 @@ def checks(as_json: AsJson = False) -> None:
 
 @app.command()
 def render(
-    launcher: Annotated[str, typer.Argument(help="local or slurm.")],
+    launcher: Annotated[str, typer.Argument(help="local, slurm, or torchrun: commands to start by hand.")],
     trial: TrialName = "quick",
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
     set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="torchrun: make this run directory, on a shared filesystem.")] = None,
 ) -> None:
     """The exact commands that a run would start."""
     from seatrial import trial as pipeline
@@ -150,9 +151,17 @@ def render(
 
     resolved = pipeline.resolve(trial, _overrides(launcher, nodes, gpus_per_node, set_))
     request = Request(
-        config=resolved.config, origins=resolved.origins, only=(), skip=(), command=(), started=time.time()
+        config=resolved.config,
+        origins=resolved.origins,
+        only=(),
+        skip=(),
+        command=("seatrial", *sys.argv[1:]),
+        started=time.time(),
     )
-    for _, text in pipeline.preview(request).rendered:
+    if out and resolved.config.launcher != "torchrun":
+        raise UsageError("--out goes with torchrun only: the other launchers make their run directory themselves")
+    preview = pipeline.prepare(request, out) if out else pipeline.preview(request)
+    for _, text in preview.rendered:
         print(text)
 
 

@@ -112,11 +112,13 @@ class RunDir:
         kept = Kept()
         records, kept.complaints = journal.read(self._journal.path)
         seen = {_key(record) for record in records}
-        for path in sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl")):
-            for record in journal.read(path)[0]:
-                if _is_whole(record) and _key(record) not in seen:
-                    self._journal.append(record)
-                    records.append(record)
+        paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
+        new = [one for path in paths for one in journal.read(path)[0] if _is_whole(one) and _key(one) not in seen]
+        # what ranks have measured since an error was told of the check (a person started them late) takes its place
+        late = {_check(one) for one in new} & {_check(one) for one in records if _failed(one)}
+        for record in [*([{"again": sorted(late)}] if late else []), *new]:
+            self._journal.append(record)
+            records.append(record)
         for record in records:
             try:
                 _take_in(record, kept)
@@ -156,6 +158,15 @@ def _is_whole(record: journal.Record) -> bool:
     """Whether a rank's record is a measurement without error: one with an error is told again by the launcher."""
     measurement = record.get("measurement")
     return isinstance(measurement, dict) and not measurement.get("error")
+
+
+def _failed(record: journal.Record) -> bool:
+    measurement = record.get("measurement")
+    return isinstance(measurement, dict) and bool(measurement.get("error"))
+
+
+def _check(record: journal.Record) -> str:
+    return str(record["measurement"].get("check"))
 
 
 def _take_in(record: journal.Record, kept: Kept) -> None:

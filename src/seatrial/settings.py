@@ -92,6 +92,9 @@ class Slurm(Frozen):
     queue_s: Seconds = Field(default=600, description="give up when the job has not started by then")
     # used for the rendezvous where the first node's name does not resolve everywhere
     interface: str = "eth0"
+    scratch: str = Field(
+        default="/tmp", description="on each node: keeps what a job writes until it is fetched, where no RUN is shared"
+    )
 
 
 class Config(Frozen):
@@ -99,7 +102,7 @@ class Config(Frozen):
 
     name: Annotated[str, AfterValidator(_folder_name)]
     description: str = ""
-    launcher: Literal["auto", "local", "slurm"] = "auto"
+    launcher: Literal["auto", "local", "slurm", "torchrun"] = "auto"
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     cluster: Cluster = Cluster()
     limits: Limits = Limits()

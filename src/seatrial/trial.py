@@ -23,7 +23,7 @@ from seatrial.diagnose import diagnose
 from seatrial.discover import gpu, host, slurm
 from seatrial.judge import judge, site
 from seatrial.judge.decision import decide
-from seatrial.launch import by_slurm, launcher_for
+from seatrial.launch import by_slurm, elsewhere, launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -60,6 +60,10 @@ class Survey:
         if by_slurm(settings):
             offered = slurm.gpus_per_node(settings.slurm.partition) if promised is None else promised
             return Devices(offered, promised=offered)
+        if elsewhere(settings):
+            if promised is None:
+                raise UsageError("nobody but you knows how many GPUs a node has: say so with --gpus-per-node")
+            return Devices(promised, promised=promised)
         if promised == 0:
             return Devices(0)
         usable = len(self.visible(settings))
@@ -75,8 +79,8 @@ class Survey:
         return Devices(usable)
 
     def machine(self, settings: Config) -> Machine:
-        """Whose figures these will be. Under Slurm each measurement names its node itself."""
-        if by_slurm(settings):
+        """Whose figures these will be. Where jobs run elsewhere, each measurement names its node itself."""
+        if elsewhere(settings):
             return Machine(host="", gpus=())
         gpus = tuple(one.uuid or f"gpu{one.index}" for one in self.visible(settings))
         return Machine(host=socket.gethostname(), gpus=gpus, system=self._system())
@@ -91,7 +95,7 @@ class Survey:
         if devices.trouble:
             return devices.trouble
         chosen = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
-        if chosen or by_slurm(settings) or self.gpus.present <= devices.usable_gpus:
+        if chosen or elsewhere(settings) or self.gpus.present <= devices.usable_gpus:
             return ""
         why = "; ".join([*self.gpus.lost, *self.gpus.unaccounted])
         return f"{devices.usable_gpus} of the {self.gpus.present} GPUs of this machine can be used: {why}"
@@ -150,6 +154,27 @@ def preview(request: Request) -> Preview:
     devices = discover().devices(settings)
     plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
+    return Preview(plan, tuple(rendered))
+
+
+def prepare(request: Request, path: Path) -> Preview:
+    """A run directory for jobs that a person starts: all that their workers need. Raises UsageError.
+
+    What they leave there is taken up by ``run`` on the same directory.
+    """
+    run_dir = RunDir.create(path, request)
+    survey = discover()
+    plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
+    run_dir.keep_machine(survey.machine(request.config))
+    rendered = []
+    for job in plan.jobs:
+        if job.placement != "control":  # which runs here, when the others have ended
+            folder = run_dir.path / "jobs" / job.name
+            folder.mkdir(parents=True)
+            (folder / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
+            text = launcher_for(request.config, job.placement).render(job, run_dir.path).text
+            (folder / "torchrun.sh").write_text(text, encoding="utf-8")
+            rendered.append((job, text))
     return Preview(plan, tuple(rendered))
 
 
@@ -390,6 +415,8 @@ def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
         return f"{nodes}; no check of this trial computes on a GPU"
     if by_slurm(settings):
         return f"{nodes} of a Slurm cluster, {used} GPUs each"
+    if elsewhere(settings):
+        return f"{nodes} of a person's choice, {used} GPUs each"
     visible = survey.visible(settings)
     models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))
     rest = f" of {len(visible)}" if used < len(visible) else ""

@@ -93,7 +93,7 @@ def test_values_that_a_shell_would_read_stay_words(tmp_path: Path) -> None:
     hostile = {"A": "$(touch pwned)", "B": "`touch pwned`; touch pwned", "C": 'it\'s "both"', "D": "a\nb"}
     text = SlurmLauncher(Config(name="t", checks={})).render(RANKS.model_copy(update={"env": hostile}), tmp_path).text
     start = text.index("export A=")
-    exports = text[start : text.index("# One task")]
+    exports = text[start : text.index("# The ranks meet")]
     code = exports + '\nprintf \'%s|\' "$A" "$B" "$C" "$D"'
     out = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert out.split("|")[:4] == list(hostile.values())

@@ -22,6 +22,10 @@ from seatrial.model import Job
 _FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
+# what the sbatch script says of a node that lacks something (sbatch.sh.j2)
+_PREFLIGHT = re.compile(r"^preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
+# srun, of a node whose slurmd refuses its step or does not answer (seen with 22.05 and two munge keys)
+_REFUSED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 # killed by it, or ended by our own handler of it
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -69,6 +73,8 @@ def damaged(rank: Rank) -> Blame:
 
 def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> Blame:
     """The job exited with an error. ``epitaph`` is what a scheduler says of it, for want of a better cause."""
+    if missing := _missing(folder):
+        return missing
     alone = {0: code} if len(ranks) == 1 and not epitaph else {}
     exits = _exits(folder, len(ranks)) if job.placement == "ranks" else alone
     raised = _from_error_files(ranks, folder)
@@ -127,6 +133,27 @@ def _told_to_end(ranks: Sequence[Rank], exits: dict[int, int]) -> list[_Told]:
         for number, rank in enumerate(ranks)
         if exits.get(number) in _TERMINATED and rank.pulse and rank.ending
     ]
+
+
+def _missing(folder: Path) -> Blame | None:
+    """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it."""
+    text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
+    found = [(match["node"], _refusal(match["node"], match["what"])) for match in _REFUSED.finditer(text)]
+    found = found or [(match["node"], match["what"]) for match in _PREFLIGHT.finditer(text)]
+    lacking: dict[str, list[str]] = {}
+    for node, what in found:
+        lacking.setdefault(what.replace(node, "\0"), []).append(node)
+    if not lacking:
+        return None
+    nodes = sorted({node for node, _ in found})
+    whats = [(sorted(those), what.replace("\0", min(those))) for what, those in lacking.items()]
+    cause = "; ".join(what if len(nodes) == 1 else f"{', '.join(those[:8])}: {what}" for those, what in whats)
+    return Blame(", ".join(nodes[:8]), cause, None)
+
+
+def _refusal(node: str, words: str) -> str:
+    first = f"sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
+    return f"srun cannot start anything there: {words}. Run first: {first}"
 
 
 def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> Blame:

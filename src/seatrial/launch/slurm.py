@@ -11,18 +11,20 @@ import shlex
 import shutil
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import jinja2
+from typing import NamedTuple
 
 from seatrial import shell
 from seatrial.discover import slurm
 from seatrial.discover.slurm import SlurmUnavailable
 from seatrial.discover.slurm_facts import Job as JobFacts
+from seatrial.launch import script
 from seatrial.launch.base import Rendered, Waiting, Whereabouts
+from seatrial.launch.collect_srun import Collector
 from seatrial.model import Job
-from seatrial.settings import Config
+from seatrial.settings import Config, Container
 from seatrial.settings import Slurm as Header
 
 # A job that is pending for one of these never starts by waiting (slurm.schedmd.com, "Job reason codes").
@@ -53,29 +55,34 @@ class SlurmLauncher:
 
     def available(self, nodes: int) -> str | None:
         del nodes  # how many there are is for Slurm to say
-        return None if shutil.which("sbatch") else "there is no sbatch here: run it on a login node of the cluster"
+        if shutil.which("sbatch"):
+            return None
+        return "there is no sbatch here: run it on a login node, or without a scheduler see seatrial render torchrun"
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
-        folder = run_dir / "jobs" / job.name
         settings = self._settings
-        text = _template().render(
+        text = script.template("sbatch.sh.j2").render(
             job=job,
             attempt=attempt,
-            folder=str(folder),
-            header=_header(job, settings.slurm, folder / f"attempt{attempt}"),
-            environment=_environment(settings, job),
+            run_dir=str(run_dir),
+            scratch=settings.slurm.scratch,
+            header=_header(job, settings.slurm),
+            needs=_needs(settings),
+            environment=script.environment(settings, job),
             cpus=settings.slurm.cpus_per_task or '"$SLURM_CPUS_ON_NODE"',
             interface=settings.slurm.interface,
-            srun_flags=_srun_flags(settings, run_dir),
-            python=shlex.join(_python(settings, run_dir)),
+            srun_flags=_srun_flags(settings.container),
+            python=script.python(settings),
         )
         return Rendered(argv=("sbatch", "--parsable"), env={}, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
-        script = folder / "job.sbatch"
-        script.write_text(rendered.text, encoding="utf-8", errors="surrogateescape")
-        answer = slurm.call([*rendered.argv, str(script)])
-        return SlurmJob(answer.strip().partition(";")[0], self._settings.slurm.queue_s)
+        batch, token = folder / "job.sbatch", uuid.uuid4().hex
+        batch.write_text(rendered.text, encoding="utf-8", errors="surrogateescape")
+        (folder / "token").write_text(token, encoding="utf-8")
+        job_id = slurm.call([*rendered.argv, str(batch), token]).strip().partition(";")[0]
+        node_dir = f"{self._settings.slurm.scratch}/seatrial-{job_id}"
+        return SlurmJob(job_id, self._settings.slurm.queue_s, Collector(job_id, node_dir, folder))
 
 
 @dataclass
@@ -84,15 +91,20 @@ class SlurmJob:
 
     id: str
     queue_s: float
+    collector: Collector
     submitted: float = field(default_factory=time.monotonic)
     _asked: float = 0.0
     _last: JobFacts | None = None
 
     def poll(self) -> int | None:
         job = self._look()
-        if job is None or not (job.gone or not job.known):
+        if job is None or job.pending:
             return None
-        return 0 if job.state == "COMPLETED" else job.exit_code or 1
+        self.collector.look(job.nodes)
+        if not (job.gone or not job.known):
+            return 1 if self.collector.trouble() else None
+        self.collector.close()
+        return 0 if job.state == "COMPLETED" and self.collector.finished else job.exit_code or 1
 
     def waiting(self) -> Waiting | None:
         job = self._look()
@@ -111,20 +123,31 @@ class SlurmJob:
 
     def epitaph(self) -> str:
         job = self._last
-        if job is None or job.state == "COMPLETED":
+        if job is None:
             return ""
-        return f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
+        said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
+        return ". ".join(filter(None, [self.collector.lost(), said if job.ended and job.state != "COMPLETED" else ""]))
 
     def cancel(self) -> str:
         job = self._look(now=True)
         if job is not None and job.gone:
+            self.collector.close()
             return ""
+        if self.collector.active:
+            self.collector.end_early()
+            self._wait(15)
+        self.collector.close()
         shell.ask(["scancel", self.id], timeout_s=30)
-        deadline = time.monotonic() + 60  # KillWait is 30 s by default: SIGTERM first, SIGKILL then
-        while (job := self._look(now=True)) is not None and not job.gone and time.monotonic() < deadline:
-            time.sleep(0.2)
+        job = self._wait(60)  # KillWait is 30 s by default: SIGTERM first, SIGKILL then
         gone = job is not None and job.gone
         return "" if gone else f"Slurm job {self.id} is still {job.state if job else 'there'} a minute after scancel"
+
+    def _wait(self, seconds: float) -> JobFacts | None:
+        """For the job to be gone: what Slurm says of it then, or when the time is up."""
+        deadline = time.monotonic() + seconds
+        while (job := self._look(now=True)) is not None and not job.gone and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return job
 
     def _look(self, now: bool = False) -> JobFacts | None:
         """What Slurm says, at most once a second. A controller that does not answer for a while changes nothing."""
@@ -135,7 +158,7 @@ class SlurmJob:
         return self._last
 
 
-def _header(job: Job, wanted: Header, folder: Path) -> list[str]:
+def _header(job: Job, wanted: Header) -> list[str]:
     """The #SBATCH lines, in the order in which a person would write them."""
     gpus = f"gpu:{job.promised_gpus}" if job.promised_gpus else None
     minutes = wanted.time_min or math.ceil(job.limit_s / 60) + 1
@@ -154,52 +177,68 @@ def _header(job: Job, wanted: Header, folder: Path) -> list[str]:
         ("gres", wanted.gres or gpus),
         ("mem", wanted.mem),
         ("time", minutes),
-        ("output", shlex.quote(str(folder / "launcher.out"))),
-        ("error", shlex.quote(str(folder / "launcher.err"))),
+        # until the script knows where its log belongs: no run directory need be where Slurm would open it
+        ("output", shlex.quote(f"{wanted.scratch}/seatrial-%j.log")),
     ]
     lines = [f"--{name}={value}" for name, value in options if value is not None]
     # a job that Slurm starts again would overwrite what it measured before
     return [*lines, *(["--exclusive"] if wanted.exclusive else []), "--no-requeue", *wanted.extra]
 
 
-def _environment(settings: Config, job: Job) -> list[str]:
-    wanted = settings.environment
-    checked = "# shellcheck source=/dev/null"  # not there where the script is checked
-    lines = [checked, f"source {shlex.quote(wanted.source)}"] if wanted.source else []
-    lines += [f"module load {shlex.join(wanted.modules)}"] if wanted.modules else []
-    lines += [checked, f"source {shlex.quote(wanted.venv)}/bin/activate"] if wanted.venv else []
-    lines += [f"export HF_HOME={shlex.quote(wanted.hf_home)}"] if wanted.hf_home else []
-    return lines + [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
+class Need(NamedTuple):
+    """What a node must have: a test in words of the shell, and what to say where it fails."""
+
+    test: str
+    missing: str
+    command: str
 
 
-def _python(settings: Config, run_dir: Path) -> list[str]:
-    """What starts Python on a node. apptainer wraps it; pyxis needs nothing here, but flags for srun."""
-    container = settings.container
+def _needs(settings: Config) -> list[Need]:
+    """In the order in which they build on each other: a module may bring the container's runtime."""
+    wanted, container = settings.environment, settings.container
+    needs = []
+    if wanted.source:
+        path = shlex.quote(wanted.source)
+        # shellcheck cannot follow what is not there where it runs
+        test = f"# shellcheck source=/dev/null\n    {{ [ -r {path} ] && source {path}; }} >/dev/null 2>&1"
+        needs.append(
+            Need(test, f"environment.source {wanted.source} cannot be read, or fails", f"ls -l {wanted.source}")
+        )
+    if wanted.modules:
+        names = shlex.join(wanted.modules)
+        needs.append(
+            Need(f"module load {names} >/dev/null 2>&1", f"environment.modules: no {names}", 'bash -lc "module avail"')
+        )
+    if wanted.venv:
+        python = f"{wanted.venv}/bin/python"
+        needs.append(Need(_is("-x", python), f"environment.venv: there is no {python}", f"ls -l {python}"))
+    elif container.runtime == "none":
+        ours = f"the python that seatrial runs in, {sys.executable}, is not there: set environment.venv"
+        needs.append(Need(_is("-x", sys.executable), ours, f"ls -l {sys.executable}"))
+    return needs + _container_needs(container)
+
+
+def _container_needs(container: Container) -> list[Need]:
+    image = container.image or ""
+    needs = []
     if container.runtime == "apptainer":
-        mounts = (f"{run_dir}:{run_dir}", *container.mounts)
-        binds = [argument for mount in mounts for argument in ("--bind", mount)]
-        return ["apptainer", "exec", "--nv", *binds, container.image or "", "python3"]
+        test = "command -v apptainer >/dev/null"
+        needs.append(Need(test, "container.runtime: apptainer is not installed", "which apptainer"))
     if container.runtime == "pyxis":
-        return ["python3"]
-    return ["python"] if settings.environment.venv else [sys.executable]
+        test = "srun --help 2>&1 | grep -q -e --container-image"
+        needs.append(Need(test, "container.runtime: Slurm has no pyxis", "scontrol show config | grep -i plugstack"))
+    if image.startswith(("/", "./")):  # any other is a registry's, and for the runtime to find
+        needs.append(Need(_is("-e", image), f"container.image {image} is not there", f"ls -l {image}"))
+    return needs
 
 
-def _srun_flags(settings: Config, run_dir: Path) -> list[str]:
-    container = settings.container
+def _is(what: str, path: str) -> str:
+    return f"[ {what} {shlex.quote(path)} ]"
+
+
+def _srun_flags(container: Container) -> list[str]:
     if container.runtime != "pyxis":
         return []
-    mounts = ",".join((f"{run_dir}:{run_dir}", *container.mounts))
-    return [f"--container-image={container.image}", f"--container-mounts={mounts}"]
-
-
-def _template() -> jinja2.Template:
-    # no autoescape: this is a shell script, and every value in it goes through shlex.quote
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("seatrial.launch", "."),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["quote"] = shlex.quote
-    return environment.get_template("sbatch.sh.j2")
+    mounts = "".join(f",{mount}" for mount in container.mounts)
+    image, more = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
+    return [f"--container-image={image}", f'--container-mounts="$RUN_DIR:$RUN_DIR"{more}']

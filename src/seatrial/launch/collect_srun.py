@@ -1,0 +1,225 @@
+"""Brings home what the nodes of a Slurm job write, where they do not share the run directory with us.
+
+While the job runs, one srun step sends from every node what has changed every two seconds, and at the end everything.
+It is unpacked to where the nodes would have written had they shared the directory, so that nobody else need know.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import os
+import tarfile
+import time
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seatrial import shell
+
+# A job finds out within its first second or two whether the directory is shared, and says so; only then we ask.
+WAIT_S = 5.0
+RETRY_S = 3.0
+# Without a word from any node for so long, srun does not work from here; less than the 180 s in which ranks must start
+SILENCE_S = 60.0
+ANSWER_S = 30.0
+END_S = 20.0  # for what is left on the nodes to come, when we end a job before its time
+LIMIT_BYTES = 64 * 2**20  # of all nodes together, packed: the journals come first, then logs, then what checks left
+
+# What runs on each node: lines of at most 600 characters, which srun keeps whole, each with the number of its node.
+# A step ends after ten minutes, and the next takes its place, so that what has been read can be deleted here.
+NODE_SCRIPT = r"""
+cd "$0" 2>/dev/null || exit 0 # not made yet, or the run directory is shared
+pack() {
+    tar --create --gzip --ignore-failed-read --files-from=- 2>/dev/null | head -c "$1" | base64 -w 512 |
+        sed "s/^/$SLURM_NODEID /"
+    echo "$SLURM_NODEID $2 $SLURM_NNODES"
+}
+since=0
+for ((round = 0; round < 300; round++)); do
+    if [ -e ended ]; then
+        { find jobs -name "*.jsonl"; find jobs -type f ! -name "*.jsonl"; find artifacts -type f; } 2>/dev/null |
+            pack $(($1 / SLURM_NNODES)) .all
+        exit
+    fi
+    now=$(date +%s)
+    find jobs -type f -size -256k -newermt "@$since" | pack "$1" .part
+    since=$((now - 1))
+    sleep 2
+done
+"""
+
+# Lets the job end, which then removes what its nodes keep. Ranks that still run, in a job that is to end early, are
+# told by their command: it names the folder.
+END_SCRIPT = r"""
+touch "$0/collected"
+for file in /proc/[0-9]*/cmdline; do
+    mapfile -d "" words <"$file" && [[ ${words[*]} == *" $0/jobs/"* ]] && kill -KILL "$(cut -d / -f 3 <<<"$file")"
+done 2>/dev/null
+exit 0
+"""
+
+
+@dataclass
+class Collector:
+    """Fetches from the nodes of one job. ``node_dir`` is the run directory there, ``folder`` the attempt's here."""
+
+    job_id: str
+    node_dir: str
+    folder: Path
+    finished: bool = False  # everything is here, or there was nothing to fetch
+    _started: float | None = None  # when the job was first looked at: it may have waited in the queue for long
+    _heard: float = 0.0
+    _stream: shell.Child | None = None
+    _ended: float = 0.0  # when the last step did
+    _read: int = 0  # bytes of what the present step has sent
+    _arriving: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _nodelist: str = ""
+    _nodes: int = 0  # how many there are; 0: no node has sent anything
+    _complete: set[str] = field(default_factory=set)
+
+    @property
+    def active(self) -> bool:
+        """Whether nodes have sent something, and not yet everything."""
+        return self._nodes > 0 and not self.finished
+
+    def look(self, nodelist: str = "") -> None:
+        """Take in what has come, without waiting for more. ``nodelist``: all nodes of the job, as Slurm names them."""
+        self._nodelist = nodelist or self._nodelist
+        if self._started is None:
+            self._started = self._heard = time.monotonic()
+        if self.finished:
+            return
+        if (self.folder / "shared").exists():
+            self.finished = True
+            self.close()
+        elif self._stream is not None:
+            self._follow(self._stream)
+        elif time.monotonic() > max(self._started + WAIT_S, self._ended + RETRY_S):
+            argv = self._srun("bash", "-c", NODE_SCRIPT, self.node_dir, str(LIMIT_BYTES))
+            self._stream = shell.start(argv, env={}, stdout=self._sent, stderr=self._said)
+
+    def trouble(self) -> str:
+        """Why nothing can be fetched; empty as long as that is not certain."""
+        if self.finished or self._started is None or time.monotonic() - self._heard < SILENCE_S:
+            return ""
+        return self._failure(f"no node has sent anything for {SILENCE_S:g} s")
+
+    def lost(self) -> str:
+        """What did not come home of a job that has ended, or will not."""
+        if self.finished or self.trouble():
+            return self.trouble()
+        if self._nodes:
+            return self._failure("not everything had come when the job ended")
+        return f"The job wrote nothing here; what its script said may be on its first node: {self.node_dir}.log"
+
+    def _failure(self, what: str) -> str:
+        """``what`` has happened, with srun's own words and what to run first."""
+        words = self._said.read_text(encoding="utf-8", errors="replace").splitlines() if self._said.exists() else []
+        said = next((f" ({line.strip()})" for line in reversed(words) if line.strip()), "")
+        return (
+            f"The nodes do not share the run directory, and what they wrote could not be fetched through srun: "
+            f"{what}{said}. It may still be on the nodes, in {self.node_dir}. "
+            f"Run first, from here: srun --nodes=1 hostname"
+        )
+
+    def end_early(self) -> None:
+        """Fetch what there is from a job that is about to be cancelled, and let it end; gives up after a while."""
+        self._ask("touch", f"{self.node_dir}/ended")
+        deadline = time.monotonic() + END_S
+        while not self.finished and time.monotonic() < deadline:
+            self.look()
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """End the step, and remove what only it needed."""
+        if self._stream is not None:
+            shell.stop(self._stream)
+            self._stream, self._ended, self._read = None, time.monotonic(), 0
+            self._arriving.clear()
+        self._sent.unlink(missing_ok=True)
+        if self.finished:
+            self._said.unlink(missing_ok=True)
+
+    @property
+    def _sent(self) -> Path:
+        return self.folder / "collected.lines"
+
+    @property
+    def _said(self) -> Path:
+        return self.folder / "collector.err"
+
+    def _srun(self, *argv: str) -> list[str]:
+        """``argv`` once on every node of the job, beside what runs there. Our folder need not exist there."""
+        where = [f"--jobid={self.job_id}", f"--nodelist={self._nodelist}", "--ntasks-per-node=1"]
+        return ["srun", *where, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]
+
+    def _ask(self, *argv: str) -> shell.Answer:
+        return shell.ask(self._srun(*argv), ANSWER_S)
+
+    def _follow(self, stream: shell.Child) -> None:
+        code = stream.poll()  # before reading, so that what was sent before the end is read after it
+        with self._sent.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(lines)
+        for line in lines.splitlines():
+            self._take(line)
+        if lines or code == 0:
+            self._heard = time.monotonic()
+        if self._nodes and len(self._complete) == self._nodes:
+            self._finish()
+        elif code is not None:
+            self.close()
+
+    def _take(self, line: bytes) -> None:
+        """A line is ``3 BASE64`` or, once a package of node 3 is whole, ``3 .part 4`` or ``3 .all 4`` (of 4 nodes)."""
+        node, _, rest = line.decode("ascii", errors="replace").partition(" ")
+        if not rest.startswith("."):
+            self._arriving[node].append(rest)
+            return
+        kind, _, nodes = rest.partition(" ")
+        package = base64.b64decode("".join(self._arriving.pop(node, [])))
+        whole = unpack(package, self.folder.parents[2])
+        if kind == ".part":
+            self._nodes = int(nodes)
+        elif whole or len(package) >= LIMIT_BYTES // int(nodes):
+            self._nodes = int(nodes)
+            self._complete.add(node)
+            if not whole:
+                self._note(f"node {node} of the job had more than {LIMIT_BYTES // int(nodes)} bytes: the rest is lost")
+
+    def _finish(self) -> None:
+        """All is here: the job may end."""
+        self.finished = True
+        self.close()
+        answer = self._ask("bash", "-c", END_SCRIPT, self.node_dir)
+        if answer.code != 0:
+            self._note(f"the nodes could not be told that all was fetched, and may keep {self.node_dir}: {answer.err}")
+
+    def _note(self, text: str) -> None:
+        with (self.folder / "launcher.err").open("a", encoding="utf-8") as log:
+            log.write(f"seatrial: {text}\n")
+
+
+def unpack(package: bytes, folder: Path) -> bool:
+    """Put the files of a packed tar below ``folder``, each in one step; whether the package was whole.
+
+    What lies before the place where a package was cut off is unpacked. No name leads out of ``folder``.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(package), mode="r|gz") as archive:
+            for member in archive:
+                target = Path(os.path.normpath(folder / member.name))
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None and target.is_relative_to(folder):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    temporary = target.with_name(f"{target.name}.arriving")
+                    temporary.write_bytes(content.read())
+                    temporary.replace(target)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile):
+        return False
+    return True

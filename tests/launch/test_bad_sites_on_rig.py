@@ -1,0 +1,119 @@
+"""Sites in which no trial can go well: each ends with a message that names what is wrong, and with an empty queue."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_slurm_on_rig import CHECK, TRIAL, errors, nothing_is_left, started
+from tests.processes import all_doing, load, until
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Path:
+    path = tmp_path / "two.yaml"
+    path.write_text(TRIAL.replace("seconds_per_size: 60", "seconds_per_size: 30"))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 1 MiB, which the login node and all nodes of a cluster that is made later share."""
+    (tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "small")], check=True)
+    yield tmp_path / "small"
+    subprocess.run(["umount", "--lazy", str(tmp_path / "small")], check=True)
+
+
+def test_a_node_with_another_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+    two = make_cluster(2)
+    two.wrong_munge_key("node1")
+    code, _, err = started(two, trial, tmp_path / "run", "--only", "host.inventory").finish(180)
+    assert code == 3, err
+    (reason,) = set(errors(load(tmp_path / "run")).values())
+    assert reason.startswith("node1: srun cannot start anything there: Zero Bytes")
+    assert "Run first: sinfo -R; munge -n | ssh node1 unmunge" in reason
+    assert nothing_is_left(two)
+
+
+def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+    """It is needed where the first node's name does not resolve on another."""
+    two = make_cluster(2)
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    two.on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    out = tmp_path / "run"
+    code, _, err = started(two, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
+    assert code == 3, err
+    reason = errors(load(out))["nodes.reachable"]
+    assert "node0, node1: slurm.interface: ib7 is not there, or has no IPv4 address" in reason
+    assert "Run first: srun --nodelist=node0 ip -br address" in reason
+    assert nothing_is_left(two)
+
+
+def test_an_interface_in_place_of_a_name(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+    two = make_cluster(2)
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    two.on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    trial.write_text("checks: {nodes.reachable: }")
+    code, _, err = started(two, trial, tmp_path / "run").finish()
+    assert code == 0, err
+
+
+def test_a_run_directory_that_fills_up(
+    small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
+) -> None:
+    two = make_cluster(2)
+    program = started(two, trial, small / "run")
+    until(lambda: all_doing(small / "run", "ranks", CHECK, 4))
+    subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
+    code, _, err = program.finish(180)
+    assert code == 3, err
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+    assert nothing_is_left(two)
+
+
+def test_a_run_directory_that_is_full_from_the_start(
+    small: Path, make_cluster: Callable[..., Cluster], trial: Path
+) -> None:
+    two = make_cluster(2)
+    subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
+    code, _, err = started(two, trial, small / "run").finish()
+    assert code == 2, err
+    assert "cannot write to --out" in err
+    assert "No space left on device" in err
+    assert nothing_is_left(two)
+
+
+def test_a_run_directory_that_is_read_only(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
+    two = make_cluster(2)
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    code, _, err = started(two, trial, small / "run").finish()
+    assert code == 2, err
+    assert "cannot write to --out" in err
+    assert "Read-only file system" in err
+    assert nothing_is_left(two)
+
+
+def test_a_run_directory_that_one_node_may_only_read(
+    make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
+) -> None:
+    two = make_cluster(2)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "scratch").mkdir()
+    for node in two.nodes:
+        two.private_dir(tmp_path / "scratch", node)
+    two.on("node1", ["mount", "--bind", str(tmp_path / "runs"), str(tmp_path / "runs")])
+    two.on("node1", ["mount", "-o", "remount,ro,bind", str(tmp_path / "runs")])
+    out = tmp_path / "runs" / "run"
+    trial.write_text("checks: {host.inventory: }")
+    code, _, err = started(two, trial, out, "--set", f"slurm.scratch={tmp_path / 'scratch'}").finish()
+    assert code == 0, err
+    assert "not shared: node1" in (out / "jobs" / "nodes" / "attempt1" / "launcher.err").read_text()

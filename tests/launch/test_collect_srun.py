@@ -1,0 +1,173 @@
+"""The collector against a stand-in for srun that runs the step here: one node, whose folder is ours."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seatrial.launch import collect_srun
+from seatrial.launch.collect_srun import END_SCRIPT, NODE_SCRIPT, Collector, unpack
+from tests.processes import until
+
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+[ ! -e "$(dirname "$0")/broken" ] || { echo "srun: error: no route" >&2; exit 1; }
+export SLURM_NODEID=0 SLURM_NNODES=1
+exec "$@"
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node's own run directory, with one attempt at a job in it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN)
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(collect_srun, "WAIT_S", 0.0)
+    monkeypatch.setattr(collect_srun, "RETRY_S", 0.2)
+    (tmp_path / "scratch" / "jobs" / "ranks" / "attempt1" / "logs").mkdir(parents=True)
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def collector(node: Path, tmp_path: Path) -> Collector:
+    folder = tmp_path / "run" / "jobs" / "ranks" / "attempt1"
+    folder.mkdir(parents=True)
+    return Collector("7", str(node), folder)
+
+
+def look_until(collector: Collector, condition: Callable[[], object]) -> None:
+    def looked() -> object:
+        collector.look("node0")
+        return condition()
+
+    until(looked, 20)
+
+
+def wait_for(collector: Collector, path: Path, text: str) -> None:
+    look_until(collector, lambda: path.exists() and path.read_text() == text)
+
+
+def finish(collector: Collector, node: Path) -> None:
+    (node / "ended").touch()
+    look_until(collector, lambda: collector.finished)
+
+
+def test_what_changes_comes_while_the_job_runs_and_the_rest_at_its_end(collector: Collector, node: Path) -> None:
+    there, here = node / "jobs" / "ranks" / "attempt1", collector.folder
+    (there / "rank0.alive").write_text("1")
+    (there / "logs" / "big.log").write_bytes(os.urandom(300_000))
+    wait_for(collector, here / "rank0.alive", "1")
+    (there / "rank0.alive").write_text("2")
+    wait_for(collector, here / "rank0.alive", "2")
+    assert not (here / "logs" / "big.log").exists()
+    (node / "artifacts").mkdir()
+    (node / "artifacts" / "metrics.json").write_text("{}")
+    finish(collector, node)
+    assert (here / "logs" / "big.log").stat().st_size == 300_000
+    assert (here.parents[2] / "artifacts" / "metrics.json").read_text() == "{}"
+    assert (node / "collected").exists()
+    assert sorted(path.name for path in here.iterdir()) == ["logs", "rank0.alive"]
+
+
+def test_what_is_too_much_is_cut_after_the_journals_and_said(
+    collector: Collector, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_srun, "LIMIT_BYTES", 100_000)
+    there = node / "jobs" / "ranks" / "attempt1"
+    (there / "a.log").write_bytes(os.urandom(300_000))
+    (there / "rank0.jsonl").write_text("{}\n")
+    finish(collector, node)
+    assert (collector.folder / "rank0.jsonl").read_text() == "{}\n"
+    assert not (collector.folder / "a.log").exists()
+    assert "more than 100000 bytes" in (collector.folder / "launcher.err").read_text()
+
+
+def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collector, node: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    rank = subprocess.Popen([*command, f"{node}/jobs/ranks/job.json"])
+    other = subprocess.Popen([*command, f"{node}2/jobs/ranks/job.json"])
+    log = node / "jobs" / "ranks" / "attempt1" / "logs" / "0.log"
+    log.write_text("1")
+    wait_for(collector, collector.folder / "logs" / "0.log", "1")
+    log.write_text("2")
+    collector.end_early()
+    assert collector.finished
+    assert (collector.folder / "logs" / "0.log").read_text() == "2"
+    assert rank.wait(1) == -signal.SIGKILL
+    assert (node / "collected").exists()
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_a_step_that_broke_is_replaced(collector: Collector, node: Path, tmp_path: Path) -> None:
+    alive = node / "jobs" / "ranks" / "attempt1" / "rank0.alive"
+    alive.write_text("1")
+    wait_for(collector, collector.folder / "rank0.alive", "1")
+    assert collector._stream
+    collector._stream.process.kill()
+    alive.write_text("2")
+    wait_for(collector, collector.folder / "rank0.alive", "2")
+    finish(collector, node)
+
+
+def test_srun_that_does_not_work_is_told_with_its_words(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_srun, "SILENCE_S", 1.0)
+    (tmp_path / "bin" / "broken").touch()
+    look_until(collector, collector.trouble)
+    assert "srun: error: no route" in collector.lost()
+    assert "Run first" in collector.lost()
+
+
+def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_srun, "SILENCE_S", 0.5)
+    time.sleep(0.6)
+    assert collector.trouble() == ""
+    collector.look("node0")
+    assert collector.trouble() == ""
+    collector.close()
+
+
+def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) -> None:
+    (collector.folder / "shared").touch()
+    (tmp_path / "bin" / "broken").touch()
+    collector.look("node0")
+    assert collector.finished
+    assert collector.lost() == ""
+
+
+def test_a_job_that_wrote_nothing_says_where_to_look(collector: Collector, node: Path) -> None:
+    assert f"{node}.log" in collector.lost()
+
+
+def test_no_name_leads_out_of_the_run_directory(tmp_path: Path) -> None:
+    package = io.BytesIO()
+    with tarfile.open(fileobj=package, mode="w:gz") as archive:
+        for name in ("../outside", "jobs/../../outside", "jobs/inside"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    assert unpack(package.getvalue(), tmp_path / "run")
+    assert [path.name for path in tmp_path.rglob("*side")] == ["inside"]
+
+
+@pytest.mark.parametrize("text", [NODE_SCRIPT, END_SCRIPT])
+def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "node.sh"
+    script.write_text(f"#!/bin/bash\n{text}")
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

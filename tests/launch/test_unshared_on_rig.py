@@ -1,0 +1,129 @@
+"""A run directory that only the login node has: what the nodes wrote comes home through srun."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import Outcome, Verb
+from tests.launch.test_slurm_on_rig import CHECK, errors, nothing_is_left
+from tests.processes import Program, all_doing, load, until
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.slow
+
+TRIAL = """
+limits: {silence_s: 20}
+slurm: {queue_s: 20}
+checks:
+  host.inventory:
+  filesystem.shared:
+  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: SECONDS}}
+  nodes.reachable:
+"""
+
+
+class Site:
+    """Two nodes that share neither the run directory nor the scratch directory."""
+
+    def __init__(self, cluster: Cluster, folder: Path, nodes: tuple[str, ...] = ("node0", "node1")) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.out, self.scratch = folder / "runs" / "run", folder / "scratch"
+        (folder / "runs").mkdir()
+        self.scratch.mkdir()
+        for node in cluster.nodes:
+            cluster.private_dir(self.scratch, node)
+        for node in nodes:
+            cluster.private_dir(folder / "runs", node)
+
+    def started(self, seconds: float = 1, *more: str) -> Program:
+        trial = self.folder / "two.yaml"
+        trial.write_text(TRIAL.replace("SECONDS", str(seconds)))
+        words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
+        return Program("run", trial, *words, "--out", self.out, env=self.cluster.env)
+
+    def left_on_nodes(self) -> str:
+        return "".join(
+            self.cluster.on(node, ["find", str(self.scratch), "-mindepth", "1"]).stdout for node in self.cluster.nodes
+        )
+
+
+@pytest.fixture
+def make_site(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[..., Site]:
+    return lambda *nodes: Site(make_cluster(2), tmp_path, nodes) if nodes else Site(make_cluster(2), tmp_path)
+
+
+@pytest.mark.parametrize("without", [("node0", "node1"), ("node1",), ("node0",)])
+def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
+    site = make_site(*without)
+    code, _, err = site.started().finish()
+    assert code == 0, err
+    record = load(site.out)
+    assert record.decision.value is Verb.ACCEPTED
+    assert len([one for one in record.measurements if one.check == CHECK]) == 4
+    assert Outcome.WARN in {one.outcome for one in record.verdicts if one.metric == "paths_not_shared"}
+    attempt = site.out / "jobs" / "ranks" / "attempt1"
+    assert {path.name for path in attempt.glob("rank?.jsonl")} == {f"rank{number}.jsonl" for number in range(4)}
+    assert list(attempt.glob("logs/node1/**/stderr.log"))
+    assert "not shared: node1" in (attempt / "launcher.err").read_text() or "node1" not in without
+    assert "rendezvous at" in (attempt / "launcher.out").read_text()
+    assert site.left_on_nodes() == ""
+    assert nothing_is_left(site.cluster)
+    assert not list(site.out.glob("jobs/**/collect*"))
+
+
+def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    program = site.started(60)
+    victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[3]
+    assert victim["node"] == "node1"
+    site.cluster.on("node1", ["kill", "-KILL", str(victim["pid"])])
+    assert program.finish()[0] == 3
+    reasons = errors(load(site.out))
+    assert set(reasons) == {CHECK}
+    assert "node1/rank3" in reasons[CHECK]
+    assert "killed by SIGKILL" in reasons[CHECK]
+    assert site.left_on_nodes() == ""
+    assert nothing_is_left(site.cluster)
+
+
+def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    program = site.started(60)
+    victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[2]
+    site.cluster.on("node1", ["kill", "-STOP", str(victim["pid"])])
+    assert program.finish()[0] == 3
+    assert "node1/rank2" in errors(load(site.out))[CHECK]
+    assert list((site.out / "jobs" / "ranks" / "attempt1").glob("logs/node1/**/stderr.log"))
+    assert site.left_on_nodes() == ""
+    assert nothing_is_left(site.cluster)
+
+
+def test_ctrl_c_leaves_nothing_in_the_queue_nor_on_the_nodes(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    program = site.started(60)
+    until(lambda: all_doing(site.out, "ranks", CHECK, 4))
+    program.process.send_signal(signal.SIGINT)
+    assert program.finish()[0] == 130
+    assert {one.check for one in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
+    assert site.left_on_nodes() == ""
+    assert nothing_is_left(site.cluster)
+
+
+def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site]) -> None:
+    """The nodes may not open connections to the login node: a firewall that is common between the two."""
+    site = make_site()
+    login = site.cluster.on("node0", ["getent", "hosts", "ctl"]).stdout.split()[0]
+    closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
+    for node in site.cluster.nodes:
+        site.cluster.on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
+    code, _, err = site.started(1, "--only", "host.inventory").finish(180)
+    assert code == 3, err
+    reason = errors(load(site.out))["host.inventory"]
+    assert "could not be fetched through srun: no node has sent anything" in reason
+    assert f"in {site.scratch}/seatrial-1" in reason
+    assert nothing_is_left(site.cluster)
