@@ -206,6 +206,7 @@ def _take_up(collected: Collected, here: Machine) -> None:
             "; ".join([one.host or "nodes of Slurm's choice", *one.gpus, *one.system]) for one in (kept.machine, here)
         )
         collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
+        report.set_aside(collected.run_dir.path)  # if we are killed, nobody is to find ACCEPTED here
     if again:
         collected.run_dir.forget(again)
     if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
