@@ -67,11 +67,11 @@ class Survey:
             return Devices(
                 usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
             )
-        if not usable and self.gpus.untold:
-            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
             why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
             return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
+        if not usable and self.gpus.untold:
+            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
         return Devices(usable)
 
     def machine(self, settings: Config) -> Machine:
