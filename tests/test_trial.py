@@ -103,7 +103,9 @@ def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tm
     record.write_text("ACCEPTED")
     _take_up(collected(run_dir), HERE)
     assert record.exists()
-    _take_up(collected(run_dir), Machine(host="other", gpus=()))
+    watching = Quiet()
+    _take_up(Collected(run_dir, run_dir.request.config, watching), Machine(host="h", gpus=HERE.gpus, system=("driver 590",)))
+    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
     assert not record.exists()
     assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
 

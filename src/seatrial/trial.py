@@ -202,9 +202,7 @@ def _take_up(collected: Collected, here: Machine) -> None:
     if kept.machine != here:
         again = {one.check for one in kept.measurements}
     if kept.machine != here and kept.machine and again:
-        was, now = (
-            "; ".join([one.host or "nodes of Slurm's choice", *one.gpus, *one.system]) for one in (kept.machine, here)
-        )
+        was, now = _told_apart(kept.machine, here), _told_apart(here, kept.machine)
         collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
         report.set_aside(collected.run_dir.path)  # if we are killed, nobody is to find ACCEPTED here
     if again:
@@ -213,6 +211,12 @@ def _take_up(collected: Collected, here: Machine) -> None:
         collected.run_dir.keep_machine(here)
     collected.measurements = [one for one in kept.measurements if one.check not in again]
     collected.results, collected.sessions = kept.results, kept.sessions
+
+
+def _told_apart(machine: Machine, other: Machine) -> str:
+    """A machine by its name, and by what the other does not have."""
+    own = [one for one in (*machine.gpus, *machine.system) if one not in (*other.gpus, *other.system)]
+    return "; ".join([machine.host or "nodes of Slurm's choice", *own])
 
 
 def _plan(collected: Collected, survey: Survey, done: Sequence[str] = ()) -> Plan:
