@@ -104,7 +104,8 @@ def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tm
     _take_up(collected(run_dir), HERE)
     assert record.exists()
     watching = Quiet()
-    _take_up(Collected(run_dir, run_dir.request.config, watching), Machine(host="h", gpus=HERE.gpus, system=("driver 590",)))
+    new_driver = HERE.model_copy(update={"system": ("driver 590",)})
+    _take_up(Collected(run_dir, run_dir.request.config, watching), new_driver)
     assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
     assert not record.exists()
     assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
