@@ -95,6 +95,22 @@ def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, n
     assert back.measurements == [], "and coming back does not bring them back"
 
 
+def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    record = tmp_path / "out/trial.json"
+    record.write_text("ACCEPTED")
+    _take_up(collected(run_dir), HERE)
+    assert record.exists()
+    watching = Quiet()
+    new_driver = HERE.model_copy(update={"system": ("driver 590",)})
+    _take_up(Collected(run_dir, run_dir.request.config, watching), new_driver)
+    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
+    assert not record.exists()
+    assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
+
+
 def test_killed_while_it_forgets_another_machine_it_still_forgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,11 +71,11 @@ class Survey:
             return Devices(
                 usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
             )
-        if not usable and self.gpus.untold:
-            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
             why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
             return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
+        if not usable and self.gpus.untold:
+            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
         return Devices(usable)
 
     def machine(self, settings: Config) -> Machine:
@@ -227,16 +227,21 @@ def _take_up(collected: Collected, here: Machine) -> None:
     if kept.machine != here:
         again = {one.check for one in kept.measurements}
     if kept.machine != here and kept.machine and again:
-        was, now = (
-            "; ".join([one.host or "nodes of Slurm's choice", *one.gpus, *one.system]) for one in (kept.machine, here)
-        )
+        was, now = _told_apart(kept.machine, here), _told_apart(here, kept.machine)
         collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
+        report.set_aside(collected.run_dir.path)  # if we are killed, nobody is to find ACCEPTED here
     if again:
         collected.run_dir.forget(again)
     if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
         collected.run_dir.keep_machine(here)
     collected.measurements = [one for one in kept.measurements if one.check not in again]
     collected.results, collected.sessions = kept.results, kept.sessions
+
+
+def _told_apart(machine: Machine, other: Machine) -> str:
+    """A machine by its name, and by what the other does not have."""
+    own = [one for one in (*machine.gpus, *machine.system) if one not in (*other.gpus, *other.system)]
+    return "; ".join([machine.host or "nodes of Slurm's choice", *own])
 
 
 def _plan(collected: Collected, survey: Survey, done: Sequence[str] = ()) -> Plan:

@@ -25,6 +25,7 @@ def test_a_driver_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.
     clock = time.monotonic()
     facts = gpu.read_within(2)
     assert facts.unavailable == "NVML did not answer within 2 s"
+    assert facts.untold == "whether there are GPUs is not known: NVML did not answer within 2 s"
     assert facts.gpus == ()
     assert time.monotonic() - clock < 20
     assert not Path(f"/proc/{pid.read_text()}").exists()

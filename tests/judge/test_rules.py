@@ -239,6 +239,12 @@ def test_a_reference_in_another_unit_judges_nothing() -> None:
     assert "HARDLY" not in weak.judged_by
 
 
+def test_a_threshold_in_another_unit_judges_nothing() -> None:
+    assert judged(check(SPEED), measured(20), expect={"speed": Limit.parse("> 10 MB/s")}) == [
+        ("cluster", Outcome.UNJUDGED)
+    ]
+
+
 @pytest.mark.parametrize(("value", "outcome"), [(599, Outcome.PASS), (4000, Outcome.UNJUDGED)])
 def test_more_than_the_hardware_can_do_was_measured_wrongly(value: float, outcome: Outcome) -> None:
     assert judged(check(BY_BASELINE), measured(value, facts=FOUR)) == [("cluster", outcome)]

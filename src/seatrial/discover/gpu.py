@@ -65,11 +65,14 @@ class GpuFacts(Frozen):
 
     @property
     def untold(self) -> str | None:
-        """Why nobody can say whether there are GPUs; None where the driver or the bus has been asked."""
-        unseen = self.unread.get("pci_devices")
+        """Why nobody can say whether there are GPUs; None where the driver or, without one, the bus has answered.
+
+        An empty bus proves little where a driver hangs: a virtual machine may hand GPUs in by another way.
+        """
+        unseen = [self.unread[name] for name in ("nvml", "pci_devices") if name in self.unread]
         if not self.unavailable or not unseen:
             return None
-        return f"whether there are GPUs is not known: {self.unavailable}; {unseen}"
+        return f"whether there are GPUs is not known: {'; '.join(dict.fromkeys([self.unavailable, *unseen]))}"
 
     @property
     def unaccounted(self) -> tuple[str, ...]:
@@ -93,7 +96,7 @@ def read_within(limit_s: float = _DRIVER_ANSWERS_S, root: Path = Path("/")) -> G
         return _beside_the_bus(root, GpuFacts.model_validate_json(answer.out))
     last = (answer.err.strip().splitlines() or ["no word"])[-1]
     how = f"did not answer within {limit_s:g} s" if answer.code is None else f"ended its reader ({answer.code}): {last}"
-    return _beside_the_bus(root, GpuFacts(unavailable=f"NVML {how}"))
+    return _beside_the_bus(root, GpuFacts(unavailable=f"NVML {how}", unread={"nvml": f"NVML {how}"}))
 
 
 def _of_driver() -> GpuFacts:

@@ -133,6 +133,8 @@ def _compare(
         if isinstance(found, str):
             return Outcome.UNJUDGED, f"{metric.name} is {value}, and {found}", ""
         return _against(found, rule, metric, fleet)
+    if rule.expect.unit and rule.expect.unit != metric.unit:
+        return Outcome.UNJUDGED, f"{metric.name} is {value}, and the threshold is in {rule.expect.unit!r}", ""
     limit = _limit(rule.expect, metric.unit)
     judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
     if trial and rule.baseline:

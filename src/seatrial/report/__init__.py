@@ -98,6 +98,13 @@ def write_some(trial: Trial, run_dir: Path) -> list[Path]:
     return written
 
 
+def set_aside(run_dir: Path) -> None:
+    """Rename what ``write_all`` left, to ``trial.json.before`` and so on: it speaks of what does not count any more."""
+    for path in (run_dir / name for name in FILES):
+        if path.is_file():
+            path.replace(path.with_name(f"{path.name}.before"))
+
+
 def _stage(path: Path, text: str) -> tuple[Path, Path]:
     """``text`` on disk beside ``path``, to replace it in one step: a reader or a crash never meets half a file."""
     if path.is_dir():
