@@ -219,10 +219,11 @@ def test_a_sites_own_baseline_outranks_the_published_one() -> None:
     assert other.outcome is Outcome.UNJUDGED, "another GPU's baseline is nobody's"
 
 
-def test_unknown_hardware_in_a_fleet_is_judged_by_the_fleets_median() -> None:
+def test_of_unknown_hardware_the_fleet_knows_who_is_slow_but_not_whether_all_are() -> None:
     what = check(BY_BASELINE, scope=Scope.NODE)
     said = verdicts(what, *fleet(100, 101, 99, 100, 80))
-    assert [one.outcome for one in said] == [Outcome.PASS] * 4 + [Outcome.FAIL]
+    assert [one.outcome for one in said] == [Outcome.UNJUDGED] * 4 + [Outcome.FAIL]
+    assert "not whether all are slow" in said[0].reason
     assert said[4].judged_by.startswith("median of 5 subjects on NVIDIA Strange: 100 GB/s (no SKU data")
 
 
@@ -265,8 +266,7 @@ def test_two_can_never_outvote_each_other() -> None:
 def test_a_widely_spread_fleet_fails_nobody() -> None:
     what = check(BY_BASELINE, scope=Scope.NODE)
     said = verdicts(what, *fleet(60, 80, 100, 120, 140))
-    assert Outcome.FAIL not in {one.outcome for one in said}
-    assert "chance may have made it" in said[0].reason
+    assert {one.outcome for one in said} == {Outcome.UNJUDGED}
 
 
 def test_a_subject_far_under_the_others_warns_though_it_reaches_what_is_published() -> None:
@@ -290,5 +290,5 @@ def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     what = check(BY_BASELINE, scope=Scope.GPU)
     many = [measured(100 + index % 3, subject=f"n{index // 8}/gpu{index % 8}", facts=STRANGE) for index in range(8192)]
     began = time.process_time()
-    assert {one.outcome for one in verdicts(what, *many)} == {Outcome.PASS}
+    assert {one.outcome for one in verdicts(what, *many)} == {Outcome.UNJUDGED}
     assert time.process_time() - began < 5

@@ -102,7 +102,7 @@ class Known:
         if not fleet.known:
             return published
         count = f"{len(fleet.values)} subjects on {fleet.model}"
-        source = f"{published}; the fleet's own median says who is slower than the rest, not whether all are slow"
+        source = f"{published}, and the fleet's own median says who is slower than the rest, not whether all are slow"
         return Reference(fleet.median, unit, f"median of {count}", source, fleet.spread)
 
     def published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:

@@ -173,16 +173,16 @@ def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tupl
         f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
         f"fails under {rule.fail_below:.0%}, warns under {rule.warn_below:.0%}"
     )
-    if share > BELIEVABLE and known.deviation is None:
+    if known.deviation is not None and (share >= rule.fail_below or not fleet.outlying(metric.value)):
+        return Outcome.UNJUDGED, f"{reason}; {known.source}", judged_by
+    if share > BELIEVABLE:
         return Outcome.UNJUDGED, f"{reason}, which is more than can be believed of either", judged_by
     if share >= rule.warn_below:
-        if known.deviation is None and fleet.outlying(metric.value):
+        if fleet.outlying(metric.value):
             return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
         return Outcome.PASS, reason, judged_by
     if share >= rule.fail_below:
         return Outcome.WARN, reason, judged_by
-    if known.deviation is not None and not fleet.outlying(metric.value):
-        return Outcome.WARN, f"{reason}, but the fleet is spread so widely that chance may have made it", judged_by
     interval = median_interval(metric.samples)
     if interval and interval[1] >= rule.fail_below * known.value:
         reason += f", which its own 95 % interval does not exclude ({_range(interval, metric)})"
