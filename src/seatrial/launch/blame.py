@@ -223,7 +223,8 @@ def _last_line(logs: Sequence[Path]) -> str:
 
 
 def _tells(line: str) -> bool:
-    return bool(line.strip(" =-")) and "Error" in line
+    """torchrun's own ChildFailedError only says that a rank failed, which is known."""
+    return bool(line.strip(" =-")) and "Error" in line and "ChildFailedError" not in line
 
 
 def _tail(path: Path, size: int) -> str:
