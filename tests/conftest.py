@@ -7,6 +7,7 @@ import pytest
 RIG = "rig"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file is one worker's. Slurm clusters are all one worker's, and come first: they take longest."""
     groups = {item.nodeid: _group(item) for item in items}
