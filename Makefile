@@ -19,7 +19,7 @@ cluster-trial: $(SETUP)
 	$(BIN)/python -m tests.rig --nodes 4 -- $(BIN)/seatrial run --launcher slurm --nodes 4
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
