@@ -25,9 +25,9 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 1 MiB, which the login node and all nodes of a cluster that is made later share."""
+    """A filesystem of 4 MiB, which the login node and all nodes of a cluster that is made later share."""
     (tmp_path / "small").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "small")], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path / "small")], check=True)
     yield tmp_path / "small"
     subprocess.run(["umount", "--lazy", str(tmp_path / "small")], check=True)
 
