@@ -198,13 +198,23 @@ def _empty(folder: Path) -> Path:
 )
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent: int, code: int) -> None:
     shell = f'trap "" {ignored}; exec "$0" -m seatrial explain -'
-    process = subprocess.Popen(["sh", "-c", shell, sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        ["sh", "-c", shell, sys.executable],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=_heed_all,
+    )
     assert process.stdin
     process.stdin.write(b"nothing wrong\n" * 100_000)  # more than a pipe holds: it has been reading for a while
     process.stdin.flush()
     process.send_signal(sent)
     process.communicate(timeout=60)
     assert process.returncode == code
+
+
+def _heed_all() -> None:
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
