@@ -17,7 +17,8 @@ from seatrial.model import Job, Machine, Measurement, Outcome, Trial, Verb
 from seatrial.plan import Plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import CheckSettings, Cluster, Config
-from seatrial.trial import INTERRUPTED, Survey, _done, _scope, _take_up, run
+from seatrial.survey import Survey
+from seatrial.trial import INTERRUPTED, _done, _scope, _take_up, run
 
 JOB = Job(
     name="ranks",

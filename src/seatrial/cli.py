@@ -114,10 +114,10 @@ def run(
 @app.command()
 def discover(as_json: AsJson = False) -> None:
     """What this machine is. Reads only; puts no load on it."""
-    from seatrial import trial as pipeline
     from seatrial.report.inventory import print_inventory
+    from seatrial.survey import discover as look
 
-    facts = pipeline.discover().facts
+    facts = look().facts
     if as_json:
         _print_json(facts)
     else:

@@ -13,7 +13,16 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PlainSerializer,
+    ValidationError,
+)
 from pydantic_core import PydanticSerializationError
 
 CLUSTER = "cluster"
@@ -28,6 +37,12 @@ class SeatrialError(Exception):
 
 class UsageError(SeatrialError):
     """The command line, a trial file or a promise that the machine cannot keep. Exit code 2."""
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where the first thing is that does not fit a record, and what is wrong with it: ``cluster.nodes: …``."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
 
 
 class NotApplicable(Exception):

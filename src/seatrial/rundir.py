@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from seatrial import journal
 from seatrial.journal import Journal
-from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError
+from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_fault
 from seatrial.settings import Config
 
 
@@ -195,9 +195,7 @@ def load_trial(path: Path) -> Trial:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise UsageError(f"{file} is no trial.json of this version: {where}: {first['msg']}{hint}") from error
+        raise UsageError(f"{file} is no trial.json of this version: {first_fault(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 

@@ -20,7 +20,6 @@ from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
-from seatrial.discover import gpu, host, slurm
 from seatrial.judge import judge, site
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, elsewhere, launcher_for
@@ -39,77 +38,14 @@ from seatrial.model import (
     UsageError,
     Verb,
     Verdict,
+    first_fault,
 )
-from seatrial.plan import Devices, Plan, make_plan
+from seatrial.plan import Plan, make_plan
 from seatrial.rundir import Request, RunDir, load_trial
 from seatrial.settings import Config
+from seatrial.survey import Survey, discover
 
 INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What discover found on this machine."""
-
-    facts: dict[str, Any]
-    gpus: gpu.GpuFacts
-
-    def devices(self, settings: Config) -> Devices:
-        """What the planner may use. GPUs that should be there and cannot be used are trouble, never a CPU run."""
-        promised = settings.cluster.gpus_per_node
-        if by_slurm(settings):
-            offered = slurm.gpus_per_node(settings.slurm.partition) if promised is None else promised
-            return Devices(offered, promised=offered)
-        if elsewhere(settings):
-            if promised is None:
-                raise UsageError("nobody but you knows how many GPUs a node has: say so with --gpus-per-node")
-            return Devices(promised, promised=promised)
-        if promised == 0:
-            return Devices(0)
-        usable = len(self.visible(settings))
-        if promised is not None and usable < promised:
-            return Devices(
-                usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
-            )
-        if not usable and (self.gpus.gpus or self.gpus.pci_devices):
-            why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
-            return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
-        if not usable and self.gpus.untold:
-            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
-        return Devices(usable)
-
-    def machine(self, settings: Config) -> Machine:
-        """Whose figures these will be. Where jobs run elsewhere, each measurement names its node itself."""
-        if elsewhere(settings):
-            return Machine(host="", gpus=())
-        gpus = tuple(one.uuid or f"gpu{one.index}" for one in self.visible(settings))
-        return Machine(host=socket.gethostname(), gpus=gpus, system=self._system())
-
-    def visible(self, settings: Config) -> tuple[gpu.Gpu, ...]:
-        """The GPUs that the workers may use: the trial's own variables reach them too."""
-        return gpu.visible(self.gpus, {**os.environ, **settings.env})
-
-    def obstacle(self, settings: Config) -> str:
-        """Why not every GPU is used that nobody set aside; empty where all are. Fewer GPUs skip what needs several."""
-        devices = self.devices(settings)
-        if devices.trouble:
-            return devices.trouble
-        chosen = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
-        if chosen or elsewhere(settings) or self.gpus.present <= devices.usable_gpus:
-            return ""
-        why = "; ".join([*self.gpus.lost, *self.gpus.unaccounted])
-        return f"{devices.usable_gpus} of the {self.gpus.present} GPUs of this machine can be used: {why}"
-
-    def _system(self) -> tuple[str, ...]:
-        """What else makes another machine of one with this name, or with these GPUs."""
-        found = self.facts.get("host", {})
-        told = {
-            "kernel": found.get("os", {}).get("kernel"),
-            "driver": self.gpus.driver,
-            "torch": found.get("software", {}).get("torch"),
-            "seatrial": __version__,
-        }
-        return tuple(f"{name} {version}" for name, version in told.items() if version)
 
 
 def run(run_dir: RunDir, show: Show) -> Trial:
@@ -178,13 +114,6 @@ def prepare(request: Request, path: Path) -> Preview:
     return Preview(plan, tuple(rendered))
 
 
-def discover() -> Survey:
-    """Read-only facts of this machine."""
-    gpus = gpu.read_within()
-    facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
-    return Survey(facts, gpus)
-
-
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
     """The config of the trial called ``trial``. Raises UsageError."""
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
@@ -204,9 +133,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     try:
         settings = Config.model_validate(trial.config)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("config", *first["loc"])))
-        raise UsageError(f"the record is not to be judged by this version: {where}: {first['msg']}") from error
+        raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
     known = site.load(baseline) if baseline else trial.baseline
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known)
     obstacles = (trial.stopped, trial.trouble)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from seatrial.bench import collectives
+from seatrial.bench.alone import MIN_WINDOWS
 from seatrial.bench.collectives import Timings, time_operation
 from seatrial.bench.operations import OPERATIONS
 
@@ -50,7 +51,7 @@ def time_it(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float], seconds: fl
 def test_steady_times_end_early_and_the_warm_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     cold = (9.0, 0.004, 0.002)  # the first use, the first guess (5 a window), the window of 5
     timings = time_it(monkeypatch, chain(cold, repeat(0.001)), seconds=2)
-    assert timings.windows == ((0.001,),) * collectives.MIN_WINDOWS
+    assert timings.windows == ((0.001,),) * MIN_WINDOWS
     assert (timings.per_window, timings.warmup) == (10, 1 + 1 + 5)
 
 

@@ -32,6 +32,14 @@ class Timed:
     def median(self) -> float:
         return median(self.windows)
 
+    def rate(self, work: float) -> float:
+        """Work in a second, at the median window: ``work`` is that of one operation, in the unit that is wanted."""
+        return work / self.median
+
+    def rates(self, work: float) -> tuple[float, ...]:
+        """The same of every window."""
+        return tuple(work / seconds for seconds in self.windows)
+
     @property
     def drift(self) -> float:
         """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""

@@ -15,15 +15,13 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
+from seatrial.bench.alone import settled
 from seatrial.bench.exact import Mismatch, fill, verify
 from seatrial.bench.operations import Operation, Prepared
 from seatrial.bench.rank import gather
-from seatrial.statistics import median_interval
 
 WINDOW_S = 0.02  # long against the 1 ms that ranks need to agree, short enough for many windows
-MIN_WINDOWS = 10  # the median's interval then leaves out the best and the worst window
 MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
-PRECISION = 0.01  # windows are added until the median is known to 1 %, or the time is up
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -146,16 +144,7 @@ def _time_by_events(operation: Callable[[], object], count: int) -> float:
 
 
 def _enough(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
-    return spent >= seconds or len(windows) >= MAX_WINDOWS or _settled(windows)
-
-
-def _settled(windows: Sequence[tuple[float, ...]]) -> bool:
-    if len(windows) < MIN_WINDOWS:
-        return False
-    means = [fmean(window) for window in windows]
-    middle, interval = median(means), median_interval(means)
-    assert interval, "ten samples have an interval"
-    return interval[0] >= (1 - PRECISION) * middle and interval[1] <= (1 + PRECISION) * middle
+    return spent >= seconds or len(windows) >= MAX_WINDOWS or settled([fmean(window) for window in windows])
 
 
 def _prepare(operation: Operation, count: int, dtype: torch.dtype, device: torch.device) -> Prepared:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Options, Place
-from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.alone import Timed
@@ -54,9 +54,8 @@ def measure(place: Place, options: GemmOptions) -> Iterator[Observation]:
 def _figures(place: Place, kind: str, size: int, timed: Timed, error: float) -> Iterator[Metric]:
     from seatrial.bench.compute import flops
 
-    rates = tuple(flops(size) / seconds / 1e12 for seconds in timed.windows)
-    rate = flops(size) / timed.median / 1e12
-    yield Metric(name=f"tflops.{kind}", value=rate, unit="TFLOP/s", subject=place.subject, samples=rates)
+    name, work = f"tflops.{kind}", flops(size) / 1e12
+    yield Metric(name=name, value=timed.rate(work), unit="TFLOP/s", subject=place.subject, samples=timed.rates(work))
     yield Metric(name=f"relative_error.{kind}", value=error, unit="ratio", subject=place.subject)
 
 
@@ -97,7 +96,6 @@ CHECK = Check(
                 metric=f"tflops.{kind}",
                 baseline=f"gemm.{kind}",
                 where={"backend": "cuda", f"has_{kind}": "yes"},
-                breach=Outcome.FAIL,
                 why="training is made of these products: a slow GPU holds up all others",
                 remedy=_REMEDY,
             )

@@ -36,8 +36,7 @@ def measure(place: Place, options: MemoryOptions) -> Iterator[Observation]:
         ("copy", 2 * size, memory.time_copy(size, place.device, options.seconds)),
         ("triad", 3 * size, memory.time_triad(size, place.device, options.seconds)),
     ):
-        rates = tuple(moved / seconds / 1e9 for seconds in timed.windows)
-        rate = moved / timed.median / 1e9
+        rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
         yield Metric(name=name, value=rate, unit="GB/s", subject=place.subject, samples=rates)
         yield Fact(name=f"timing_{name}", value=timed.describe())
     place.note("patterns")

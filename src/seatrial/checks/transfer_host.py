@@ -59,8 +59,8 @@ def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
 
 
 def _metric(place: Place, name: str, timed: Timed, moved: int) -> Metric:
-    rates = tuple(moved / seconds / 1e9 for seconds in timed.windows)
-    return Metric(name=name, value=moved / timed.median / 1e9, unit="GB/s", subject=place.subject, samples=rates)
+    rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
+    return Metric(name=name, value=rate, unit="GB/s", subject=place.subject, samples=rates)
 
 
 CHECK = Check(

@@ -45,15 +45,15 @@ def measure(place: Place, options: PeerOptions) -> Iterator[Observation]:
 
 def _figures(copy: PeerCopy, subject: str, size: int) -> Iterator[Metric]:
     for name, timed, moved in (("one_way", copy.one_way, size), ("both_ways", copy.both_ways, 2 * size)):
-        rates = tuple(moved / seconds / 1e9 for seconds in timed.windows)
-        yield Metric(name=name, value=moved / timed.median / 1e9, unit="GB/s", subject=subject, samples=rates)
+        rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
+        yield Metric(name=name, value=rate, unit="GB/s", subject=subject, samples=rates)
     yield Metric(name="direct", value=copy.direct, unit="bool", subject=subject)
 
 
 def _summary(copies: list[PeerCopy], names: list[str], size: int) -> Iterator[Observation]:
     matrix = [[0.0] * len(names) for _ in names]
     for copy in copies:
-        matrix[copy.source][copy.target] = round(size / copy.one_way.median / 1e9, 1)
+        matrix[copy.source][copy.target] = round(copy.one_way.rate(size / 1e9), 1)
     yield Fact(name="one_way_matrix", value={"gpus": names, "gb_s": matrix})
     yield Fact(
         name="how",

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from seatrial.checks.base import Check
-from seatrial.model import Baseline, Expected, Measurement, Trial, UsageError, Verb
+from seatrial.model import Baseline, Expected, Measurement, Trial, UsageError, Verb, first_fault
 
 Key = tuple[str, str, int, int, str]  # baseline key, GPU, GPUs, nodes, unit
 
@@ -23,9 +23,7 @@ def load(path: Path) -> Baseline:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the baseline {path}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise UsageError(f"{path} is no baseline of `seatrial baseline learn`: {where}: {first['msg']}") from error
+        raise UsageError(f"{path} is no baseline of `seatrial baseline learn`: {first_fault(error)}") from error
 
 
 def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -> Baseline:
