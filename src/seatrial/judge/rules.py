@@ -13,9 +13,9 @@ from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome, Rule, S
 from seatrial.statistics import median_interval
 
 WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
-# Of what the hardware is known to reach: the largest gain by software that we know of is NVLink SHARP's, from 370 to 480
-# GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly, or
-# the reference is wrong.
+# Of what the hardware is known to reach. The largest gain by software that we know of is NVLink SHARP's: from 370 to
+# 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly,
+# or the reference is wrong.
 BELIEVABLE = 1.5
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
