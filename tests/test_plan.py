@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.model import Observation, Phase, Scope, UsageError
-from seatrial.plan import Devices, make_plan
+from seatrial.plan import Devices, again, make_plan
 from seatrial.settings import CheckSettings, Cluster, Config
 
 
@@ -108,3 +108,13 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 def test_what_is_done_is_not_planned_again() -> None:
     plan = make_plan(config(), CHECKS, Devices(2), done=["host.a", "all.c"])
     assert [job.checks for job in plan.jobs] == [("gpu.b", "all.d")]
+
+
+def test_what_is_measured_again_is_measured_where_it_was() -> None:
+    first = make_plan(config(nodes=2), CHECKS, Devices(4))
+    (job,) = again(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
+    assert (job.name, job.checks, job.again) == ("ranks-again", ("gpu.b", "all.c"), True)
+    assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
+    same = {"name", "checks", "limits", "limit_s", "again"}
+    assert job.model_dump(exclude=same) == first.jobs[1].model_dump(exclude=same)
+    assert list(again(first.jobs, {}, 180)) == []

@@ -88,3 +88,32 @@ def test_only_the_request_that_was_measured_for_is_gone_on_with(tmp_path: Path) 
     (out / "run.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UsageError, match=r"run\.json is damaged: .*utf-8"):
         RunDir.reopen(out)
+
+
+def again(check: str, rank: int = 0, error: str | None = None, started: float = 6.0) -> Measurement:
+    return measured(check, rank, error).model_copy(update={"again": True, "started": started})
+
+
+def test_a_second_measurement_is_kept_beside_the_first_and_forgotten_without_it(tmp_path: Path) -> None:
+    first = RunDir.create(tmp_path / "out", REQUEST)
+    for one in (measured("a"), measured("b"), again("a"), again("b")):
+        first.keep(one)
+    first.forget_repeats(["a"])
+    kept = first.recover()
+    assert [one.check for one in kept.measurements] == ["a", "b"]
+    assert kept.repeats == [again("b")]
+    first.forget(["b"])
+    kept = first.recover()
+    assert ([one.check for one in kept.measurements], kept.repeats) == (["a"], [])
+
+
+def test_a_second_measurement_that_only_a_rank_wrote_is_recovered_and_replaces_its_error(tmp_path: Path) -> None:
+    first = RunDir.create(tmp_path / "out", REQUEST)
+    first.keep(measured("a", 0))
+    first.keep(again("a", 0, error="start it by hand"))
+    journal = Journal(tmp_path / "out/jobs/ranks-again/attempt1/rank0.jsonl")
+    journal.append({"measurement": again("a", 0, started=7.0).model_dump(mode="json")})
+    for _ in range(2):
+        kept = first.recover()
+        assert kept.measurements == [measured("a", 0)], "the first is not lost for a trouble of the second"
+        assert kept.repeats == [again("a", 0, started=7.0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,8 @@ class Show(Protocol):
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
+    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None: ...
+
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def complain(self, text: str) -> None: ...
@@ -38,6 +40,7 @@ class Collected:
     settings: Config
     show: Show
     measurements: list[Measurement] = field(default_factory=list)
+    repeats: list[Measurement] = field(default_factory=list)  # the second of what fell short
     results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)  # earlier ones
     timings: list[Timing] = field(default_factory=list)
@@ -52,23 +55,27 @@ class Collected:
         self.show.doing(words)
 
     def measured(self, measurement: Measurement) -> None:
+        if self._jobs and self._jobs[-1].again:  # a launcher that tells of an error does not say so
+            measurement = measurement.model_copy(update={"again": True})
         self.run_dir.keep(measurement)
-        self.measurements.append(measurement)
-        own = [one for one in self.measurements if one.check == measurement.check]
+        kept = self.repeats if measurement.again else self.measurements
+        kept.append(measurement)
+        own = [one for one in kept if one.check == measurement.check]
         places = next((job.places for job in self._jobs if measurement.check in job.checks), 1)
         if measurement.error or len(own) == places:
-            self._announce(measurement.check, own)
+            self._announce(measurement.check, max(one.seconds for one in own))
 
     def finished(self, result: JobResult) -> None:
         self.run_dir.keep_result(result)
         self.results.append(result)
 
-    def _announce(self, check: str, own: Sequence[Measurement]) -> None:
+    def _announce(self, check: str, seconds: float) -> None:
         config = self.settings.model_copy(update={"checks": {check: self.settings.checks[check]}})
-        verdicts = judge(config, self._jobs, own, catalog(), {})
+        own, repeats = ([one for one in every if one.check == check] for every in (self.measurements, self.repeats))
+        verdicts = judge(config, self._jobs, own, catalog(), {}, repeats=repeats)
         outcome = worst(verdict.outcome for verdict in verdicts)
         reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
-        self.show.judged(check, outcome, reason, max(one.seconds for one in own))
+        self.show.judged(check, outcome, reason, seconds)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -199,6 +199,7 @@ class Measurement(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     skipped: str | None = None
+    again: bool = Field(default=False, description="the second of two: measured because the first fell short")
     started: float = 0.0
     seconds: float = 0.0
 
@@ -342,6 +343,7 @@ class Job(Frozen):
     limits: dict[str, float] = Field(default={}, description="seconds for each check; after these it is given up")
     limit_s: float
     env: dict[str, str] = {}
+    again: bool = Field(default=False, description="measures a second time what fell short the first time")
 
     @property
     def places(self) -> int:
@@ -438,6 +440,7 @@ class Trial(Frozen):
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
+    repeats: tuple[Measurement, ...] = Field(default=(), description="second measurements, of what fell short at first")
     verdicts: tuple[Verdict, ...]
     findings: tuple[Finding, ...]
     timings: tuple[Timing, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +53,15 @@ def make_plan(
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
     jobs = [_job(placement, runnable, config, devices) for placement in placements]
     return Plan(tuple(job for job in jobs if job.checks), tuple(settled.values()), left_out)
+
+
+def again(jobs: Iterable[Job], checks: Container[str], startup_s: float) -> Iterator[Job]:
+    """The jobs that measure ``checks`` a second time, each where the first did."""
+    for job in jobs:
+        if names := tuple(name for name in job.checks if name in checks):
+            limits = {name: job.limits[name] for name in names}
+            more = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "again": True}
+            yield job.model_copy(update={"name": f"{job.name}-again", **more})
 
 
 def _left_out(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:

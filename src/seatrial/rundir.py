@@ -38,6 +38,7 @@ class Kept:
     """What a journal of measurements holds."""
 
     measurements: list[Measurement] = field(default_factory=list)
+    repeats: list[Measurement] = field(default_factory=list)  # the second of what fell short
     results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     machine: Machine | None = None  # whose figures they are
@@ -107,6 +108,10 @@ class RunDir:
         """Mark that these checks are run again: what was measured of them before does not count any more."""
         self._journal.append({"again": sorted(checks)})
 
+    def forget_repeats(self, checks: Iterable[str]) -> None:
+        """Mark that these checks are measured a second time once more; their first measurements count as before."""
+        self._journal.append({"retry": sorted(checks)})
+
     def recover(self) -> Kept:
         """All that counts so far, with measurements that only a rank's journal holds (we were killed before it)."""
         kept = Kept()
@@ -115,8 +120,9 @@ class RunDir:
         paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
         new = [one for path in paths for one in journal.read(path)[0] if _is_whole(one) and _key(one) not in seen]
         # what ranks have measured since an error was told of the check (a person started them late) takes its place
-        late = {_check(one) for one in new} & {_check(one) for one in records if _failed(one)}
-        for record in [*([{"again": sorted(late)}] if late else []), *new]:
+        late = {_told_of(one) for one in new} & {_told_of(one) for one in records if _failed(one)}
+        marks = {word: sorted(check for check, mark in late if mark == word) for word in ("again", "retry")}
+        for record in [*({word: checks} for word, checks in marks.items() if checks), *new]:
             self._journal.append(record)
             records.append(record)
         for record in records:
@@ -165,14 +171,21 @@ def _failed(record: journal.Record) -> bool:
     return isinstance(measurement, dict) and bool(measurement.get("error"))
 
 
-def _check(record: journal.Record) -> str:
-    return str(record["measurement"].get("check"))
+def _told_of(record: journal.Record) -> tuple[str, str]:
+    """The check that was measured, and the word that would forget it: the second measurement goes without the first."""
+    measurement = record.get("measurement")
+    if not isinstance(measurement, dict):
+        return "", ""
+    return str(measurement.get("check")), "retry" if measurement.get("again") else "again"
 
 
 def _take_in(record: journal.Record, kept: Kept) -> None:
     if "again" in record:
         again = set(record["again"])
         kept.measurements = [one for one in kept.measurements if one.check not in again]
+        kept.repeats = [one for one in kept.repeats if one.check not in again]
+    elif "retry" in record:
+        kept.repeats = [one for one in kept.repeats if one.check not in set(record["retry"])]
     elif "result" in record:
         kept.results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
@@ -180,7 +193,8 @@ def _take_in(record: journal.Record, kept: Kept) -> None:
     elif "session" in record:
         kept.sessions.append(Session.model_validate(record["session"]))
     elif "measurement" in record:
-        kept.measurements.append(Measurement.model_validate(record["measurement"]))
+        measurement = Measurement.model_validate(record["measurement"])
+        (kept.repeats if measurement.again else kept.measurements).append(measurement)
 
 
 MOST_LEVELS = 100  # of nesting in trial.json; facts of a machine have been seen to take ten

@@ -49,6 +49,11 @@ class CheckSettings(Frozen):
     required: bool = True
     limit_s: Seconds | None = Field(default=None, description="in place of the check's own time limit")
     expect: dict[str, ParsedLimit] = {}
+    # off: who writes a threshold wants to know that it holds, and a check that did not apply has not shown it
+    may_skip: bool = Field(
+        default=False,
+        description="accept without the thresholds of `expect` where the check cannot apply; the decision names them",
+    )
     options: dict[str, JsonValue] = {}
 
 
@@ -106,6 +111,11 @@ class Config(Frozen):
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
+    # on: a node is sent back for what it does twice, and a minute more is cheap beside that
+    retry: bool = Field(
+        default=True,
+        description="measure once more what fell short of a performance figure: it fails only when it does so twice",
+    )
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
     container: Container = Container()

@@ -20,7 +20,7 @@ from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
-from seatrial.judge import judge, site
+from seatrial.judge import judge, site, to_repeat
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, elsewhere, launcher_for
 from seatrial.launch.watch import run_job
@@ -40,7 +40,7 @@ from seatrial.model import (
     Verdict,
     first_fault,
 )
-from seatrial.plan import Plan, make_plan
+from seatrial.plan import Plan, again, make_plan
 from seatrial.rundir import Request, RunDir, load_trial
 from seatrial.settings import Config
 from seatrial.survey import Survey, discover
@@ -68,11 +68,16 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             collected.measured(measurement)
         for job in left.jobs:
             _run_job(_on_the_same_nodes(job, collected), collected)
+        for job in _repeats(plan, collected, baseline):
+            _run_job(_on_the_same_nodes(job, collected), collected)
     with _uninterrupted():
         with collected.timed("judge"):
-            verdicts = judge(collected.settings, plan.jobs, collected.measurements, catalog(), plan.left_out, baseline)
+            measurements, repeats = collected.measurements, collected.repeats
+            verdicts = judge(
+                collected.settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats
+            )
         with collected.timed("diagnose"):
-            findings = diagnose(collected.results, collected.measurements, run_dir.path)
+            findings = diagnose(collected.results, [*measurements, *repeats], run_dir.path)
         return _reported(_record(collected, plan, survey, verdicts, findings, baseline, begun), collected)
 
 
@@ -135,7 +140,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     except ValidationError as error:
         raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
     known = site.load(baseline) if baseline else trial.baseline
-    verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known)
+    verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, verdicts, trial.left_out, trial.decision.scope, obstacles)
     return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known})
@@ -162,6 +167,7 @@ def _take_up(collected: Collected, here: Machine) -> None:
     if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
         collected.run_dir.keep_machine(here)
     collected.measurements = [one for one in kept.measurements if one.check not in again]
+    collected.repeats = [one for one in kept.repeats if one.check not in again]
     collected.results, collected.sessions = kept.results, kept.sessions
 
 
@@ -187,6 +193,7 @@ def _left_of(plan: Plan, collected: Collected, survey: Survey) -> Plan:
     if partly:
         collected.run_dir.forget(partly)
         collected.measurements = [one for one in collected.measurements if one.check not in partly]
+        collected.repeats = [one for one in collected.repeats if one.check not in partly]
     left = _plan(collected, survey, done)
     collected.show.planned(left.jobs, collected.run_dir.path)
     return left
@@ -202,6 +209,21 @@ def _done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
 
 
+def _repeats(plan: Plan, collected: Collected, baseline: Baseline | None) -> list[Job]:
+    """The jobs that measure once more what fell short, and has not been measured a second time everywhere."""
+    settings, known = collected.settings, catalog()
+    if not settings.retry:
+        return []
+    reasons = to_repeat(settings, collected.measurements, collected.repeats, known, baseline)
+    if any(one.check in reasons for one in collected.repeats):
+        collected.run_dir.forget_repeats(reasons)
+        collected.repeats = [one for one in collected.repeats if one.check not in reasons]
+    jobs = list(again(plan.jobs, reasons, settings.limits.startup_s))
+    for job in jobs:
+        collected.show.repeating(job, reasons)
+    return jobs
+
+
 def _on_the_same_nodes(job: Job, collected: Collected) -> Job:
     """``job``, asking for the nodes of the jobs before it: of other nodes it would say nothing about these."""
     used = [one.nodes for one in collected.results if one.nodes and one.state is JobState.COMPLETED]
@@ -214,7 +236,8 @@ def _run_job(job: Job, collected: Collected) -> None:
     launcher = launcher_for(collected.settings, job.placement)
     for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
         collected.finished(result)
-        measuring = sum(_check_seconds(job.checks, collected.measurements).values())
+        measured = collected.repeats if job.again else collected.measurements
+        measuring = sum(_check_seconds(job.checks, measured).values())
         overhead = max(0.0, result.seconds - measuring)
         name = f"start and end of job {job.name}"
         collected.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
@@ -267,6 +290,8 @@ def _record(
     request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
     trouble = survey.obstacle(settings)
     seconds = _check_seconds(list(settings.checks), measurements)
+    more = _check_seconds(list(settings.checks), collected.repeats)
+    seconds |= {f"{name}, again": value for name, value in more.items()}
     now = Session(
         started=time.time() - (time.monotonic() - begun),
         seconds=time.monotonic() - begun,
@@ -294,6 +319,7 @@ def _record(
         sessions=sessions,
         results=tuple(collected.results),
         measurements=tuple(measurements),
+        repeats=tuple(collected.repeats),
         verdicts=verdicts,
         findings=findings,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),

@@ -41,6 +41,7 @@ from seatrial.model import (
 )
 
 PULSE_S = 1.0
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 ENDING = "ending on SIGTERM"  # said by a rank from which no pulse is to be expected any more
 Kind = TypeVar("Kind")
 
@@ -139,6 +140,8 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
             place = _place(check, job, me, run_dir, device, gpu_index, pulse.note)
             journal.append({"start": name, "time": time.time(), "subject": place.subject})
             measurement = measure(check, place, job.options.get(name, {}))
+            if job.again:
+                measurement = _marked(measurement, check, job)
             journal.append({"measurement": measurement.model_dump(mode="json")})
             if measurement.error and check.scope is Scope.CLUSTER:
                 raise SeatrialError(f"{name}: {measurement.error}")
@@ -175,6 +178,18 @@ def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
     )
 
 
+def _marked(measurement: Measurement, check: Check, job: Job) -> Measurement:
+    """As the second of two, with the fact that says what was different."""
+    changed = "the same place, in a new process"
+    if job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
+        changed = "the same GPU, in the process of another rank"
+        if check.scope is Scope.CLUSTER:
+            changed = "the ranks in the reverse order of each node's GPUs; NCCL chooses its rings by itself"
+    elif check.scope is Scope.CLUSTER:
+        changed = "the same processes at the same places, started anew"
+    return measurement.model_copy(update={"again": True, "facts": {**measurement.facts, "retry": changed}})
+
+
 def _only(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
     return [observation for observation in observations if isinstance(observation, kind)]
 
@@ -207,7 +222,7 @@ def _place(
     gpu_index: int | None,
     note: Callable[[str], None],
 ) -> Place:
-    out = run_dir / "artifacts" / check.name
+    out = run_dir / "artifacts" / (f"{check.name}-again" if job.again else check.name)
     out.mkdir(parents=True, exist_ok=True)
     return Place(
         node=socket.gethostname(),
@@ -224,6 +239,12 @@ def _place(
     )
 
 
+def reversed_order(visible: str | None, count: int) -> str:
+    """CUDA_VISIBLE_DEVICES for the first ``count`` of the GPUs that it shows (None: all), the last of them first."""
+    devices = [str(index) for index in range(count)] if visible is None else visible.split(",")[:count]
+    return ",".join(reversed(devices))
+
+
 def main(arguments: list[str]) -> None:
     shell.die_with_parent(os.getppid())
     path, attempt = Path(arguments[0]), arguments[1]
@@ -234,6 +255,8 @@ def main(arguments: list[str]) -> None:
         return
     if shell.is_orphan():  # torchrun was killed before the kernel was asked to end us with it
         raise SystemExit("seatrial.worker: what started this rank is gone: leaving")
+    if job.again and job.device == "cuda":  # before anything asks for a GPU
+        os.environ[_VISIBLE] = reversed_order(os.environ.get(_VISIBLE), job.ranks_per_node)
     from seatrial.bench import group, rank
 
     rank.recorded(work)(job, run_dir, folder)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seatrial.checks import catalog
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
-from seatrial.model import Outcome, Verb, Verdict
+from seatrial.model import CLUSTER, Measurement, Outcome, Verb, Verdict
 from seatrial.settings import CheckSettings, Config
 
 NAMES = ("a", "b", "c")
@@ -90,3 +92,18 @@ def test_a_check_of_an_older_version_is_unjudged_and_a_lost_one_an_error() -> No
     config = Config(name="old", checks={"gone.check": CheckSettings(), "lost.check": CheckSettings()})
     said = judge(config, [], [], {}, {})
     assert [one.outcome for one in said] == [Outcome.UNJUDGED, Outcome.UNJUDGED]
+
+
+@pytest.mark.parametrize(("may_skip", "verb"), [(False, Verb.INCOMPLETE), (True, Verb.ACCEPTED)])
+def test_a_threshold_that_nothing_was_held_to_is_told_and_by_default_accepts_nothing(
+    may_skip: bool, verb: Verb
+) -> None:
+    asked = CheckSettings.model_validate({"expect": {"busbw.8GiB": "> 350 GB/s"}, "may_skip": may_skip})
+    name = "collectives.all_reduce"
+    config = Config(name="t", checks={name: asked})
+    skipped = Measurement(check=name, subject=CLUSTER, skipped="needs 2 ranks, this placement has 1")
+    said = (verdict("a", Outcome.PASS), *judge(config, [], [skipped], catalog(), {}))
+    decision = decide({"a": True, name: True}, said, {}, "")
+    assert decision.value is verb
+    told = f"{name} is not held to busbw.8GiB > 350 GB/s: needs 2 ranks, this placement has 1"
+    assert decision.reason.endswith(told)

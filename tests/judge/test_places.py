@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from seatrial.judge.places import unproven
-from seatrial.model import CLUSTER, Job, Measurement, Outcome
-from seatrial.settings import Cluster
+from seatrial.judge.places import unheld, unproven
+from seatrial.model import CLUSTER, Job, Limit, Measurement, Outcome
+from seatrial.settings import CheckSettings, Cluster
 
 
 def job(name: str = "ranks", nodes: int = 2, ranks_per_node: int = 2, *checks: str) -> Job:
@@ -91,3 +91,17 @@ def test_a_check_that_no_job_runs_may_be_skipped_but_not_measured() -> None:
     assert faults(Measurement(check="a", subject=CLUSTER, skipped="no GPU"), jobs=(job("ranks", 2, 2, "b"),)) == []
     (fault,) = faults(on(0), jobs=(job("ranks", 2, 2, "b"),))
     assert fault == "it was measured, and no job of the plan has it"
+
+
+def test_a_threshold_on_a_check_that_did_not_apply_is_not_dropped() -> None:
+    asked = CheckSettings(expect={"busbw.8GiB": Limit.parse("> 350 GB/s")})
+    alone = [Measurement(check="a", subject=CLUSTER, skipped="needs 2 ranks")]
+    (verdict,) = unheld("a", asked, alone, "mine")
+    assert (verdict.outcome, verdict.metric) == (Outcome.ERROR, "busbw.8GiB")
+    assert verdict.reason == "a is not held to busbw.8GiB > 350 GB/s: needs 2 ranks"
+    assert verdict.remedy == "Where it need not apply: --set checks.a.may_skip=true"
+    (spared,) = unheld("a", asked.model_copy(update={"may_skip": True}), alone, "mine")
+    assert (spared.outcome, spared.judged_by) == (Outcome.SKIP, "trial mine: > 350 GB/s")
+    assert list(unheld("a", CheckSettings(), alone, "mine")) == []
+    assert list(unheld("a", asked, [on(0)], "mine")) == []
+    assert list(unheld("a", asked, [], "mine")) == []

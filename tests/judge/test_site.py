@@ -38,6 +38,11 @@ def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path)
     assert site.load(path) == learned
 
 
+def test_a_second_measurement_teaches_nothing() -> None:
+    twice = run(600).model_copy(update={"repeats": run(900).measurements})
+    assert [one.value for one in site.learn("lab", {"a": twice}, catalog()).expected["gemm.bf16"]] == [600]
+
+
 def test_models_are_learned_apart() -> None:
     learned = site.learn("lab", {"a": run(600), "b": run(300, gpu="NVIDIA Small")}, catalog())
     assert [(one.gpu, one.value) for one in learned.expected["gemm.bf16"]] == [

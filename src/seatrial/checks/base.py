@@ -67,3 +67,6 @@ class Check:
     limit_s: float  # after so long the check is given up; generous: a limit is for hangs, not for slowness
     needs: Needs = field(default_factory=Needs)
     options: type[Options] = Options
+    # Metrics, or families such as "busbw.*", that differ from run to run: a shortfall of these fails only when a second
+    # measurement shows it too, as one of a rule with a baseline does. Of all others, corruption say, once is enough.
+    performance: tuple[str, ...] = ()

@@ -266,4 +266,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300.0,
     options=BurnOptions,
+    performance=("tflops.*",),
 )

@@ -105,4 +105,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300.0,
     options=GemmOptions,
+    performance=("tflops.*",),
 )

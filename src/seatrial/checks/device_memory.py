@@ -95,4 +95,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300.0,
     options=MemoryOptions,
+    performance=("copy", "triad"),
 )

@@ -146,4 +146,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900.0,  # MNIST on one slow CPU core takes minutes and is slow, not hung
     options=CnnOptions,
+    performance=("seconds", "images_per_second"),
 )

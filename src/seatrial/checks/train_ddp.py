@@ -366,4 +366,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900.0,  # many processes on few CPU cores are slow, not hung
     options=DdpOptions,
+    performance=("tokens_per_second*", "scaling_efficiency", "step_time*"),
 )

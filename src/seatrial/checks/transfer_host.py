@@ -83,4 +83,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(gpus=True),
     options=TransferOptions,
+    performance=("*_alone", "*_together"),
 )

@@ -81,4 +81,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(gpus=True, ranks=2),
     options=PeerOptions,
+    performance=("one_way", "both_ways"),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
+from seatrial.judge import again
 from seatrial.judge.baselines import Known, skus
-from seatrial.judge.places import unproven
+from seatrial.judge.places import unheld, unproven
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Verdict
 from seatrial.settings import Config
@@ -19,11 +20,13 @@ def judge(
     checks: Mapping[str, Check],
     left_out: Mapping[str, str],
     site: Baseline | None = None,
+    repeats: Sequence[Measurement] = (),
 ) -> tuple[Verdict, ...]:
     """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them.
 
     ``jobs`` say at how many places a check was to be measured: at fewer, what the others brought is not enough.
-    ``site`` is what good runs of this site reached.
+    ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
+    they bear a FAIL out, or not, and speak of nothing else.
     """
     known = Known(site, skus())
     verdicts: list[Verdict] = []
@@ -37,5 +40,32 @@ def judge(
         else:
             own = [measurement for measurement in measurements if measurement.check == name]
             verdicts += unproven(name, config.cluster, jobs, measurements)
-            verdicts += judge_check(checks[name], own, setting.expect, config.name, known)
+            verdicts += unheld(name, setting, own, config.name)
+            first = judge_check(checks[name], own, setting.expect, config.name, known)
+            more = [measurement for measurement in repeats if measurement.check == name]
+            second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
+            verdicts += again.weighed(checks[name], first, own, second, more)
     return tuple(verdicts)
+
+
+def to_repeat(
+    config: Config,
+    measurements: Sequence[Measurement],
+    repeats: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    site: Baseline | None = None,
+) -> dict[str, str]:
+    """The checks that fell short of a figure of performance, with what they fell short of, and were measured once only.
+
+    A check that could not be measured somewhere is none of them: first it is to be measured everywhere.
+    """
+    known = Known(site, skus())
+    found: dict[str, str] = {}
+    for name, setting in config.checks.items():
+        own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))
+        if name in checks and own and not any(one.error for one in own) and not again.whole(own, more):
+            first = judge_check(checks[name], own, setting.expect, config.name, known)
+            figures = [one.reason.partition(": ")[0] for one in again.shortfalls(checks[name], first)]
+            more_of_them = f", and {len(figures) - 1} more" if len(figures) > 1 else ""
+            found |= {name: figures[0] + more_of_them} if figures else {}
+    return found

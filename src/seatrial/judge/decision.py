@@ -18,15 +18,17 @@ def decide(
 ) -> Decision:
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
 
+    A SKIP or an ERROR that names its judge says what nothing was held to; it is told whatever the decision is.
     ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
     """
     failed = sorted({verdict.check for verdict in verdicts if verdict.outcome is Outcome.FAIL})
     if failed:
         return Decision(value=Verb.REJECTED, reason=f"{_count(failed)} failed: {', '.join(failed)}", scope=scope)
+    unheld = [one.reason for one in verdicts if one.outcome in (Outcome.SKIP, Outcome.ERROR) and one.judged_by]
     missing = [*filter(None, obstacles), *_missing(required, verdicts, left_out)]
     if missing:
-        return Decision(value=Verb.INCOMPLETE, reason="; ".join(missing), scope=scope)
-    return Decision(value=Verb.ACCEPTED, reason=_praise(required, verdicts), scope=scope)
+        return Decision(value=Verb.INCOMPLETE, reason="; ".join([*missing, *unheld]), scope=scope)
+    return Decision(value=Verb.ACCEPTED, reason="; ".join([_praise(required, verdicts), *unheld]), scope=scope)
 
 
 def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:

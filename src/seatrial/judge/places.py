@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
-from seatrial.settings import Cluster
+from seatrial.settings import CheckSettings, Cluster
 
 _NAMED = 8  # how many places a sentence names
 
@@ -28,6 +28,25 @@ def unproven(
         faults = ["it was measured, and no job of the plan has it"]
     for fault in faults:
         yield Verdict(check=check, subject=CLUSTER, outcome=Outcome.ERROR, reason=fault)
+
+
+def unheld(check: str, setting: CheckSettings, own: Sequence[Measurement], trial: str) -> Iterator[Verdict]:
+    """A verdict on each threshold of the trial where the check did not apply: nothing was held to it.
+
+    Who wrote it wants to know that it holds: an ERROR, unless the trial says that the check may be skipped.
+    """
+    if not own or not all(one.skipped for one in own):
+        return
+    for metric, limit in setting.expect.items():
+        yield Verdict(
+            check=check,
+            subject=CLUSTER,
+            metric=metric,
+            outcome=Outcome.SKIP if setting.may_skip else Outcome.ERROR,
+            reason=f"{check} is not held to {metric} {limit}: {own[0].skipped}",
+            remedy="" if setting.may_skip else f"Where it need not apply: --set checks.{check}.may_skip=true",
+            judged_by=f"trial {trial}: {limit}",
+        )
 
 
 def _absent(job: Job, own: Sequence[Measurement]) -> Iterator[str]:

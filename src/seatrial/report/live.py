@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,10 @@ class Live:
         again = f", attempt {attempt}" if attempt > 1 else ""
         self._heading = f"job {job.name}{again}"
         self._line(f"start   {self._heading}")
+
+    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None:
+        for check in job.checks:
+            self._line(f"again   {check} in job {job.name}, since one measurement alone is no proof: {reasons[check]}")
 
     def doing(self, words: str) -> None:
         """Called many times a second; says something new only when there is something new."""

@@ -103,11 +103,11 @@ def _durations(trial: Trial) -> _Family:
 
 def _measured(trial: Trial) -> list[_Family]:
     families: dict[str, _Family] = {}
-    for measurement in trial.measurements:
+    for measurement in (*trial.measurements, *trial.repeats):
         for metric in measurement.metrics:
             suffix, factor = _base_unit(metric.unit)
-            name = "_".join(filter(None, ("seatrial_measured", suffix)))
-            unit = suffix.replace("_", " ") or "plain numbers"
+            name = "_".join(filter(None, ("seatrial_remeasured" if measurement.again else "seatrial_measured", suffix)))
+            unit = (suffix.replace("_", " ") or "plain numbers") + (", the second time" if measurement.again else "")
             family = families.setdefault(name, _Family(name, f"Values that checks measured, in {unit}."))
             family.add(
                 metric.value * factor,

@@ -1,0 +1,111 @@
+"""A second measurement beside the first: what differs from run to run fails only when both fall short.
+
+Corruption is another matter: seen once, in either of the two, it has been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from seatrial.checks.base import Check
+from seatrial.model import WORST_FIRST, Measurement, Outcome, Verdict, format_value
+
+CHANGED = "retry"  # the fact of a second measurement that says what was different
+Key = tuple[str, str]  # metric, subject
+# What becomes of a FAIL, by what the second measurement says. By anything else, an ERROR say, it stays what it is.
+_LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUDGED: Outcome.UNJUDGED}
+
+
+def shortfalls(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Those that fail for want of performance, and that a second measurement may bear out or not."""
+    return [one for one in verdicts if one.outcome is Outcome.FAIL and _repeatable(check, one.metric)]
+
+
+def whole(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
+    """Whether the second measurement, ``repeats``, was made everywhere where the first was, and nowhere else."""
+    same = {one.subject for one in own} == {one.subject for one in repeats}
+    return same and not any(one.error or one.skipped for one in repeats)
+
+
+def weighed(
+    check: Check,
+    first: Sequence[Verdict],
+    own: Sequence[Measurement],
+    second: Sequence[Verdict],
+    repeats: Sequence[Measurement],
+) -> Iterator[Verdict]:
+    """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
+    speaks, trouble = whole(own, repeats), _trouble(repeats)
+    said, before, after = _by_key(second), _values(own), _values(repeats)
+    changed = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
+    how = f" ({'; '.join(changed)})" if changed else ""
+    for one in first:
+        key = one.metric, one.subject
+        if not _repeatable(check, one.metric):
+            yield one
+        elif speaks and key in said and key in before and key in after:
+            yield _both(one, said[key], f"{before[key]}, then {after[key]}", how)
+        else:
+            yield _unrepeated(one, trouble)
+    failed = {(one.metric, one.subject) for one in first if one.outcome is Outcome.FAIL}
+    for one in second:  # of what no repetition excuses
+        new = one.outcome is Outcome.FAIL and (one.metric, one.subject) not in failed
+        if new and not _repeatable(check, one.metric):
+            yield one.model_copy(update={"reason": _with(one, "seen when it was measured a second time")})
+
+
+def _repeatable(check: Check, metric: str) -> bool:
+    """Whether the metric is a figure of performance: one with a baseline, or declared as one."""
+    compared = any(rule.baseline and rule.metric == metric for rule in check.rules)
+    return compared or any(fnmatchcase(metric, pattern) for pattern in check.performance)
+
+
+def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
+    """One verdict on two figures of the same metric at the same place."""
+    leading = first
+    match first.outcome, second.outcome:
+        case Outcome.FAIL, Outcome.FAIL:
+            outcome, words = Outcome.FAIL, f"reproduced ({figures})"
+        case Outcome.FAIL, better if better in _LIFTED:
+            outcome, words = _LIFTED[better], f"not reproduced ({figures}), worth looking at"
+        case Outcome.FAIL, _:
+            return _unrepeated(first, second.reason)
+        case Outcome.PASS | Outcome.WARN, Outcome.FAIL:
+            outcome, words, leading = Outcome.WARN, f"the second time only ({figures}), worth looking at", second
+        case _:
+            return first
+    evidence = f"{first.evidence}; measured again{how}: {second.evidence}"
+    return leading.model_copy(update={"outcome": outcome, "reason": _with(leading, words), "evidence": evidence})
+
+
+def _unrepeated(verdict: Verdict, trouble: str) -> Verdict:
+    """A FAIL by one measurement alone stays one."""
+    if verdict.outcome is not Outcome.FAIL:
+        return verdict
+    words = "not repeated" + (", though it was tried" if trouble else "")
+    evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
+    return verdict.model_copy(update={"reason": _with(verdict, words), "evidence": evidence})
+
+
+def _trouble(repeats: Sequence[Measurement]) -> str:
+    """What a second measurement that does not speak of all places says instead; empty where there is none."""
+    told = (f"{one.subject}: {one.error or one.skipped}" for one in repeats if one.error or one.skipped)
+    return next(told, f"only {', '.join(sorted({one.subject for one in repeats}))}" if repeats else "")
+
+
+def _with(verdict: Verdict, words: str) -> str:
+    """The reason with ``words`` behind what it says of the figure, before what that means."""
+    figure, colon, meaning = verdict.reason.partition(": ")
+    return f"{figure}; {words}{colon}{meaning}"
+
+
+def _by_key(verdicts: Iterable[Verdict]) -> dict[Key, Verdict]:
+    """The worst verdict on each metric of each place."""
+    mildest_first = sorted(verdicts, key=lambda one: WORST_FIRST.index(one.outcome), reverse=True)
+    return {(one.metric, one.subject): one for one in mildest_first}
+
+
+def _values(measurements: Iterable[Measurement]) -> dict[Key, str]:
+    metrics = (metric for measurement in measurements for metric in measurement.metrics)
+    return {(metric.name, metric.subject): format_value(metric.value, metric.unit) for metric in metrics}

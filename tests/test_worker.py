@@ -1,0 +1,57 @@
+"""What a worker makes of its job before and after it measures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.journal import read
+from seatrial.model import Measurement
+from seatrial.worker import _marked, reversed_order
+from tests.launch.scripted import job
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "reversed_"),
+    [
+        (None, 4, "3,2,1,0"),
+        ("0,1,2,3", 4, "3,2,1,0"),
+        ("2,5,7", 2, "5,2"),
+        ("GPU-a,GPU-b", 2, "GPU-b,GPU-a"),
+        (None, 1, "0"),
+        ("3", 1, "3"),
+    ],
+)
+def test_the_same_gpus_in_reverse_order(visible: str | None, count: int, reversed_: str) -> None:
+    assert reversed_order(visible, count) == reversed_
+
+
+def test_a_second_measurement_says_so_and_writes_nothing_over(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs/nodes-again"
+    (folder / "attempt1").mkdir(parents=True)
+    one = job("host.inventory", ranks=1, placement="nodes").model_copy(update={"again": True})
+    (folder / "job.json").write_text(one.model_dump_json())
+    subprocess.run([sys.executable, "-m", "seatrial.worker", folder / "job.json", "1"], check=True)
+    measurement = read(folder / "attempt1/rank0.jsonl")[0][1]["measurement"]
+    assert measurement["again"] is True
+    assert measurement["facts"]["retry"] == "the same place, in a new process"
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["host.inventory-again"]
+
+
+@pytest.mark.parametrize(
+    ("check", "device", "ranks", "words"),
+    [
+        ("collectives.all_reduce", "cuda", 8, "the ranks in the reverse order of each node's GPUs; NCCL chooses"),
+        ("device.gemm", "cuda", 8, "the same GPU, in the process of another rank"),
+        ("device.gemm", "cuda", 1, "the same place, in a new process"),
+        ("collectives.all_reduce", "cpu", 2, "the same processes at the same places, started anew"),
+    ],
+)
+def test_what_was_different_is_said_as_it_is(check: str, device: str, ranks: int, words: str) -> None:
+    one = job(check, ranks=ranks).model_copy(update={"again": True, "device": device})
+    marked = _marked(Measurement(check=check, subject="n0"), catalog()[check], one)
+    assert str(marked.facts["retry"]).startswith(words)
