@@ -342,11 +342,11 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
         "options: {sizes: [64KiB], seconds_per_size: 0.2}}}"
     )
     program = Program("run", path, "--out", out)
-    until(lambda: list(pulses(out, "ranks-again")))
+    until(lambda: list(pulses(out, "ranks-again")), 180)
     program.process.send_signal(signal.SIGKILL)
     _, _, said = program.finish()
     assert f"again   {check} in job ranks-again, since one measurement alone is no proof: busbw.64KiB is" in said
-    until(lambda: not program.left_behind())
+    until(lambda: not program.left_behind(), 120)
     code, _, err = processes.run("run", "--resume", out)
     assert code == 1, err
     trial = processes.load(out)
