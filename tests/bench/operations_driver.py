@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ def broken(operation: Operation) -> Operation:
 
         return Prepared(run, made.sent, made.received, made.parts)
 
-    return Operation(operation.name, "", operation.factor, prepare, operation.in_place, operation.divides)
+    return replace(operation, prepare=prepare)
 
 
 def main(out: Path) -> None:
@@ -40,6 +40,8 @@ def main(out: Path) -> None:
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
             found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
+        if other := operation.elsewhere():
+            found[f"{name} elsewhere"] = asdict(collectives.measure(other, SIZE, "float32", "cpu", 0.01))
         found[f"{name} broken"] = asdict(collectives.measure(broken(operation), SIZE, "float32", "cpu", 0.01))
     if os.environ["RANK"] == "0":
         out.write_text(json.dumps(found))

@@ -42,7 +42,23 @@ def test_a_bit_flipped_on_the_way_is_found_where_it_is(found: dict[str, Any], na
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_sizes_are_whole_blocks_and_stated_exactly(found: dict[str, Any], name: str) -> None:
     size = found[f"{name} float32"]["size"]
-    assert size == (1002 * 4 if OPERATIONS[name].divides else 1003 * 4)
+    assert size == (996 * 4 if OPERATIONS[name].divides else 1003 * 4)  # blocks of 16 B, as nccl-tests rounds
+
+
+def test_a_block_holds_an_element_even_where_nccl_tests_measures_nothing() -> None:
+    assert OPERATIONS["all_gather"].elements(8, 4, 4) == 4
+    assert OPERATIONS["all_gather"].elements(8 * 4, 4, 4) == 8
+    assert OPERATIONS["all_gather"].elements(100, 2, 3) == 48
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
+    assert found[f"{name} elsewhere"]["mismatches"] == {}
+    assert found[f"{name} elsewhere"]["size"] == 996 * 4
+    other = OPERATIONS[name].elsewhere()
+    assert other
+    assert other.in_place
+    assert other.elsewhere() is None
 
 
 def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
