@@ -164,6 +164,7 @@ def work(out: Path, buffers: str) -> None:
         figures = {name: asdict(figure) for name, figure in found.items()}
         out.write_text(json.dumps({"group": described, "figures": figures}))
     group.close_group()
+    group.end_process()
 
 
 def _ours(result: Any, factor: Any) -> Figure:
@@ -173,9 +174,11 @@ def _ours(result: Any, factor: Any) -> Figure:
 
 
 def torch_nccl() -> tuple[Path, str]:
-    """The libnccl that torch loads, and its version. Raises CannotCompare where torch has it built in."""
+    """The libnccl that torch loads, and its version. Raises CannotCompare where it loads none."""
     import torch
 
+    if not torch.distributed.is_nccl_available():
+        raise CannotCompare(f"torch {torch.__version__} has no NCCL")
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     mapped = re.findall(r"(/\S*libnccl\.so\S*)", Path("/proc/self/maps").read_text())
     if not mapped:

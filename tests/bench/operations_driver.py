@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -34,6 +37,17 @@ def broken(operation: Operation) -> Operation:
     return replace(operation, prepare=prepare)
 
 
+@contextmanager
+def as_a_graph(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
+    """Stands for a CUDA graph of so many operations where there is no GPU."""
+
+    def replay() -> None:
+        for _ in range(count):
+            operation()
+
+    yield replay
+
+
 def main(out: Path) -> None:
     open_group("cpu", 60)
     found = {}
@@ -42,6 +56,11 @@ def main(out: Path) -> None:
             found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
         if other := operation.elsewhere():
             found[f"{name} elsewhere"] = asdict(collectives.measure(other, SIZE, "float32", "cpu", 0.01))
+        found[f"{name} one by one"] = asdict(collectives.measure_each(operation, SIZE, "float32", "cpu", 0.01))
+        with patch.object(collectives, "_captured", as_a_graph), patch.object(collectives, "PER_GRAPH", 2):
+            for word, one in (("", operation), (" broken", broken(operation))):
+                result = collectives.measure_replayed(one, SIZE, "float32", "cpu", 0.01)
+                found[f"{name}{word} replayed"] = asdict(result)
         found[f"{name} broken"] = asdict(collectives.measure(broken(operation), SIZE, "float32", "cpu", 0.01))
     if os.environ["RANK"] == "0":
         out.write_text(json.dumps(found))

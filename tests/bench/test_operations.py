@@ -40,6 +40,20 @@ def test_a_bit_flipped_on_the_way_is_found_where_it_is(found: dict[str, Any], na
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+def test_the_data_of_a_graph_is_checked(found: dict[str, Any], name: str) -> None:
+    assert found[f"{name} replayed"]["mismatches"] == {}
+    assert found[f"{name} broken replayed"]["mismatches"]["0"]["offset"] == 5
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_one_by_one_have_a_time_each(found: dict[str, Any], name: str) -> None:
+    timings = found[f"{name} one by one"]["timings"]
+    assert timings["per_window"] == 1
+    assert {len(window) for window in timings["windows"]} == {3}  # ranks
+    assert found[f"{name} one by one"]["mismatches"] == {}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_sizes_are_whole_blocks_and_stated_exactly(found: dict[str, Any], name: str) -> None:
     size = found[f"{name} float32"]["size"]
     assert size == (996 * 4 if OPERATIONS[name].divides else 1003 * 4)  # blocks of 16 B, as nccl-tests rounds

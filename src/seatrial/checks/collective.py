@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 GPU_SIZES = tuple(map(parse_bytes, ("1MiB", "64MiB", "1GiB")))
 # Gloo moves data through the CPU: a rehearsal of the procedure, kept to a few seconds on two cores.
 CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
-# What the host needs to start an operation hides what the device needs for it: in a graph it does not.
-DEVICE_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "64KiB")))
+# Where what the host needs to start an operation hides what the device needs for it.
+DEVICE_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "64KiB", "1MiB")))
 # One at which the 300 operations that a 99th percentile takes end within a second or two.
 GPU_DISTRIBUTION = (parse_bytes("1GiB"),)
 CPU_DISTRIBUTION = (parse_bytes("1MiB"),)
