@@ -236,6 +236,8 @@ def test_all_modes_run_in_their_order_and_gloo_has_no_graph(records: Records) ->
     lead = records["modes"][0]
     assert lead["notes"] == ["8B", "1KiB", "distribution 4KiB", "distribution 64KiB"]
     assert lead["facts"]["device_mode"] == NO_GRAPH
+    assert "; parity: each figure is" in lead["facts"]["how"]
+    assert lead["facts"]["how"].endswith(figures.MODES["distribution"])
     assert lead["facts"]["other_placement"] == "not applicable: torch has this operation in place only"
     assert lead["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
     assert lead["error"] is None
@@ -273,7 +275,8 @@ def test_drift_is_told_in_words_beyond_what_repeats_differ_by() -> None:
         for last in (1.019, 1.03)
     )
     path = {"backend": "nccl", "nccl_version": "2.28.9", "world_size": 2}
-    told = figures.how(path, 1, "float32", "torch's allocator", {4: steady, 8: heating}, OPERATIONS["all_reduce"])
+    facts = {"nodes": 1, "dtype": "float32", "buffers": "torch's allocator"}
+    told = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
     assert told.endswith("; times drifted from the first third of the windows to the last: +3.0 % at 8B")
     assert "buffers of torch's allocator" in told
 

@@ -135,6 +135,11 @@ class _Modes:
     def gpu(self) -> bool:
         return self.place.device.startswith("cuda")
 
+    @property
+    def done(self) -> list[str]:
+        """The modes that apply here."""
+        return [mode for mode in self.options.modes if self.gpu or mode != "device"]
+
     def run(self) -> Iterator[Observation]:
         modes = {"parity": self.in_parity, "device": self.on_device, "distribution": self.one_by_one}
         for name, mode in modes.items():
@@ -222,8 +227,8 @@ def measure(name: str, defaults: Sizes, place: Place, options: CollectiveOptions
     modes = _Modes(operation, defaults, options, place, rank.gather(place.subject))
     path = collectives.describe_group()
     nodes = len({subject.partition("/")[0] for subject in modes.subjects})
+    facts = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
     if leads:
-        facts = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
         yield from _facts({**path, **facts, "modes": list(options.modes)})
     for seen in modes.run():
         if leads:
@@ -238,7 +243,7 @@ def measure(name: str, defaults: Sizes, place: Place, options: CollectiveOptions
         yield from figures.data_check(modes.results, modes.subjects)
         yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
         yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
-        yield Fact(name="how", value=figures.how(path, nodes, options.dtype, buffers, modes.parity, operation))
+        yield Fact(name="how", value=figures.how(path, facts, modes.done, modes.parity, operation))
 
 
 def _facts(values: dict[str, Any]) -> Iterator[Fact]:

@@ -24,6 +24,10 @@ IN_PLACE = "_in_place"  # ends the names of a second placement's metrics
 
 # Fewest samples with which the largest is above the percentile with 95 % certainty: 1 - p^n >= 0.95
 FEWEST = {50: 1, 95: 59, 99: 299}
+MODES = {
+    "device": "device: in CUDA graphs, where the host starts none of them",
+    "distribution": "distribution: single operations, each as long as on its slowest rank",
+}
 DRIFT = 0.02  # told in words from here on: as much as an A/A repeat may differ by
 
 
@@ -170,23 +174,28 @@ def data_check(results: Sequence[tuple[str, Result]], subjects: Sequence[str]) -
 
 
 def how(
-    path: Mapping[str, object], nodes: int, dtype: str, buffers: str, results: Results, operation: Operation
+    path: Mapping[str, object],
+    facts: Mapping[str, object],
+    modes: Sequence[str],
+    results: Results,
+    operation: Operation,
 ) -> str:
-    """What was measured, over which path, how often and how sure, in a sentence."""
+    """What was measured, over which path, how often and how sure, in a sentence; ``results`` are those of parity."""
+    nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
     place = "in" if operation.in_place else "out of"
-    said = (
-        f"{_carrier(path)}, {path['world_size']} ranks on {nodes} {'node' if nodes == 1 else 'nodes'}, {place} place, "
-        f"{dtype}, buffers of {buffers}"
-    )
-    if not results:
-        return said
-    windows = [len(result.timings.windows) for result in results.values()]
-    count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
-    return (
-        f"{said}; each figure is the median of {count} windows, each the mean over ranks; busbw = algbw · "
-        f"{operation.formula}, as nccl-tests has it; {_certainty(results[max(results)], max(results), operation)}"
-        f"{_drifts(results)}"
-    )
+    said = [
+        f"{_carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
+        f"buffers of {facts['buffers']}"
+    ]
+    if results:
+        windows = [len(result.timings.windows) for result in results.values()]
+        count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
+        said += [
+            f"parity: each figure is the median of {count} windows, each the mean over ranks",
+            f"busbw = algbw · {operation.formula}, as nccl-tests has it",
+            f"{_certainty(results[max(results)], max(results), operation)}{_drifts(results)}",
+        ]
+    return "; ".join([*said, *(MODES[mode] for mode in modes if mode in MODES)])
 
 
 def _drifts(results: Results) -> str:
