@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from seatrial.bench import collectives
 from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.bench.operations import OPERATIONS, Allocate, Operation, Prepared
+from seatrial.bench.rank import gather
 
 SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
 
@@ -50,11 +52,13 @@ def as_a_graph(operation: Callable[[], object], count: int) -> Iterator[Callable
 
 def main(out: Path) -> None:
     open_group("cpu", 60)
-    found = {}
+    found: dict[str, Any] = {}
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
             found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
         if other := operation.elsewhere():
+            made = other.prepare(12, torch.empty)
+            found[f"{name} offsets"] = gather(abs(made.sent.data_ptr() - made.received.data_ptr()))
             found[f"{name} elsewhere"] = asdict(collectives.measure(other, SIZE, "float32", "cpu", 0.01))
         found[f"{name} one by one"] = asdict(collectives.measure_each(operation, SIZE, "float32", "cpu", 0.01))
         with patch.object(collectives, "_captured", as_a_graph), patch.object(collectives, "PER_GRAPH", 2):

@@ -67,6 +67,7 @@ def test_a_block_holds_an_element_even_where_nccl_tests_measures_nothing() -> No
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
 def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
+    assert found[f"{name} offsets"] == [0, 16, 32]  # each rank's block where NCCL takes it for in place
     assert found[f"{name} elsewhere"]["mismatches"] == {}
     assert found[f"{name} elsewhere"]["size"] == 996 * 4
     other = OPERATIONS[name].elsewhere()
