@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.checks import catalog
+from seatrial.checks.collective import CollectiveOptions
+from seatrial.config import CheckSchema, resolve
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -65,3 +69,11 @@ def test_the_readme_names_every_word_outcome_and_exit_code() -> None:
     for target in ("make trial", "make test"):
         assert target in text
         assert re.search(rf"^{target.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> None:
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(blocks(ROOT / "docs" / "collectives.md", "yaml")[0])
+    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    options = resolve(str(shown), environ={}, known=known).config.checks["collectives.all_gather"].options
+    assert CollectiveOptions.model_validate(options).sizes == tuple(2**power for power in range(3, 34))

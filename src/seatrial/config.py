@@ -259,24 +259,24 @@ def _wrong_metric(metric: str, options: BaseModel, metrics: Mapping[str, str]) -
     """Why this check, with these options, will not measure a metric of that name; empty when it will."""
     name, _, member = metric.partition(".")
     if member in ("", "*") and f"{name}.*" in metrics:
-        return f"name one of {name}.*, such as {name}.{next(iter(_members(options) or ['1GiB']))}"
+        return f"name one of {name}.*, such as {name}.{next(iter(_members(options, name) or ['1GiB']))}"
     if declared_unit(metric, metrics) is None:
         return f"this check measures no such metric{_nearest(metric, metrics)}"
     if metric in metrics:
         return ""
-    members = _members(options)
+    members = _members(options, name)
     if members is not None and member not in members:
         return f"{member!r} is not measured with these options, which is {', '.join(members)}"
     return _wrong_size(member) if members is None and "sizes" in type(options).model_fields else ""
 
 
-def _members(options: BaseModel) -> list[str] | None:
-    """What stands for the star of metrics such as ``busbw.*``: by convention, what the options list as ``sizes`` or
-    ``paths``. None where they leave it open.
+def _members(options: BaseModel, metric: str) -> list[str] | None:
+    """What stands for the star of metrics such as ``busbw.*``: by convention, what the options list as ``sizes`` (or
+    in the option that their ``listed_in`` names for the metric) or as ``paths``. None where they leave it open.
     """
     if "paths" in type(options).model_fields:
         return list(getattr(options, "paths", ())) or ["run_directory"]
-    sizes = getattr(options, "sizes", None)
+    sizes = getattr(options, getattr(options, "listed_in", {}).get(metric, "sizes"), None)
     return None if sizes is None else [_exact(size) for size in sizes]
 
 

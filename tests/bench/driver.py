@@ -12,14 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
 from seatrial.bench.group import close_group, end_process, open_group
+from seatrial.bench.operations import OPERATIONS, Allocate, Prepared
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.model import Fact, Metric, Series
@@ -33,17 +34,20 @@ STARVED_ABOVE = 2**20  # elements
 
 
 def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[torch.Tensor], object]) -> Fault:
-    """Replace ``all_reduce`` by the real one with something done before and after it, on buffers under test only."""
-    real = dist.all_reduce
+    """Replace all-reduce by the real one with something done to the buffer before and after it."""
+    real = OPERATIONS["all_reduce"]
 
-    def faulty(tensor: torch.Tensor) -> None:
-        if tensor.numel() > 1:
-            before(tensor)
-        real(tensor)
-        if tensor.numel() > 1:
-            after(tensor)
+    def prepare(count: int, allocate: Allocate) -> Prepared:
+        made = real.prepare(count, allocate)
 
-    return lambda: patch.object(dist, "all_reduce", faulty)
+        def run() -> None:
+            before(made.sent)
+            made.run()
+            after(made.received)
+
+        return replace(made, run=run)
+
+    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare=prepare))
 
 
 def _starve() -> AbstractContextManager[Any]:

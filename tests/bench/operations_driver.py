@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -14,6 +18,7 @@ import torch.distributed as dist
 from seatrial.bench import collectives
 from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.bench.operations import OPERATIONS, Allocate, Operation, Prepared
+from seatrial.bench.rank import gather
 
 SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
 
@@ -31,15 +36,35 @@ def broken(operation: Operation) -> Operation:
 
         return Prepared(run, made.sent, made.received, made.parts)
 
-    return Operation(operation.name, "", operation.factor, prepare, operation.in_place, operation.divides)
+    return replace(operation, prepare=prepare)
+
+
+@contextmanager
+def as_a_graph(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
+    """Stands for a CUDA graph of so many operations where there is no GPU."""
+
+    def replay() -> None:
+        for _ in range(count):
+            operation()
+
+    yield replay
 
 
 def main(out: Path) -> None:
     open_group("cpu", 60)
-    found = {}
+    found: dict[str, Any] = {}
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
             found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
+        if other := operation.elsewhere():
+            made = other.prepare(12, torch.empty)
+            found[f"{name} offsets"] = gather(abs(made.sent.data_ptr() - made.received.data_ptr()))
+            found[f"{name} elsewhere"] = asdict(collectives.measure(other, SIZE, "float32", "cpu", 0.01))
+        found[f"{name} one by one"] = asdict(collectives.measure_each(operation, SIZE, "float32", "cpu", 0.01))
+        with patch.object(collectives, "_captured", as_a_graph), patch.object(collectives, "PER_GRAPH", 2):
+            for word, one in (("", operation), (" broken", broken(operation))):
+                result = collectives.measure_replayed(one, SIZE, "float32", "cpu", 0.01)
+                found[f"{name}{word} replayed"] = asdict(result)
         found[f"{name} broken"] = asdict(collectives.measure(broken(operation), SIZE, "float32", "cpu", 0.01))
     if os.environ["RANK"] == "0":
         out.write_text(json.dumps(found))

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain, cycle, repeat
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ import torch
 from seatrial.bench import collectives
 from seatrial.bench.alone import MIN_WINDOWS
 from seatrial.bench.collectives import Timings, time_operation
-from seatrial.bench.operations import OPERATIONS
+from seatrial.bench.operations import OPERATIONS, Prepared
 
 
 # Lines that nccl-tests printed: size in B, time in us, ranks, algbw and busbw in GB/s.
@@ -86,3 +89,84 @@ def test_an_operation_longer_than_the_cap_is_timed_once(monkeypatch: pytest.Monk
 def test_a_misjudged_window_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     timings = time_it(monkeypatch, chain((1, 1, 1), cycle((1e-5, 1e-4))), seconds=2)
     assert len(timings.windows) == collectives.MAX_WINDOWS
+
+
+def test_the_slowest_rank_the_drift_and_who_is_late() -> None:
+    windows = ((1.0, 1.0), (1.0, 2.0), (1.0, 1.2), (1.1, 1.0), (1.0, 1.4), (1.2, 1.3))
+    timings = Timings(windows=windows, per_window=1, warmup=4)
+    assert timings.maxima == (1.0, 2.0, 1.2, 1.1, 1.4, 1.3)
+    assert timings.drift == pytest.approx(1.225 / 1.25 - 1)  # medians of two windows each
+    assert timings.most_often_slowest == (1, 4 / 6)
+
+
+@pytest.mark.parametrize(("estimate", "a_graph"), [(1e-5, collectives.PER_GRAPH), (0.003, 7), (9.0, 1)])
+def test_a_figure_of_device_mode_is_that_of_one_operation(
+    monkeypatch: pytest.MonkeyPatch, estimate: float, a_graph: int
+) -> None:
+    @contextmanager
+    def captured(operation: Callable[[], object], count: int) -> Iterator[int]:
+        yield count
+
+    def of_graphs(replay: int, device: torch.device, seconds: float) -> Timings:
+        return Timings(windows=((0.002 * replay, 0.003 * replay),), per_window=5, warmup=3)
+
+    def measure(*arguments: Any, replayed: bool) -> Timings:
+        assert replayed
+        found = arguments[-1](Prepared(lambda: None, torch.empty(0), torch.empty(0), []), torch.device("cpu"))
+        assert isinstance(found, Timings)
+        return found
+
+    for name, stand_in in {
+        "_captured": captured,
+        "_measure": measure,
+        "_estimate": lambda *_: estimate,
+        "time_operation": of_graphs,
+        "time_window": lambda *_: 0.0,
+    }.items():
+        monkeypatch.setattr(collectives, name, stand_in)
+    timings: Any = collectives.measure_replayed(OPERATIONS["all_reduce"], 8, "float32", "cpu", 1)
+    assert timings.windows == (pytest.approx((0.002, 0.003)),)
+    assert (timings.per_window, timings.warmup) == (5 * a_graph, 3 * a_graph)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_graph_is_gone_and_the_device_idle_before_anything_else_goes_on(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A group cannot be torn down while a graph holds its operations."""
+    told: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            told.append("replay")
+
+        def reset(self) -> None:
+            told.append("reset")
+
+    @contextmanager
+    def capture(graph: Graph, *, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        told.append("capture")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("synchronize"))
+    try:
+        with collectives._captured(lambda: told.append("operation"), 3) as replay:
+            replay()
+            if fails:
+                raise KeyError
+    except KeyError:
+        assert fails
+    ended = ["synchronize", "reset", "synchronize"]
+    assert told == ["synchronize", "capture", *["operation"] * 3, "replay", *ended]
+
+
+def test_the_collector_is_off_in_a_window_and_as_it_was_afterwards() -> None:
+    for on in (True, False):
+        (gc.enable if on else gc.disable)()
+        with collectives._no_collector():
+            assert not gc.isenabled()
+        assert gc.isenabled() is on
+    gc.enable()

@@ -40,9 +40,40 @@ def test_a_bit_flipped_on_the_way_is_found_where_it_is(found: dict[str, Any], na
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+def test_the_data_of_a_graph_is_checked(found: dict[str, Any], name: str) -> None:
+    assert found[f"{name} replayed"]["mismatches"] == {}
+    assert found[f"{name} broken replayed"]["mismatches"]["0"]["offset"] == 5
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_one_by_one_have_a_time_each(found: dict[str, Any], name: str) -> None:
+    timings = found[f"{name} one by one"]["timings"]
+    assert timings["per_window"] == 1
+    assert {len(window) for window in timings["windows"]} == {3}  # ranks
+    assert found[f"{name} one by one"]["mismatches"] == {}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_sizes_are_whole_blocks_and_stated_exactly(found: dict[str, Any], name: str) -> None:
     size = found[f"{name} float32"]["size"]
-    assert size == (1002 * 4 if OPERATIONS[name].divides else 1003 * 4)
+    assert size == (996 * 4 if OPERATIONS[name].divides else 1003 * 4)  # blocks of 16 B, as nccl-tests rounds
+
+
+def test_a_block_holds_an_element_even_where_nccl_tests_measures_nothing() -> None:
+    assert OPERATIONS["all_gather"].elements(8, 4, 4) == 4
+    assert OPERATIONS["all_gather"].elements(8 * 4, 4, 4) == 8
+    assert OPERATIONS["all_gather"].elements(100, 2, 3) == 48
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
+    assert found[f"{name} offsets"] == [0, 16, 32]  # each rank's block where NCCL takes it for in place
+    assert found[f"{name} elsewhere"]["mismatches"] == {}
+    assert found[f"{name} elsewhere"]["size"] == 996 * 4
+    other = OPERATIONS[name].elsewhere()
+    assert other
+    assert other.in_place
+    assert other.elsewhere() is None
 
 
 def test_every_operation_has_a_check_and_every_check_an_operation() -> None:

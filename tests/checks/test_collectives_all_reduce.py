@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from seatrial.bench.collectives import Result, Timings
 from seatrial.bench.operations import OPERATIONS
+from seatrial.checks import collective_figures as figures
 from seatrial.checks.base import Place
-from seatrial.checks.collective import CollectiveOptions, _label, _size_metrics, _summary
+from seatrial.checks.collective import NO_GRAPH, CollectiveOptions
 from seatrial.checks.collectives_all_reduce import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
@@ -34,6 +35,22 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "fault": None,
     },
     "too_large": {"options": {"sizes": ["1024TiB"]}, "fault": None},
+    "modes": {
+        "options": {
+            "modes": ["distribution", "device", "parity"],
+            "distribution_sizes": ["4KiB", "64KiB"],
+            "placement": "both",
+            "seconds_per_size": 0.6,
+            "sizes": {"from": "8B", "to": "1KiB", "factor": 128},
+        },
+        "fault": "late",
+    },
+    "device_only": {"options": {"modes": ["device"]}, "fault": None},
+    "nccl_buffers": {"options": {**SMALL, "buffers": "nccl"}, "fault": None},
+    "flipped_one_by_one": {
+        "options": {"modes": ["distribution"], "distribution_sizes": ["4KiB"], "seconds_per_size": 0.05},
+        "fault": "flipped_bit",
+    },
 }
 
 
@@ -61,7 +78,7 @@ def verdicts(record: dict[str, Any]) -> list[Verdict]:
 
 def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(records: Records) -> None:
     lead, other = (metrics(record) for record in records["honest"])
-    per_size = {f"{name}.{size}" for name in ("busbw", "algbw", "latency") for size in ("12B", "64KiB", "1MiB")}
+    per_size = {f"{name}.{size}" for name in figures.UNITS for size in ("12B", "64KiB", "1MiB")}
     assert set(lead) == per_size | {"wrong_elements", "sizes_refused", "rank_time.1MiB"}
     assert lead["sizes_refused"]["value"] == 0
     assert set(other) == {"rank_time.1MiB"}
@@ -194,11 +211,91 @@ def test_no_size_at_all_that_fits_is_an_error(records: Records) -> None:
         assert record["metrics"] == []
 
 
+def test_latency_max_is_that_of_the_slowest_rank(records: Records) -> None:
+    found = metrics(records["honest"][0])
+    for mean, slowest in zip(found["latency.64KiB"]["samples"], found["latency_max.64KiB"]["samples"], strict=True):
+        assert mean <= slowest <= 2 * mean
+
+
+def test_single_operations_have_percentiles_as_far_as_their_number_goes(records: Records) -> None:
+    lead, other = records["modes"]
+    found, told = metrics(lead), lead["facts"]["distribution"]
+    for label, size in (("4KiB", 4096), ("64KiB", 65536)):
+        us = found[f"p50.{label}"]["samples"]
+        assert (told[label]["bytes"], told[label]["samples"]) == (size, len(us))
+        assert 1 <= len(us) <= 0.6 / driver.LATE_S
+        assert found[f"p50.{label}"]["value"] >= driver.LATE_S * 1e6
+        assert (f"p95.{label}" in found) is (len(us) >= 59)  # as many as a loaded machine allows
+        assert f"p99.{label}" not in found
+        assert told[label]["p99"] == f"not told: it takes 299 samples, here are {len(us)}"
+        assert found[f"cv.{label}"]["unit"] == "%"
+    assert set(metrics(other)) == {"rank_time.1KiB"}
+
+
+def test_all_modes_run_in_their_order_and_gloo_has_no_graph(records: Records) -> None:
+    lead = records["modes"][0]
+    assert lead["notes"] == ["8B", "1KiB", "distribution 4KiB", "distribution 64KiB"]
+    assert lead["facts"]["device_mode"] == NO_GRAPH
+    assert "; parity: each figure is" in lead["facts"]["how"]
+    assert lead["facts"]["how"].endswith(figures.MODES["distribution"])
+    assert lead["facts"]["other_placement"] == "not applicable: torch has this operation in place only"
+    assert lead["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
+    assert lead["error"] is None
+
+
+def test_no_mode_that_applies_is_a_skip(records: Records) -> None:
+    assert [record["error"] for record in records["device_only"]] == [f"NotApplicable: {NO_GRAPH}"] * 2
+
+
+def test_buffers_that_do_not_exist_are_an_error_and_no_others_are_taken(records: Records) -> None:
+    for record in records["nccl_buffers"]:
+        assert record["error"].startswith("SeatrialError: the option buffers asks for NCCL's allocator, and here gloo")
+        assert record["metrics"] == []
+
+
+def test_a_wrong_bit_is_found_in_every_mode(records: Records) -> None:
+    lead = records["flipped_one_by_one"][0]
+    assert metrics(lead)["wrong_elements"]["value"] == 1
+    assert lead["facts"]["wrong_data"][0]["size"] == "distribution 4KiB"
+
+
+def test_a_p99_is_told_from_299_samples_on_and_counts_the_slowest_rank() -> None:
+    windows = tuple((float(number), 1.0) for number in range(1, 300))
+    found = {
+        metric.name: metric.value
+        for metric in figures.distribution(4, Result(4, Timings(windows=windows, per_window=1, warmup=2), {}))
+    }
+    assert (found["p50.4B"], found["p95.4B"], found["p99.4B"]) == (150e6, 285e6, 297e6)
+    assert found["cv.4B"] == pytest.approx(57.5, abs=0.1)  # of a uniform distribution: 1 / sqrt(3)
+
+
+def test_drift_is_told_in_words_beyond_what_repeats_differ_by() -> None:
+    steady, heating = (
+        Result(4, Timings(windows=tuple((value, value) for value in (1.0, 1.0, 1.0, last)), per_window=1, warmup=3), {})
+        for last in (1.019, 1.03)
+    )
+    path = {"backend": "nccl", "nccl_version": "2.28.9", "world_size": 2}
+    facts = {"nodes": 1, "dtype": "float32", "buffers": "torch's allocator"}
+    told = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
+    assert told.endswith("; times drifted from the first third of the windows to the last: +3.0 % at 8B")
+    assert "buffers of torch's allocator" in told
+
+
+def test_a_device_figure_is_named_as_such() -> None:
+    timings = Timings(windows=((9e-6, 11e-6, 10e-6, 10e-6),) * 10, per_window=100, warmup=3)
+    found = {
+        metric.name: metric.value
+        for metric in figures.device(2**16, Result(2**16, timings, {}), OPERATIONS["all_gather"])
+    }
+    assert found["device_latency.64KiB"] == pytest.approx(10)
+    assert found["device_busbw.64KiB"] == pytest.approx(0.75 * 2**16 / 10e-6 / 1e9)
+
+
 def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:
     timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
     found = {
         metric.name: metric.value
-        for metric in _size_metrics(2**30, Result(2**30, timings, {}), OPERATIONS["all_reduce"])
+        for metric in figures.parity(2**30, Result(2**30, timings, {}), OPERATIONS["all_reduce"])
     }
     assert found["latency.1GiB"] == 3e6
     assert found["algbw.1GiB"] == pytest.approx(2**30 / 3 / 1e9)
@@ -207,7 +304,7 @@ def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:
 
 def test_few_windows_have_no_interval_and_the_slowest_rank_is_named() -> None:
     result = Result(4, Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
-    seen = list(_summary({4: result}, ["node0/gpu0", "node0/gpu1"], OPERATIONS["all_reduce"]))
+    seen = list(figures.summary({4: result}, ["node0/gpu0", "node0/gpu1"], OPERATIONS["all_reduce"]))
     spread = next(item.value for item in seen if isinstance(item, Fact) and item.name == "spread")
     assert isinstance(spread, dict)
     assert spread["4B"] == {
@@ -237,6 +334,15 @@ def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
         ({"sizes": ["3 B"], "dtype": "bfloat16"}, "3 B is not a whole number of bfloat16"),
         ({"sizes": [0]}, "size 0 B"),
         ({"sizes": []}, "at least 1 item"),
+        ({"sizes": {"from": "8B"}}, "see to"),
+        ({"sizes": {"from": "8B", "to": "1KiB", "step": 2}}, "see step"),
+        ({"sizes": {"from": "1KiB", "to": "8B"}}, "from 1024 B to 8 B by 2"),
+        ({"sizes": {"from": "8B", "to": "1KiB", "factor": 1}}, "a whole factor of 2 or more"),
+        ({"sizes": {"from": "6B", "to": "12B"}}, "6 B is not a whole number of float32"),
+        ({"device_sizes": ["6B"]}, "6 B is not a whole number of float32"),
+        ({"modes": []}, "at least 1 item"),
+        ({"modes": ["fast"]}, "parity"),
+        ({"buffers": "pinned"}, "nccl_registered"),
         ({"sizes": ["1 MB"]}, "KiB"),
         ({"dtype": "int8"}, "float32"),
         ({"seconds_per_size": 0}, "greater than 0"),
@@ -251,7 +357,7 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) 
 
 
 def test_sizes_that_a_short_form_would_round_keep_their_bytes() -> None:
-    assert [_label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
+    assert [figures.label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
         "8GiB",
         "1000MiB",
         "1610612736B",

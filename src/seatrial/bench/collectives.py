@@ -1,14 +1,24 @@
 """Measures one collective operation: time, bandwidth by nccl-tests' definitions, and whether the result is right.
 
+Three ways of timing, which answer three questions and must not be mixed:
+
+- ``measure`` (parity): how long do many, one after the other? As nccl-tests times them, and comparable to it.
+- ``measure_replayed`` (device): how long does the device take, without what the host needs to start each one?
+- ``measure_each`` (distribution): how long does each take, how unlike are they, and who is late?
+
 Everything here needs an open process group (``bench.group``) and is called by all ranks together.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from statistics import fmean, median
 
@@ -16,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench.alone import settled
+from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
 from seatrial.bench.exact import Mismatch, fill, verify
 from seatrial.bench.operations import Operation, Prepared
 from seatrial.bench.rank import gather
@@ -23,12 +34,15 @@ from seatrial.bench.rank import gather
 WINDOW_S = 0.02  # long against the 1 ms that ranks need to agree, short enough for many windows
 MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
 
+PER_GRAPH = 100  # operations: against them, what starting the graph takes is lost
+SAMPLES = 300  # the 99th percentile is known from 299 on (one-sided 95 %, order statistics)
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
-TIMING = {
-    "nccl": "back-to-back operations between two CUDA events, after a one-element all-reduce that aligns the ranks",
-    "gloo": "back-to-back operations by the host clock, after a one-element all-reduce that aligns the ranks",
-}
+TIMING = (
+    "back-to-back operations by the host clock from the first call to the end of the last, after a one-element "
+    "all-reduce that aligns the ranks: as nccl-tests times them"
+)
 
 
 class NoMemory(Exception):
@@ -56,6 +70,17 @@ class Timings:
         """One figure a window, the mean over ranks: the default of nccl-tests (``-a 1``)."""
         return tuple(fmean(window) for window in self.windows)
 
+    @property
+    def maxima(self) -> tuple[float, ...]:
+        """One figure a window, the slowest rank's: what a step of training waits for (``-a 3`` of nccl-tests)."""
+        return tuple(max(window) for window in self.windows)
+
+    @property
+    def drift(self) -> float:
+        """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
+        third = max(1, len(self.windows) // 3)
+        return median(self.means[-third:]) / median(self.means[:third]) - 1
+
     def of_rank(self, rank: int) -> tuple[float, ...]:
         return tuple(window[rank] for window in self.windows)
 
@@ -63,6 +88,12 @@ class Timings:
     def slowest(self) -> int:
         """The rank with the longest median time."""
         return max(range(self.ranks), key=lambda rank: median(self.of_rank(rank)))
+
+    @property
+    def most_often_slowest(self) -> tuple[int, float]:
+        """The rank that took longest in most windows, and in which share of them."""
+        ((rank, count),) = Counter(window.index(max(window)) for window in self.windows).most_common(1)
+        return rank, count / len(self.windows)
 
 
 @dataclass(frozen=True)
@@ -79,21 +110,102 @@ def algorithm_bandwidth(size: int, seconds: float) -> float:
     return size / seconds / 1e9
 
 
-def measure(operation: Operation, size: int, dtype: str, device: str, seconds: float, at_least: float = 0.0) -> Result:
+def measure(
+    operation: Operation,
+    size: int,
+    dtype: str,
+    device: str,
+    seconds: float,
+    at_least: float = 0.0,
+    *,
+    buffers: str = "torch",
+) -> Result:
     """Time ``operation`` at about ``size`` bytes as ``time_operation`` does, then check one result bit by bit.
 
-    Raises NoMemory on all ranks when the buffers do not fit on one of them.
+    ``buffers`` is a key of ``buffers.SOURCES``. Raises NoMemory on all ranks when they do not fit on one of them,
+    SeatrialError where there is no such source.
     """
-    kind, ranks = DTYPES[dtype], dist.get_world_size()
+
+    def time_it(prepared: Prepared, target: torch.device) -> Timings:
+        return time_operation(prepared.run, target, seconds, at_least)
+
+    return _measure(operation, size, dtype, device, buffers, time_it)
+
+
+def measure_replayed(
+    operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
+) -> Result:
+    """As ``measure``, of operations in a CUDA graph, which the device starts by itself; NCCL only."""
+
+    def time_it(prepared: Prepared, target: torch.device) -> Timings:
+        time_window(prepared.run, 1, target)  # connections and buffers are made before the capture
+        count = max(1, min(PER_GRAPH, ceil(WINDOW_S / _estimate(prepared.run, target))))
+        with _captured(prepared.run, count) as replay:
+            graphs = time_operation(replay, target, seconds)
+        windows = tuple(tuple(value / count for value in window) for window in graphs.windows)
+        return replace(graphs, windows=windows, per_window=count * graphs.per_window, warmup=count * graphs.warmup)
+
+    return _measure(operation, size, dtype, device, buffers, time_it, replayed=True)
+
+
+def measure_each(
+    operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
+) -> Result:
+    """Time every one of SAMPLES operations, or of as many as ``seconds`` allow: a window is one of them."""
+
+    def time_it(prepared: Prepared, target: torch.device) -> Timings:
+        time_window(prepared.run, 1, target)
+        count = max(1, min(SAMPLES, int(seconds / _estimate(prepared.run, target))))
+        by_rank = gather(_time_each(prepared.run, count, target))
+        return Timings(tuple(zip(*by_rank, strict=True)), per_window=1, warmup=4)
+
+    return _measure(operation, size, dtype, device, buffers, time_it)
+
+
+def _measure(
+    operation: Operation,
+    size: int,
+    dtype: str,
+    device: str,
+    buffers: str,
+    time_it: Callable[[Prepared, torch.device], Timings],
+    *,
+    replayed: bool = False,
+) -> Result:
+    kind, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
     count = operation.elements(size, kind.itemsize, ranks)
-    prepared = _prepare(operation, count, kind, torch.device(device))
-    timings = time_operation(prepared.run, torch.device(device), seconds, at_least)
+    # the pool outlives what is allocated from it, which ends with the call
+    source = open_buffers(buffers, target)
+    timings, mismatches = _time_and_check(operation, count, kind, target, source, time_it, replayed)
+    return Result(count * kind.itemsize, timings, mismatches)
+
+
+def _time_and_check(
+    operation: Operation,
+    count: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    source: TorchBuffers | NcclBuffers,
+    time_it: Callable[[Prepared, torch.device], Timings],
+    replayed: bool,
+) -> tuple[Timings, dict[int, Mismatch]]:
+    prepared = _prepare(operation, count, dtype, device, source)
+    with source.registered():
+        timings = time_it(prepared, device)
+        if not replayed:
+            return timings, _check(prepared, prepared.run)
+        with _captured(prepared.run, 1) as replay:
+            return timings, _check(prepared, replay)
+
+
+def _check(prepared: Prepared, run: Callable[[], object]) -> dict[int, Mismatch]:
+    """Run once on known data: what is wrong, by rank."""
+    ranks = dist.get_world_size()
     fill(prepared.received, dist.get_rank() + 1, ranks)  # what it must not hold afterwards
     fill(prepared.sent, dist.get_rank(), ranks)
-    prepared.run()
+    run()
     found = gather(verify(prepared.received, ranks, prepared.parts))
-    mismatches = {rank: mismatch for rank, mismatch in enumerate(found) if mismatch}
-    return Result(count * kind.itemsize, timings, mismatches)
+    return {rank: mismatch for rank, mismatch in enumerate(found) if mismatch}
 
 
 def time_operation(
@@ -120,38 +232,95 @@ def time_operation(
 
 
 def time_window(operation: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds per operation of ``count`` back to back on this rank.
+    """Seconds per operation of ``count`` back to back on this rank, to the end of the last."""
+    _align(device)
+    with _no_collector():
+        start = time.perf_counter()
+        for _ in range(count):
+            operation()
+        _wait_for(device)
+        return (time.perf_counter() - start) / count
 
-    A one-element sum goes ahead of them, so that no rank's time holds its wait for another to arrive.
-    """
+
+def _time_each(operation: Callable[[], object], count: int, device: torch.device) -> list[float]:
+    """Seconds of each of ``count`` operations back to back on this rank: between two events of its stream."""
+    _align(device)
+    with _no_collector():
+        if device.type != "cuda":
+            ends = [time.perf_counter()]
+            for _ in range(count):
+                operation()
+                ends.append(time.perf_counter())
+            return [after - before for before, after in pairwise(ends)]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+        events[0].record()
+        for event in events[1:]:
+            operation()
+            event.record()
+        _wait_for(device)
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+
+
+def _estimate(operation: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one operation on the slowest rank, from three: the same on all ranks."""
+    return median(max(gather(time_window(operation, 1, device))) for _ in range(3))
+
+
+def _align(device: torch.device) -> None:
+    """A one-element sum, to its end, so that no rank's time holds its wait for another to arrive."""
     dist.all_reduce(torch.zeros(1, device=device))
+    _wait_for(device)
+
+
+def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
-        return _time_by_events(operation, count)
-    start = time.perf_counter()
-    for _ in range(count):
-        operation()
-    return (time.perf_counter() - start) / count
+        torch.cuda.synchronize(device)
 
 
-def _time_by_events(operation: Callable[[], object], count: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(count):
-        operation()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / count
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Python's garbage collector would stop the host for as long as hundreds of small operations take."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
+    """``count`` operations as one CUDA graph: what is yielded starts it.
+
+    NCCL's communicator cannot be torn down while a graph holds its operations (destroy_process_group hung for
+    minutes): the graph is gone afterwards, and the device idle.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # other threads of ours, NCCL's and torch's watchdog's, may call CUDA meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(count):
+                operation()
+        yield graph.replay
+    finally:
+        torch.cuda.synchronize()
+        graph.reset()
+        torch.cuda.synchronize()
 
 
 def _enough(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
     return spent >= seconds or len(windows) >= MAX_WINDOWS or settled([fmean(window) for window in windows])
 
 
-def _prepare(operation: Operation, count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+def _prepare(
+    operation: Operation, count: int, dtype: torch.dtype, device: torch.device, source: TorchBuffers | NcclBuffers
+) -> Prepared:
     """The operation with filled buffers; NoMemory on all ranks unless all have them."""
     prepared, refusal = None, ""
     try:
-        prepared = operation.prepare(count, lambda own: torch.empty(own, dtype=dtype, device=device))
+        prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
         # the scratch memory of the data check must fit as well
         fill(prepared.sent, dist.get_rank(), dist.get_world_size())
     except RuntimeError as error:
@@ -165,8 +334,9 @@ def _prepare(operation: Operation, count: int, dtype: torch.dtype, device: torch
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has a type for it; the CPU allocator only says it."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """CUDA has a type for it; the CPU allocator and NCCL's only say it."""
+    said = ("can't allocate memory", "ncclMemAlloc failed")
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)
 
 
 def describe_group() -> dict[str, object]:
@@ -176,7 +346,7 @@ def describe_group() -> dict[str, object]:
     """
     backend = str(dist.get_backend())
     models = gather(torch.cuda.get_device_name() if backend == dist.Backend.NCCL else "")
-    facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING[backend]}
+    facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING}
     if backend == dist.Backend.NCCL:
         facts["gpu"] = " + ".join(sorted(set(models)))
         facts["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

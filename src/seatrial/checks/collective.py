@@ -5,14 +5,14 @@ Sizes, bandwidths and the way of timing are those of nccl-tests, so that its pub
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from seatrial.checks import collective_figures as figures
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.model import (
     CLUSTER,
@@ -25,42 +25,77 @@ from seatrial.model import (
     Rule,
     Scope,
     SeatrialError,
-    Series,
-    format_bytes,
     parse_bytes,
 )
-from seatrial.statistics import median_interval
 
 if TYPE_CHECKING:
-    from seatrial.bench.collectives import NoMemory, Result, Timings
+    from seatrial.bench.collectives import Result
     from seatrial.bench.operations import Operation
 
 # The largest shows the links, the smallest the latency.
 GPU_SIZES = tuple(map(parse_bytes, ("1MiB", "64MiB", "1GiB")))
 # Gloo moves data through the CPU: a rehearsal of the procedure, kept to a few seconds on two cores.
 CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
+# Where what the host needs to start an operation hides what the device needs for it.
+DEVICE_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "64KiB", "1MiB")))
+# One at which the 300 operations that a 99th percentile takes end within a second or two.
+GPU_DISTRIBUTION = (parse_bytes("1GiB"),)
+CPU_DISTRIBUTION = (parse_bytes("1MiB"),)
 
 ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us"}
+NO_GRAPH = "not applicable: gloo moves data by the CPU, and there is no CUDA graph of that"
+
+
+def spelled_out(sizes: Any) -> Any:
+    """``{from: 8B, to: 1KiB, factor: 2}`` as the list of its sizes; anything else as it is."""
+    if not isinstance(sizes, Mapping):
+        return sizes
+    if wrong := {"from", "to"} - set(sizes) or set(sizes) - {"from", "to", "factor"}:
+        raise ValueError(f"a sweep of sizes has from, to and factor (2 by default): see {', '.join(map(str, wrong))}")
+    first, last, factor = parse_bytes(sizes["from"]), parse_bytes(sizes["to"]), sizes.get("factor", 2)
+    if not isinstance(factor, int) or factor < 2 or not 0 < first <= last:
+        raise ValueError(f"a sweep goes up by a whole factor of 2 or more; from {first} B to {last} B by {factor}?")
+    found = [first]
+    while found[-1] * factor <= last:
+        found.append(found[-1] * factor)
+    return found
+
+
+SizeList = Annotated[tuple[ByteSize, ...] | None, BeforeValidator(spelled_out)]
 
 
 class CollectiveOptions(Options):
-    """``sizes``: bytes of the buffer on each rank; by default what suits the device.
+    """``sizes``: bytes of the buffer on each rank, a list or a sweep; by default what suits the device.
 
+    ``modes``: what is timed. parity: operations back to back, as nccl-tests times them. device: the same in a CUDA
+    graph, without what the host needs to start each one. distribution: every single one, for percentiles.
+    ``placement``: ``both`` measures an operation in place as well as out of place where torch offers both.
+    ``buffers``: whose allocator they come from.
     ``seconds_per_size`` caps the timed part of one size; it ends earlier once the median is known to 1 %. A burn-in
-    raises ``min_seconds_per_size``: the load then lasts at least so long at each size, however sure the median is.
+    raises ``min_seconds_per_size``: the load of mode parity then lasts at least so long at each size.
     """
 
-    sizes: tuple[ByteSize, ...] | None = Field(default=None, min_length=1)
+    # which option lists the sizes of a metric, where it is not the one called sizes
+    listed_in: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("device_latency", "device_busbw"), "device_sizes"),
+        **dict.fromkeys(("p50", "p95", "p99", "cv"), "distribution_sizes"),
+    }
+
+    modes: tuple[Literal["parity", "device", "distribution"], ...] = Field(default=("parity",), min_length=1)
+    sizes: SizeList = Field(default=None, min_length=1)
+    device_sizes: SizeList = Field(default=None, min_length=1)
+    distribution_sizes: SizeList = Field(default=None, min_length=1)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    placement: Literal["usual", "both"] = "usual"
+    buffers: Literal["torch", "nccl", "nccl_registered"] = "torch"
     seconds_per_size: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     min_seconds_per_size: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _whole_elements(self) -> CollectiveOptions:
         element = ELEMENT_SIZES[self.dtype]
-        for size in self.sizes or ():
+        for size in (*(self.sizes or ()), *(self.device_sizes or ()), *(self.distribution_sizes or ())):
             if size == 0 or size % element:
                 raise ValueError(f"size {size} B is not a whole number of {self.dtype} elements of {element} B")
         return self
@@ -73,158 +108,146 @@ class Sizes:
     gpu: tuple[int, ...] = GPU_SIZES
     cpu: tuple[int, ...] = CPU_SIZES
 
+    def of(self, mode: str, options: CollectiveOptions, *, gpu: bool) -> Sequence[int]:
+        """The sizes of a mode, upwards."""
+        chosen = {
+            "parity": options.sizes or (self.gpu if gpu else self.cpu),
+            "device": options.device_sizes or DEVICE_SIZES,
+            "distribution": options.distribution_sizes or (GPU_DISTRIBUTION if gpu else CPU_DISTRIBUTION),
+        }
+        return sorted(set(chosen[mode]))
+
+
+@dataclass
+class _Modes:
+    """One operation in the modes that are asked for. All ranks call every method; what it yields, rank 0 says."""
+
+    operation: Operation
+    defaults: Sizes
+    options: CollectiveOptions
+    place: Place
+    subjects: list[str]
+    results: list[tuple[str, Result]] = field(default_factory=list)  # all, by what each is called
+    refused: dict[str, object] = field(default_factory=dict)
+    parity: dict[int, Result] = field(default_factory=dict)
+
+    @property
+    def gpu(self) -> bool:
+        return self.place.device.startswith("cuda")
+
+    @property
+    def done(self) -> list[str]:
+        """The modes that apply here."""
+        return [mode for mode in self.options.modes if self.gpu or mode != "device"]
+
+    def run(self) -> Iterator[Observation]:
+        modes = {"parity": self.in_parity, "device": self.on_device, "distribution": self.one_by_one}
+        for name, mode in modes.items():
+            if name in self.options.modes:
+                yield from mode()
+
+    def in_parity(self) -> Iterator[Observation]:
+        for size, result in self._by_parity(self.operation, ""):
+            self.parity[size] = result
+            yield from figures.parity(size, result, self.operation)
+        if self.parity:
+            yield from figures.summary(self.parity, self.subjects, self.operation)
+        if self.options.placement == "both":
+            yield from self._elsewhere()
+
+    def _elsewhere(self) -> Iterator[Observation]:
+        """The other placement. It is in place, as torch has it: the operations that are so anyway have no other."""
+        if not (other := self.operation.elsewhere()):
+            only = "in place" if self.operation.in_place else "out of place"
+            yield Fact(name="other_placement", value=f"not applicable: torch has this operation {only} only")
+            return
+        for size, result in self._by_parity(other, "in place"):
+            yield from figures.parity(size, result, other, figures.IN_PLACE)
+
+    def _by_parity(self, operation: Operation, word: str) -> Iterator[tuple[int, Result]]:
+        from seatrial.bench.collectives import measure as by_parity
+
+        least, most = self.options.min_seconds_per_size, self.options.seconds_per_size
+        timed = partial(by_parity, operation, seconds=max(least, most), at_least=least)
+        return self._take("parity", word, timed)
+
+    def on_device(self) -> Iterator[Observation]:
+        from seatrial.bench.collectives import measure_replayed
+
+        if not self.gpu:
+            yield Fact(name="device_mode", value=NO_GRAPH)
+            return
+        timed = partial(measure_replayed, self.operation, seconds=self.options.seconds_per_size)
+        found = {}
+        for size, result in self._take("device", "device", timed):
+            found[size] = result
+            yield from figures.device(size, result, self.operation)
+        yield figures.device_fact(found)
+
+    def one_by_one(self) -> Iterator[Observation]:
+        from seatrial.bench.collectives import measure_each
+
+        timed = partial(measure_each, self.operation, seconds=self.options.seconds_per_size)
+        found = {}
+        for size, result in self._take("distribution", "distribution", timed):
+            found[size] = result
+            yield from figures.distribution(size, result)
+        yield figures.distribution_fact(found, self.subjects)
+
+    def _take(self, mode: str, word: str, timed: Callable[..., Result]) -> Iterator[tuple[int, Result]]:
+        """Each size of a mode with its result, but for those that some rank has no memory for."""
+        from seatrial.bench.collectives import NoMemory
+
+        how = {"dtype": self.options.dtype, "device": self.place.device, "buffers": self.options.buffers}
+        for size in self.defaults.of(mode, self.options, gpu=self.gpu):
+            name = f"{word} {figures.label(size)}".lstrip()
+            self.place.note(name)
+            try:
+                result = timed(size=size, **how)
+            except NoMemory as error:
+                self.refused[name] = {self.subjects[rank]: reason for rank, reason in error.refusals.items()}
+                continue
+            self.results.append((name, result))
+            yield size, result
+
 
 def measure(name: str, defaults: Sizes, place: Place, options: CollectiveOptions) -> Iterator[Observation]:
     """Yield the cluster's figures on rank 0, and on every rank its own time at the largest size.
 
-    Raises NotApplicable with fewer than two ranks, SeatrialError when not even one size fits into memory.
+    Raises NotApplicable with fewer than two ranks, SeatrialError when not even one size fits into memory, or when
+    there are no buffers as they are asked for.
     """
     if place.world_size < 2:
         raise NotApplicable(f"a collective operation needs at least 2 processes, here is {place.world_size}")
     from seatrial.bench import collectives, rank
+    from seatrial.bench.buffers import SOURCES
     from seatrial.bench.operations import OPERATIONS
 
-    operation, leads = OPERATIONS[name], place.rank == 0
-    subjects = rank.gather(place.subject)
+    leads, operation, buffers = place.rank == 0, OPERATIONS[name], SOURCES[options.buffers]
+    modes = _Modes(operation, defaults, options, place, rank.gather(place.subject))
     path = collectives.describe_group()
-    nodes = len({subject.partition("/")[0] for subject in subjects})
+    nodes = len({subject.partition("/")[0] for subject in modes.subjects})
+    facts = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
     if leads:
-        yield from _facts({**path, "nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place})
-    results: dict[int, Result] = {}
-    refused: dict[str, object] = {}
-    least, most = options.min_seconds_per_size, max(options.min_seconds_per_size, options.seconds_per_size)
-    for size in sorted(set(options.sizes or (defaults.gpu if place.device.startswith("cuda") else defaults.cpu))):
-        place.note(_label(size))
-        try:
-            results[size] = collectives.measure(operation, size, options.dtype, place.device, most, least)
-        except collectives.NoMemory as error:
-            refused[_label(size)] = _by_subject(error, subjects)
-            continue
+        yield from _facts({**path, **facts, "modes": list(options.modes)})
+    for seen in modes.run():
         if leads:
-            yield from _size_metrics(size, results[size], operation)
-    if not results:
-        raise SeatrialError(f"no buffer could be allocated: {refused}")
-    yield _rank_time(place, max(results), results[max(results)].timings)
+            yield seen
+    if modes.refused and not modes.results:
+        raise SeatrialError(f"no buffer could be allocated: {modes.refused}")
+    if not modes.results:
+        raise NotApplicable(NO_GRAPH)
+    if modes.parity:
+        yield figures.rank_time(place.subject, place.rank, max(modes.parity), modes.parity[max(modes.parity)].timings)
     if leads:
-        yield from _summary(results, subjects, operation)
-        yield Metric(name="sizes_refused", value=len(refused), unit="sizes", subject=CLUSTER)
-        yield from _facts({"not_allocated": refused} if refused else {})
-        yield Fact(name="how", value=_how(path, nodes, options.dtype, results, operation))
+        yield from figures.data_check(modes.results, modes.subjects)
+        yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
+        yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
+        yield Fact(name="how", value=figures.how(path, facts, modes.done, modes.parity, operation))
 
 
-def _how(path: dict[str, object], nodes: int, dtype: str, results: dict[int, Result], operation: Operation) -> str:
-    """What was measured, over which path, how often and how sure, in a sentence."""
-    ranks, windows = path["world_size"], [len(result.timings.windows) for result in results.values()]
-    count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
-    place = "in" if operation.in_place else "out of"
-    return (
-        f"{_carrier(path)}, {ranks} ranks on {nodes} {'node' if nodes == 1 else 'nodes'}, {place} place, {dtype}; each "
-        f"figure is the median of {count} windows, each the mean over ranks; busbw = algbw · {operation.formula}, "
-        f"as nccl-tests has it; {_certainty(results[max(results)], max(results), operation)}"
-    )
-
-
-def _carrier(path: dict[str, object]) -> str:
-    """Which library moved the data, and over what as far as it is known: NCCL chooses by itself."""
-    if path["backend"] == "nccl":
-        return f"NCCL {path['nccl_version']} over the transports of its own choice"
-    environment = path["backend_environment"]
-    interface = environment.get("GLOO_SOCKET_IFNAME") if isinstance(environment, dict) else None
-    return f"gloo over {interface or 'the interface of its own choice (GLOO_SOCKET_IFNAME is not set)'}"
-
-
-def _certainty(result: Result, size: int, operation: Operation) -> str:
-    """The 95 % interval of the bus bandwidth at one size."""
-    interval = median_interval([_figures(result, seconds, operation)["busbw"] for seconds in result.timings.means])
-    if not interval:
-        return f"too few windows for a 95 % interval at {_label(size)}"
-    return f"95 % interval of busbw.{_label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"
-
-
-def _figures(result: Result, seconds: float, operation: Operation) -> dict[str, float]:
-    """One time per operation as nccl-tests prints it; see UNITS."""
-    algbw = result.size / seconds / 1e9
-    return {"busbw": algbw * operation.factor(result.timings.ranks), "algbw": algbw, "latency": seconds * 1e6}
-
-
-def _size_metrics(size: int, result: Result, operation: Operation) -> Iterator[Metric]:
-    """The figures at the median window, those of all windows as samples."""
-    value = _figures(result, median(result.timings.means), operation)
-    samples = [_figures(result, seconds, operation) for seconds in result.timings.means]
-    for name, unit in UNITS.items():
-        yield Metric(
-            name=f"{name}.{_label(size)}",
-            value=value[name],
-            unit=unit,
-            subject=CLUSTER,
-            samples=tuple(sample[name] for sample in samples),
-        )
-
-
-def _rank_time(place: Place, size: int, timings: Timings) -> Metric:
-    """This rank's own time: over all ranks it shows who is slower than the rest."""
-    us = tuple(seconds * 1e6 for seconds in timings.of_rank(place.rank))
-    name = f"rank_time.{_label(size)}"
-    return Metric(name=name, value=median(us), unit="us", subject=place.subject, samples=us)
-
-
-def _summary(results: dict[int, Result], subjects: list[str], operation: Operation) -> Iterator[Observation]:
-    wrong = [mismatch.wrong for result in results.values() for mismatch in result.mismatches.values()]
-    yield Metric(name="wrong_elements", value=sum(wrong), unit="count", subject=CLUSTER)
-    yield from _curves(results, operation)
-    labelled = {_label(size): result for size, result in results.items()}
-    yield Fact(name="sizes", value={label: result.size for label, result in labelled.items()})
-    yield Fact(name="iterations", value={label: _iterations(result.timings) for label, result in labelled.items()})
-    yield Fact(name="spread", value={label: _spread(result.timings, subjects) for label, result in labelled.items()})
-    if wrong:
-        yield from _facts(
-            {"wrong_data": [found for size in results for found in _wrong(size, results[size], subjects)]}
-        )
-
-
-def _curves(results: dict[int, Result], operation: Operation) -> Iterator[Series]:
-    points = [_figures(result, median(result.timings.means), operation) for result in results.values()]
-    x = tuple(result.size for result in results.values())
-    for name in ("busbw", "latency"):
-        y = tuple(point[name] for point in points)
-        yield Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
-
-
-def _iterations(timings: Timings) -> dict[str, object]:
-    return {"warmup": timings.warmup, "windows": len(timings.windows), "per_window": timings.per_window}
-
-
-def _spread(timings: Timings, subjects: list[str]) -> dict[str, object]:
-    """Times per operation in us over the windows (mean over ranks), and the slowest rank beside them."""
-    us = [seconds * 1e6 for seconds in timings.means]
-    interval = median_interval(us)
-    return {
-        "p50_us": median(us),
-        "min_us": min(us),
-        "max_us": max(us),
-        "ci95_of_p50_us": list(interval) if interval else None,
-        "slowest_rank": subjects[timings.slowest],
-        "slowest_rank_us": median(timings.of_rank(timings.slowest)) * 1e6,
-    }
-
-
-def _wrong(size: int, result: Result, subjects: list[str]) -> Iterator[dict[str, object]]:
-    for rank, mismatch in result.mismatches.items():
-        yield {"size": _label(size), "rank": rank, "subject": subjects[rank], **asdict(mismatch)}
-
-
-def _by_subject(error: NoMemory, subjects: list[str]) -> dict[str, str]:
-    return {subjects[rank]: reason for rank, reason in error.refusals.items()}
-
-
-def _facts(values: dict[str, object]) -> Iterator[Fact]:
+def _facts(values: dict[str, Any]) -> Iterator[Fact]:
     return (Fact(name=name, value=value) for name, value in values.items())
-
-
-def _label(size: int) -> str:
-    """The size as part of a metric's name; plain bytes where the short form would be rounded."""
-    short = format_bytes(size)
-    return f"{size}B" if "." in short else short
 
 
 def collective_check(
@@ -240,10 +263,13 @@ def collective_check(
         phase=Phase.INTERCONNECT,
         scope=Scope.CLUSTER,
         metrics={
-            "busbw.*": "GB/s",
-            "algbw.*": "GB/s",
-            "latency.*": "us",
+            **{f"{metric}.*": unit for metric, unit in figures.UNITS.items()},
             "rank_time.*": "us",
+            **{f"{metric}{figures.IN_PLACE}.*": unit for metric, unit in figures.UNITS.items()},
+            "device_latency.*": "us",
+            "device_busbw.*": "GB/s",
+            **{f"p{percent}.*": "us" for percent in figures.FEWEST},
+            "cv.*": "%",
             "wrong_elements": "count",
             "sizes_refused": "sizes",
         },

@@ -1,0 +1,221 @@
+"""What the checks of collective operations report of what was timed: metrics, curves, facts and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import ceil
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Series, format_bytes
+from seatrial.statistics import median_interval
+
+if TYPE_CHECKING:
+    from seatrial.bench.collectives import Result, Timings
+    from seatrial.bench.operations import Operation
+
+Results = Mapping[int, "Result"]  # by the size asked for, in bytes
+
+UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
+IN_PLACE = "_in_place"  # ends the names of a second placement's metrics
+
+# Fewest samples with which the largest is above the percentile with 95 % certainty: 1 - p^n >= 0.95
+FEWEST = {50: 1, 95: 59, 99: 299}
+MODES = {
+    "device": "device: in CUDA graphs, where the host starts none of them",
+    "distribution": "distribution: single operations, each as long as on its slowest rank",
+}
+DRIFT = 0.02  # told in words from here on: as much as an A/A repeat may differ by
+
+
+def label(size: int) -> str:
+    """The size as part of a metric's name; plain bytes where the short form would be rounded."""
+    short = format_bytes(size)
+    return f"{size}B" if "." in short else short
+
+
+def parity(size: int, result: Result, operation: Operation, ending: str = "") -> Iterator[Metric]:
+    """The figures at the median window, those of all windows as samples; latency_max is that of the slowest rank."""
+    timings = result.timings
+    times = {"latency_max": timings.maxima}
+    for name, unit in UNITS.items():
+        seconds = times.get(name, timings.means)
+        yield Metric(
+            name=f"{name}{ending}.{label(size)}",
+            value=_figure(name, result, median(seconds), operation),
+            unit=unit,
+            subject=CLUSTER,
+            samples=tuple(_figure(name, result, one, operation) for one in seconds),
+        )
+
+
+def device(size: int, result: Result, operation: Operation) -> Iterator[Metric]:
+    """Time and bus bandwidth of operations that the device starts by itself."""
+    means = result.timings.means
+    for name, figure in (("device_latency", "latency"), ("device_busbw", "busbw")):
+        yield Metric(
+            name=f"{name}.{label(size)}",
+            value=_figure(figure, result, median(means), operation),
+            unit=UNITS[figure],
+            subject=CLUSTER,
+            samples=tuple(_figure(figure, result, one, operation) for one in means),
+        )
+
+
+def distribution(size: int, result: Result) -> Iterator[Metric]:
+    """Percentiles and spread of single operations, each as long as it was on its slowest rank."""
+    us = [seconds * 1e6 for seconds in result.timings.maxima]
+    for percent, fewest in FEWEST.items():
+        if len(us) >= fewest:
+            samples = tuple(us) if percent == 50 else ()
+            value = median(us) if percent == 50 else _percentile(us, percent)
+            yield Metric(name=f"p{percent}.{label(size)}", value=value, unit="us", subject=CLUSTER, samples=samples)
+    yield Metric(name=f"cv.{label(size)}", value=100 * pstdev(us) / fmean(us), unit="%", subject=CLUSTER)
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that at least so many percent of them do not exceed."""
+    return sorted(values)[ceil(len(values) * percent / 100) - 1]
+
+
+def _figure(name: str, result: Result, seconds: float, operation: Operation) -> float:
+    """One time per operation as nccl-tests prints it; see UNITS."""
+    if name.startswith("latency"):
+        return seconds * 1e6
+    algbw = result.size / seconds / 1e9
+    return algbw * operation.factor(result.timings.ranks) if name == "busbw" else algbw
+
+
+def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
+    """A rank's own time: over all ranks it shows who is slower than the rest."""
+    us = tuple(seconds * 1e6 for seconds in timings.of_rank(rank))
+    return Metric(name=f"rank_time.{label(size)}", value=median(us), unit="us", subject=subject, samples=us)
+
+
+def summary(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
+    """What is said of the parity mode over all sizes."""
+    yield from _curves(results, operation)
+    labelled = {label(size): result for size, result in results.items()}
+    yield Fact(name="sizes", value={name: result.size for name, result in labelled.items()})
+    yield Fact(name="iterations", value={name: _iterations(result.timings) for name, result in labelled.items()})
+    yield Fact(name="spread", value={name: _spread(result.timings, subjects) for name, result in labelled.items()})
+    drifts: dict[str, JsonValue] = {name: 100 * result.timings.drift for name, result in labelled.items()}
+    yield Fact(name="drift_percent", value=drifts)
+
+
+def _curves(results: Results, operation: Operation) -> Iterator[Series]:
+    x = tuple(result.size for result in results.values())
+    for name in ("busbw", "latency"):
+        y = tuple(_figure(name, one, median(one.timings.means), operation) for one in results.values())
+        yield Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
+
+
+def _iterations(timings: Timings) -> dict[str, JsonValue]:
+    return {"warmup": timings.warmup, "windows": len(timings.windows), "per_window": timings.per_window}
+
+
+def _spread(timings: Timings, subjects: Sequence[str]) -> dict[str, JsonValue]:
+    """Times per operation in us over the windows (mean over ranks), and the slowest rank beside them."""
+    us = [seconds * 1e6 for seconds in timings.means]
+    interval = median_interval(us)
+    return {
+        "p50_us": median(us),
+        "min_us": min(us),
+        "max_us": max(us),
+        "ci95_of_p50_us": list(interval) if interval else None,
+        "slowest_rank": subjects[timings.slowest],
+        "slowest_rank_us": median(timings.of_rank(timings.slowest)) * 1e6,
+    }
+
+
+def device_fact(results: Results) -> Fact:
+    """How often each size was timed, in which bytes."""
+    counts: dict[str, JsonValue] = {
+        label(size): {"bytes": result.size, **_iterations(result.timings)} for size, result in results.items()
+    }
+    return Fact(name="device_mode", value=counts)
+
+
+def distribution_fact(results: Results, subjects: Sequence[str]) -> Fact:
+    """Who was slowest, and how often; and why a percentile is not told."""
+    told: dict[str, JsonValue] = {}
+    for size, result in results.items():
+        count = len(result.timings.windows)
+        rank, share = result.timings.most_often_slowest
+        left_out: dict[str, JsonValue] = {
+            f"p{percent}": f"not told: it takes {fewest} samples, here are {count}"
+            for percent, fewest in FEWEST.items()
+            if count < fewest
+        }
+        told[label(size)] = {
+            "bytes": result.size,
+            "samples": count,
+            "slowest_rank": subjects[rank],
+            "slowest_in_percent_of_samples": 100 * share,
+            **left_out,
+        }
+    return Fact(name="distribution", value=told)
+
+
+def data_check(results: Sequence[tuple[str, Result]], subjects: Sequence[str]) -> Iterator[Observation]:
+    """How much data was wrong, of all that was measured: a pair is what it is called, and its result."""
+    wrong: list[JsonValue] = [
+        {"size": name, "rank": rank, "subject": subjects[rank], **asdict(mismatch)}
+        for name, result in results
+        for rank, mismatch in result.mismatches.items()
+    ]
+    total = sum(mismatch.wrong for _, result in results for mismatch in result.mismatches.values())
+    yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
+    if wrong:
+        yield Fact(name="wrong_data", value=wrong)
+
+
+def how(
+    path: Mapping[str, object],
+    facts: Mapping[str, object],
+    modes: Sequence[str],
+    results: Results,
+    operation: Operation,
+) -> str:
+    """What was measured, over which path, how often and how sure, in a sentence; ``results`` are those of parity."""
+    nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
+    place = "in" if operation.in_place else "out of"
+    said = [
+        f"{_carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
+        f"buffers of {facts['buffers']}"
+    ]
+    if results:
+        windows = [len(result.timings.windows) for result in results.values()]
+        count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
+        said += [
+            f"parity: each figure is the median of {count} windows, each the mean over ranks",
+            f"busbw = algbw · {operation.formula}, as nccl-tests has it",
+            f"{_certainty(results[max(results)], max(results), operation)}{_drifts(results)}",
+        ]
+    return "; ".join([*said, *(MODES[mode] for mode in modes if mode in MODES)])
+
+
+def _drifts(results: Results) -> str:
+    drifting = {label(size): result.timings.drift for size, result in results.items()}
+    told = [f"{100 * drift:+.1f} % at {name}" for name, drift in drifting.items() if abs(drift) > DRIFT]
+    return f"; times drifted from the first third of the windows to the last: {', '.join(told)}" if told else ""
+
+
+def _carrier(path: Mapping[str, object]) -> str:
+    """Which library moved the data, and over what as far as it is known: NCCL chooses by itself."""
+    if path["backend"] == "nccl":
+        return f"NCCL {path['nccl_version']} over the transports of its own choice"
+    environment = path["backend_environment"]
+    interface = environment.get("GLOO_SOCKET_IFNAME") if isinstance(environment, dict) else None
+    return f"gloo over {interface or 'the interface of its own choice (GLOO_SOCKET_IFNAME is not set)'}"
+
+
+def _certainty(result: Result, size: int, operation: Operation) -> str:
+    """The 95 % interval of the bus bandwidth at one size."""
+    interval = median_interval([_figure("busbw", result, seconds, operation) for seconds in result.timings.means])
+    if not interval:
+        return f"too few windows for a 95 % interval at {label(size)}"
+    return f"95 % interval of busbw.{label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"
