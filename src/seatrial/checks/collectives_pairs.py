@@ -1,0 +1,259 @@
+"""Which node, GPU or path between two nodes is slower than the others? Every node exchanges data with several others.
+
+Nodes are paired in rounds by the circle method; in a round all pairs work at once. GPU i of one node sends to and
+receives from GPU i of the other, so that all network cards carry load and NVLink none. One slow exchange does not tell
+who is at fault. What is slow with every partner is at fault itself; where two good ones meet slowly, it is their path.
+With r partners each, up to r−1 bad nodes are told apart exactly, as long as more than half of all nodes are good. Two
+nodes never outvote each other: of them only the data is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.model import (
+    CLUSTER,
+    ByteSize,
+    Fact,
+    Metric,
+    NotApplicable,
+    Observation,
+    Phase,
+    Rule,
+    Scope,
+    format_bytes,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from seatrial.bench.pairs import Line
+
+# Some 5 ms at the 50 GB/s of a 400 Gb/s card: starting it does not count. On a CPU: a rehearsal.
+GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
+ALL_PAIRS_UP_TO = 8  # nodes
+ROUNDS = 4  # of more nodes: three bad ones are told apart, in the same time however many nodes there are
+LEAST = 0.90  # of what the others reach; the judge's own limit for a shortfall
+
+
+class PairOptions(Options):
+    """``rounds``: by default all that there are up to 8 nodes, and 4 of more. ``seconds`` cap each of them.
+
+    ``size``: bytes that each rank sends and receives at a time; by default what suits the device.
+    """
+
+    rounds: int | None = Field(default=None, ge=1)
+    size: ByteSize | None = Field(default=None, ge=4)
+    seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
+
+
+def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
+    """Yield the cluster's figures on rank 0. Raises NotApplicable on a single node."""
+    from seatrial.bench import collectives, pairs, rank, subgroups
+
+    nodes = subgroups.ranks_by_node(place.node)
+    if len(nodes) < 2:
+        raise NotApplicable("one node has no other to exchange data with")
+    subjects, path = rank.gather(place.subject), collectives.describe_group()
+    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+    most = options.rounds or (len(nodes) if len(nodes) <= ALL_PAIRS_UP_TO else ROUNDS)
+    rounds, members = pairs.circle(len(nodes), most), list(nodes.values())
+    lines: list[Line] = []
+    for number, paired in enumerate(rounds, 1):
+        place.note(f"round {number} of {len(rounds)}")
+        lines += pairs.exchange(_partners(paired, members), size, place.device, options.seconds)
+    if place.rank == 0:
+        figures = Figures(tuple(lines), size, nodes, tuple(subjects))
+        facts = {**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)}
+        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from _facts(figures, len(rounds), str(path["backend"]))
+        yield from _metrics(figures)
+
+
+def _partners(paired: Sequence[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Rank → rank, both ways. Raises ValueError for nodes with unlike numbers of ranks."""
+    found: dict[int, int] = {}
+    for a, b in paired:
+        for one, other in zip(members[a], members[b], strict=True):
+            found |= {one: other, other: one}
+    return found
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all."""
+
+    lines: tuple[Line, ...]
+    size: int
+    nodes: Mapping[str, Sequence[int]]
+    subjects: Sequence[str]
+
+    @cached_property
+    def _wrong(self) -> set[frozenset[int]]:
+        return {frozenset((line.rank, line.partner)) for line in self.lines if line.mismatch}
+
+    def rates(self, line: Line) -> tuple[float, ...]:
+        wrong = frozenset((line.rank, line.partner)) in self._wrong
+        return tuple(0.0 if wrong else self.size / seconds / 1e9 for seconds in line.seconds)
+
+    @cached_property
+    def best(self) -> dict[int, tuple[float, ...]]:
+        """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
+        found: dict[int, tuple[float, ...]] = {}
+        for line in self.lines:
+            rates = self.rates(line)
+            if line.rank not in found or median(rates) > median(found[line.rank]):
+                found[line.rank] = rates
+        return found
+
+    @cached_property
+    def usual(self) -> float:
+        """The median over ranks of what each reaches with its fastest partner."""
+        return median(median(rates) for rates in self.best.values())
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], list[Line]]:
+        """The lines between each two nodes, those of both ends."""
+        home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
+        order = list(self.nodes)
+        found: dict[tuple[str, str], list[Line]] = {}
+        for line in self.lines:
+            a, b = sorted((home[line.rank], home[line.partner]), key=order.index)
+            found.setdefault((a, b), []).append(line)
+        return found
+
+    def pair_rates(self, lines: Sequence[Line]) -> tuple[float, ...]:
+        """As nccl-tests has it for send and receive: the bytes of one rank over the mean time of all ranks."""
+        windows = zip(*(line.seconds for line in lines), strict=True)
+        return tuple(self.size / fmean(window) / 1e9 for window in windows)
+
+    def pair_shares(self, lines: Sequence[Line]) -> tuple[float, ...]:
+        """Of the slowest of these lines: its rate over what the weaker of its ends reaches with its best partner."""
+        shares = []
+        for line in lines:
+            able = min(median(self.best[line.rank]), median(self.best[line.partner]))
+            if able:  # an end that reaches nothing with anybody says nothing of the path
+                shares.append(tuple(rate / able for rate in self.rates(line)))
+        return min(shares, key=median, default=())
+
+
+def _metrics(figures: Figures) -> Iterator[Metric]:
+    for (a, b), lines in figures.pairs.items():
+        subject = f"{a}->{b}"
+        yield _metric("pair_busbw", "GB/s", subject, figures.pair_rates(lines))
+        if shares := figures.pair_shares(lines):
+            yield _metric("pair_share", "of the best", subject, shares)
+    for rank, rates in figures.best.items():
+        yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
+        if figures.usual:
+            shares = tuple(rate / figures.usual for rate in rates)
+            yield _metric("best_share", "of the median", figures.subjects[rank], shares)
+    wrong = sum(line.mismatch.wrong for line in figures.lines if line.mismatch)
+    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
+
+
+def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> Metric:
+    return Metric(name=name, value=median(samples), unit=unit, subject=subject, samples=samples)
+
+
+def _facts(figures: Figures, rounds: int, backend: str) -> Iterator[Fact]:
+    count, wrong = len(figures.nodes), [line for line in figures.lines if line.mismatch]
+    yield Fact(name="comparable", value="yes" if count > 2 else "no")
+    yield Fact(name="told_apart", value=_told_apart(count, rounds))
+    yield Fact(name="pair_matrix", value=_matrix(figures))
+    if wrong:
+        yield Fact(name="wrong_data", value=[_wrong(line, figures.subjects) for line in wrong])
+    yield Fact(name="guarantee", value=_guarantee(count, rounds))
+    yield Fact(
+        name="how",
+        value=f"{backend}: {len(figures.pairs)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
+        f"rank sends {format_bytes(figures.size)} to the same rank of the other node and receives as much at the same "
+        f"time; GB/s each way and rank; {_guarantee(count, rounds)}",
+    )
+
+
+def _guarantee(nodes: int, rounds: int) -> str:
+    if nodes == 2:
+        return "two nodes cannot outvote each other: slow, either may be at fault, or the path between them"
+    told = _told_apart(nodes, rounds)
+    return f"up to {told} bad {'node is' if told == 1 else 'nodes are'} told apart exactly"
+
+
+def _told_apart(nodes: int, rounds: int) -> int:
+    """How many bad nodes are found exactly: a good one then has a good partner, and most nodes are good.
+
+    With an odd number of nodes each may have rested in one round.
+    """
+    partners = rounds - (nodes % 2)
+    return max(0, min(partners - 1, (nodes - 1) // 2))
+
+
+def _matrix(figures: Figures) -> dict[str, object]:
+    """GB/s between nodes; None where two did not meet."""
+    names = list(figures.nodes)
+    gb_s: list[list[float | None]] = [[None] * len(names) for _ in names]
+    for (a, b), lines in figures.pairs.items():
+        row, column = names.index(a), names.index(b)
+        gb_s[row][column] = gb_s[column][row] = round(median(figures.pair_rates(lines)), 3)
+    return {"nodes": names, "gb_s": gb_s}
+
+
+def _wrong(line: Line, subjects: Sequence[str]) -> dict[str, object]:
+    assert line.mismatch
+    return {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
+
+
+_WHERE = {"backend": "nccl", "comparable": "yes"}
+
+CHECK = Check(
+    name="collectives.pairs",
+    title="Node to node, in pairs",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={
+        "pair_busbw": "GB/s",
+        "pair_share": "of the best",
+        "best_busbw": "GB/s",
+        "best_share": "of the median",
+        "wrong_elements": "count",
+    },
+    rules=(
+        Rule(
+            metric="best_share",
+            expect=f">= {LEAST} of the median",
+            where=_WHERE,
+            why="this GPU's way out of its node is slow with every partner, so that it is this node's own: its network "
+            "card, cable, switch port, PCIe slot or driver settings",
+            remedy="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
+            "LnkSta (speed and width of the card's slot); nvidia-smi topo -m (GPU and card should share a switch); "
+            "compare with a good node",
+        ),
+        Rule(
+            metric="pair_share",
+            expect=f">= {LEAST} of the best",
+            where=_WHERE,
+            why="both nodes are faster with others: the path between these two is slow, or shared with other pairs",
+            remedy="ibtracert or traceroute between the two; look for errors and congestion on the switch ports on the "
+            "way, and for uplinks that are down or oversubscribed. Repeat with fewer pairs at once: "
+            "--set checks.collectives.pairs.options.rounds=1",
+        ),
+        Rule(
+            metric="wrong_elements",
+            expect="== 0",
+            shows=("wrong_data",),
+            why="data arrives changed on its way between two nodes, and every gradient of a training goes this way",
+            remedy="Train nothing on these nodes. The fact wrong_data names sender, receiver, offset and flipped bits; "
+            "who is in all of its entries is at fault",
+        ),
+    ),
+    measure=measure,
+    limit_s=600.0,
+    needs=Needs(ranks=2),
+    options=PairOptions,
+)
