@@ -92,10 +92,11 @@ def _figures(results: Mapping[int, GroupResult], size: int) -> Iterator[Observat
 
 def _efficiency(busbw: Mapping[int, float]) -> dict[str, dict[str, float]]:
     """Of every step, as a share of what one node and two nodes reach, where those were measured."""
-    return {
-        _nodes(count): {f"of {_nodes(base)}": round(own / busbw[base], 4) for base in (1, 2) if base in busbw and base <= count}
-        for count, own in busbw.items()
-    }
+    found: dict[str, dict[str, float]] = {}
+    for count, own in busbw.items():
+        bases = [base for base in (1, 2) if base in busbw and base <= count]
+        found[_nodes(count)] = {f"of {_nodes(base)}": round(own / busbw[base], 4) for base in bases}
+    return found
 
 
 def _how(path: Mapping[str, object], size: int, results: Mapping[int, GroupResult]) -> str:
