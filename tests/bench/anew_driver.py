@@ -1,4 +1,4 @@
-"""``torchrun … anew_driver.py OUT``: has children do what anew_child knows, and one contrast; writes OUT/rank<N>.json."""
+"""``torchrun … anew_driver.py OUT``: has children do what anew_child knows, and one contrast; see OUT/rank<N>.json."""
 
 from __future__ import annotations
 

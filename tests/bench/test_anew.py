@@ -73,4 +73,4 @@ def test_a_contrast_opens_a_group_of_its_own_and_measures(records: Records) -> N
         (busbw,) = answer["value"]["busbw"]["all"]
         assert busbw
         assert all(rate > 0 for rate in busbw)
-        assert (answer["value"]["wrong"], answer["value"]["path"], answer["value"]["not_fitting"]) == (0, None, [])
+        assert (answer["value"]["wrong"], answer["value"]["log_bytes"], answer["value"]["not_fitting"]) == (0, 0, [])

@@ -48,9 +48,9 @@ def ask_anew(
 ) -> list[Answer]:
     """Run ``python -m module TASK`` once beside every rank, with ``env``; the answers of all, by rank.
 
-    ``out`` is an existing path without suffix for what each child writes. Called by all ranks together. They wait in
-    the store, not in a collective: that would be work for the GPUs that their children measure. After ``limit_s``
-    seconds, or once another rank's child has failed, a child is ended.
+    ``out`` is what the names of the children's files begin with. Called by all ranks together, which wait in the store
+    and not in a collective: that would be work for the GPUs that their children measure. After ``limit_s`` seconds, or
+    once another rank's child has failed, a child is ended.
     """
     name, me = f"seatrial/anew/{next(_starts)}", dist.get_rank()
     files = {stream: out.with_name(f"{out.name}.rank{me}.{stream}") for stream in ("out", "err")}
@@ -72,8 +72,8 @@ def join(task: Mapping[str, Any]) -> str:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # A port of our own would be closed on some networks, and rank 0 need not be where MASTER_ADDR is
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    rendezvous = dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)
-    store = dist.PrefixStore(task["group"], rendezvous)
+    rendezvous = dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=timeout, device_id=device)

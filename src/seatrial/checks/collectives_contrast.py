@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.discover import gpu
+from seatrial.discover import gpu, nccl
 from seatrial.discover.nccl import NcclPath
 from seatrial.model import (
     CLUSTER,
@@ -85,23 +86,24 @@ def measure(place: Place, options: ContrastOptions) -> Iterator[Observation]:
     """Yield the cluster's figures on rank 0. Raises SeatrialError where a contrast could not be measured."""
     if not place.device.startswith("cuda"):
         raise NotApplicable("the contrasts are NCCL's, and gloo knows none of them")
-    from seatrial.bench import collectives, subgroups
+    from seatrial.bench import collectives, rank, subgroups
 
     nodes = subgroups.ranks_by_node(place.node)
     chosen, left_out = choose(nodes, os.environ)
     facts = {**collectives.describe_group(), "nodes": len(nodes), "nvlink": _nvlink(place), "size": options.size}
     facts |= {"peers": "no" if "no_p2p" in left_out else "yes", "left_out": left_out}
     facts |= {"meaning": {name: CONTRASTS[name].meaning for name in chosen}}
-    answers = {}
+    answers, told = {}, {}
     for name in chosen:
         place.note(name)
         answers[name] = ask(name, nodes, place, options)
+        told[name] = rank.gather(_path(answers[name][place.rank]))
     failed = {name: problems for name, found in answers.items() if (problems := _problems(found))}
     if place.rank == 0:
         yield from (Fact(name=name, value=value) for name, value in facts.items())
-        good = {name: [one.value for one in found] for name, found in answers.items() if name not in failed}
+        good = {name: found[0].value for name, found in answers.items() if name not in failed}
         yield from figures(good, list(nodes), options.size)
-        yield from paths(good, options)
+        yield from paths(good, told, options)
     if failed:
         raise SeatrialError(f"not measured: {failed}")
 
@@ -145,6 +147,13 @@ def _problems(answers: Sequence[Answer]) -> dict[str, str]:
     return {f"rank {rank}": answer.problem for rank, answer in enumerate(answers) if answer.problem}
 
 
+def _path(answer: Answer) -> NcclPath:
+    """By the log of our own child; nothing where it is not to be read."""
+    if answer.problem:
+        return NcclPath()
+    return nccl.read(Path(answer.value["log"]), answer.value["log_bytes"])
+
+
 def _nvlink(place: Place) -> str:
     """Whether any GPU of every node has active NVLinks: yes, no, or unknown."""
     from seatrial.bench import rank
@@ -156,9 +165,9 @@ def _nvlink(place: Place) -> str:
     return next((answer for answer in ("unknown", "no") if answer in found), "yes")
 
 
-def figures(answers: Mapping[str, Sequence[Any]], nodes: Sequence[str], size: int) -> Iterator[Metric]:
+def figures(answers: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
     """GB/s by contrast, over all ranks and inside each node, and what each contrast changes. By rank 0's answers."""
-    rates = {name: _by_subject(found[0]["busbw"], nodes) for name, found in answers.items()}
+    rates = {name: _by_subject(found["busbw"], nodes) for name, found in answers.items()}
     for name, by_subject in rates.items():
         for subject, own in by_subject.items():
             metric = f"busbw_{name}.{format_bytes(size)}"
@@ -170,7 +179,7 @@ def figures(answers: Mapping[str, Sequence[Any]], nodes: Sequence[str], size: in
             yield _over("p2p_gain", default[subject], no_p2p[subject], subject)
     if default and ring:
         yield _over("default_over_ring", default[CLUSTER], ring[CLUSTER], CLUSTER)
-    wrong = sum(found[0]["wrong"] for found in answers.values())
+    wrong = sum(found["wrong"] for found in answers.values())
     yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
 
 
@@ -184,22 +193,19 @@ def _over(name: str, one: Sequence[float], other: Sequence[float], subject: str)
     return Metric(name=name, value=median(one) / base, unit="x", subject=subject, samples=tuple(x / base for x in one))
 
 
-def paths(answers: Mapping[str, Sequence[Any]], options: ContrastOptions) -> Iterator[Fact]:
+def paths(
+    answers: Mapping[str, Any], told: Mapping[str, Sequence[NcclPath]], options: ContrastOptions
+) -> Iterator[Fact]:
     """The way of every size, by NCCL's own word, of every contrast."""
-    told = {name: [NcclPath.model_validate(one["path"]) for one in found] for name, found in answers.items()}
-    sizes = sorted({options.size, *options.path_sizes})
-    not_fitting = {name: found[0]["not_fitting"] for name, found in answers.items()}
-    yield Fact(
-        name="path_by_size",
-        value={
-            name: {
-                format_bytes(size): "not measured: no memory" if size in not_fitting[name] else way(own, size)
-                for size in sizes
-            }
-            for name, own in told.items()
-        },
-    )
-    if "default" in told:
+    by_size = {
+        name: {
+            format_bytes(size): "not measured: no memory" if size in found["not_fitting"] else way(told[name], size)
+            for size in sorted({options.size, *options.path_sizes})
+        }
+        for name, found in answers.items()
+    }
+    yield Fact(name="path_by_size", value=by_size)
+    if "default" in answers:
         yield Fact(name="how", value=_how(told["default"], options))
 
 
@@ -217,12 +223,12 @@ def way(ranks: Sequence[NcclPath], size: int) -> dict[str, object]:
 
 
 def _how(ranks: Sequence[NcclPath], options: ContrastOptions) -> str:
-    own = way(ranks, options.size)
+    algorithm, protocol, channels, transport = way(ranks, options.size).values()
     tree = "" if len(ranks) > 2 else "; two ranks have no tree: a ring is all there is to choose"
     return (
         f"NCCL {ranks[0].version}, {len(ranks)} ranks on {ranks[0].nodes} nodes, all-reduce of "
-        f"{format_bytes(options.size)} in new processes for every contrast; by default {own['algorithm']}, {own['protocol']}, {own['channels']} "
-        f"channels, over {own['transport']}{tree}"
+        f"{format_bytes(options.size)} in new processes for every contrast; by default {algorithm}, {protocol}, "
+        f"{channels} channels, over {transport}{tree}"
     )
 
 

@@ -73,10 +73,10 @@ class NcclPath(Frozen):
         return any(re.fullmatch(r"NET/(?!Socket)[^/]+", name) for name in self.transports)
 
 
-def read(path: Path) -> NcclPath:
-    """Raises OSError when there is no such log."""
+def read(path: Path, size: int = _READ) -> NcclPath:
+    """What its first ``size`` bytes tell. Raises OSError when there is no such log."""
     with path.open("rb") as file:
-        return parse(file.read(_READ).decode(errors="replace"))
+        return parse(file.read(min(size, _READ)).decode(errors="replace"))
 
 
 def parse(text: str) -> NcclPath:
