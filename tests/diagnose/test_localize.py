@@ -53,8 +53,7 @@ def fabric(
         subject=subjects[0],
         rank=0,
         metrics=tuple(collectives_pairs._metrics(figures)),
-        facts={"backend": "nccl"}
-        | {fact.name: fact.value for fact in collectives_pairs._facts(figures, rounds, "nccl")},
+        facts={fact.name: fact.value for fact in facts},
     )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from seatrial.bench.pairs import Line
 
 # Some 5 ms at the 50 GB/s of a 400 Gb/s card: starting it does not count. On a CPU: a rehearsal.
-GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
+GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 ALL_PAIRS_UP_TO = 8  # nodes
 ROUNDS = 4  # of more nodes: three bad ones are told apart, in the same time however many nodes there are
 LEAST = 0.90  # of what the others reach; the judge's own limit for a shortfall
@@ -50,7 +50,7 @@ class PairOptions(Options):
 
     rounds: int | None = Field(default=None, ge=1)
     size: ByteSize | None = Field(default=None, ge=4)
-    seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
+    seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
 
 def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
