@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
 
 from seatrial.bench.exact import Mismatch
-from seatrial.bench.pairs import Line, circle
+from seatrial.bench.pairs import Figures, Line, circle
 from seatrial.checks import collectives_pairs
-from seatrial.checks.collectives_pairs import CHECK, Figures
+from seatrial.checks.collectives_pairs import CHECK, LEAST
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
@@ -30,6 +31,7 @@ def fabric(
     bad_path: tuple[int, int] | None = None,
     corrupt: int | None = None,
     bad_ranks: Collection[int] = (),
+    alone: float | None = None,
     noise: float = 0.0,
 ) -> Measurement:
     """What collectives.pairs brings of ``nodes`` with ``GPUS`` each, of which some are ``bad``."""
@@ -47,6 +49,17 @@ def fabric(
     names = {f"node{node}": tuple(range(node * GPUS, (node + 1) * GPUS)) for node in range(nodes)}
     subjects = [f"{name}/gpu{rank % GPUS}" for name, ranks in names.items() for rank in ranks]
     figures = Figures(lines, SIZE, names, subjects)
+    if alone:  # GB/s of the slow paths when they are tried again
+        again = {f"node{node}": node for node in range(nodes)}
+        met_again = [(again[a], again[b]) for a, b in figures.slow_paths(LEAST)]
+        seconds = (SIZE / 1e9 / alone,) * 12
+        more = (
+            Line(x * GPUS + gpu, y * GPUS + gpu, seconds, None)
+            for a, b in met_again
+            for x, y in ((a, b), (b, a))
+            for gpu in range(GPUS)
+        )
+        figures = replace(figures, alone=tuple(more))
     facts = (Fact(name="backend", value="nccl"), *collectives_pairs._facts(figures, rounds, "nccl"))
     return Measurement(
         check=CHECK.name,
@@ -108,6 +121,23 @@ def test_the_path_between_two_good_nodes() -> None:
     (finding,) = found(measured)
     assert "49%" in finding.why
     assert finding.confidence == "medium"
+
+
+def test_a_path_that_is_slow_alone_too_is_sure() -> None:
+    measured = fabric(6, 5, bad_path=(1, 4), alone=BAD)
+    (finding,) = found(measured)
+    assert (finding.where, finding.confidence) == ("node1->node4", "high")
+    assert failed(measured) == {"node1->node4"}
+    assert measured.facts["alone"] == {"node1->node4": {"among others": BAD, "alone": BAD}}
+
+
+def test_a_path_that_is_good_alone_shares_an_uplink() -> None:
+    measured = fabric(6, 5, bad_path=(1, 4), alone=GOOD)
+    assert not found(measured)
+    assert not failed(measured)
+    (verdict,) = [one for one in judge_check(CHECK, [measured], {}, "t") if one.outcome is Outcome.WARN]
+    assert verdict.metric == "shared_paths"
+    assert "node1->node4" in verdict.evidence
 
 
 def test_a_bad_node_beside_a_bad_path() -> None:

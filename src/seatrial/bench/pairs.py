@@ -6,8 +6,10 @@ groups need to be made, however many pairs there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
@@ -69,3 +71,74 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, partner: int | None) -
                 work.wait()
 
     return run
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all."""
+
+    lines: tuple[Line, ...]
+    size: int
+    nodes: Mapping[str, Sequence[int]]
+    subjects: Sequence[str]
+    alone: tuple[Line, ...] = ()  # of paths that were tried again
+
+    @cached_property
+    def _wrong(self) -> set[frozenset[int]]:
+        return {frozenset((line.rank, line.partner)) for line in self.lines if line.mismatch}
+
+    def rates(self, line: Line) -> tuple[float, ...]:
+        wrong = frozenset((line.rank, line.partner)) in self._wrong
+        return tuple(0.0 if wrong else self.size / seconds / 1e9 for seconds in line.seconds)
+
+    @cached_property
+    def best(self) -> dict[int, tuple[float, ...]]:
+        """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
+        found: dict[int, tuple[float, ...]] = {}
+        for line in self.lines:
+            rates = self.rates(line)
+            if line.rank not in found or median(rates) > median(found[line.rank]):
+                found[line.rank] = rates
+        return found
+
+    @cached_property
+    def usual(self) -> float:
+        """The median over ranks of what each reaches with its fastest partner."""
+        return median(median(rates) for rates in self.best.values())
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], list[Line]]:
+        """The lines between each two nodes, those of both ends."""
+        return self._by_pair(self.lines)
+
+    @cached_property
+    def pairs_alone(self) -> dict[tuple[str, str], list[Line]]:
+        return self._by_pair(self.alone)
+
+    def slow_paths(self, least: float) -> list[tuple[str, str]]:
+        """Pairs that reach less than ``least`` of what their ends do with others, the slowest first."""
+        shares = {pair: median(found) for pair, lines in self.pairs.items() if (found := self.pair_shares(lines))}
+        return sorted((pair for pair, share in shares.items() if share < least), key=lambda pair: shares[pair])
+
+    def _by_pair(self, lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
+        home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
+        order = list(self.nodes)
+        found: dict[tuple[str, str], list[Line]] = {}
+        for line in lines:
+            a, b = sorted((home[line.rank], home[line.partner]), key=order.index)
+            found.setdefault((a, b), []).append(line)
+        return found
+
+    def pair_rates(self, lines: Sequence[Line]) -> tuple[float, ...]:
+        """As nccl-tests has it for send and receive: the bytes of one rank over the mean time of all ranks."""
+        windows = zip(*(line.seconds for line in lines), strict=True)
+        return tuple(self.size / fmean(window) / 1e9 for window in windows)
+
+    def pair_shares(self, lines: Sequence[Line]) -> tuple[float, ...]:
+        """Of the slowest of these lines: its rate over what the weaker of its ends reaches with its best partner."""
+        shares = []
+        for line in lines:
+            able = min(median(self.best[line.rank]), median(self.best[line.partner]))
+            if able:  # an end that reaches nothing with anybody says nothing of the path
+                shares.append(tuple(rate / able for rate in self.rates(line)))
+        return min(shares, key=median, default=())

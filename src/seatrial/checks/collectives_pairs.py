@@ -4,15 +4,15 @@ Nodes are paired in rounds by the circle method; in a round all pairs work at on
 receives from GPU i of the other, so that all network cards carry load and NVLink none. One slow exchange does not tell
 who is at fault. What is slow with every partner is at fault itself; where two good ones meet slowly, it is their path.
 With r partners each, up to r−1 bad nodes are told apart exactly, as long as more than half of all nodes are good. Two
-nodes never outvote each other: of them only the data is judged.
+nodes never outvote each other: of them only the data is judged. A path that is slow among others is tried again with no
+other pair at work: it may share an uplink.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from statistics import fmean, median
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -25,6 +25,7 @@ from seatrial.model import (
     Metric,
     NotApplicable,
     Observation,
+    Outcome,
     Phase,
     Rule,
     Scope,
@@ -33,22 +34,25 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.pairs import Line
+    from seatrial.bench.pairs import Figures, Line
 
 # Some 5 ms at the 50 GB/s of a 400 Gb/s card: starting it does not count. On a CPU: a rehearsal.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 ALL_PAIRS_UP_TO = 8  # nodes
 ROUNDS = 4  # of more nodes: three bad ones are told apart, in the same time however many nodes there are
+AGAIN = 4  # slow paths that are tried again: each takes as long as a round
 LEAST = 0.90  # of what the others reach; the judge's own limit for a shortfall
 
 
 class PairOptions(Options):
     """``rounds``: by default all that there are up to 8 nodes, and 4 of more. ``seconds`` cap each of them.
 
-    ``size``: bytes that each rank sends and receives at a time; by default what suits the device.
+    ``size``: bytes that each rank sends and receives at a time; by default what suits the device. ``again``: how many
+    slow paths are tried once more, alone; by default none on CPUs, whose paths are not judged.
     """
 
     rounds: int | None = Field(default=None, ge=1)
+    again: int | None = Field(default=None, ge=0)
     size: ByteSize | None = Field(default=None, ge=4)
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
@@ -61,15 +65,23 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
     if len(nodes) < 2:
         raise NotApplicable("one node has no other to exchange data with")
     subjects, path = rank.gather(place.subject), collectives.describe_group()
-    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+    on_gpus = place.device.startswith("cuda")
+    size = options.size or (GPU_SIZE if on_gpus else CPU_SIZE)
     most = options.rounds or (len(nodes) if len(nodes) <= ALL_PAIRS_UP_TO else ROUNDS)
     rounds, members = pairs.circle(len(nodes), most), list(nodes.values())
     lines: list[Line] = []
+    alone: list[Line] = []
     for number, paired in enumerate(rounds, 1):
         place.note(f"round {number} of {len(rounds)}")
         lines += pairs.exchange(_partners(paired, members), size, place.device, options.seconds)
+    figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects))
+    again = (AGAIN if on_gpus else 0) if options.again is None else options.again
+    for a, b in figures.slow_paths(LEAST)[:again]:  # the same on all ranks: they all know all times
+        place.note(f"{a}->{b} alone")
+        partners = _partners([(0, 1)], [nodes[a], nodes[b]])
+        alone += pairs.exchange(partners, size, place.device, options.seconds)
     if place.rank == 0:
-        figures = Figures(tuple(lines), size, nodes, tuple(subjects))
+        figures = replace(figures, alone=tuple(alone))
         facts = {**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
         yield from _facts(figures, len(rounds), str(path["backend"]))
@@ -85,75 +97,19 @@ def _partners(paired: Sequence[tuple[int, int]], members: Sequence[Sequence[int]
     return found
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all."""
-
-    lines: tuple[Line, ...]
-    size: int
-    nodes: Mapping[str, Sequence[int]]
-    subjects: Sequence[str]
-
-    @cached_property
-    def _wrong(self) -> set[frozenset[int]]:
-        return {frozenset((line.rank, line.partner)) for line in self.lines if line.mismatch}
-
-    def rates(self, line: Line) -> tuple[float, ...]:
-        wrong = frozenset((line.rank, line.partner)) in self._wrong
-        return tuple(0.0 if wrong else self.size / seconds / 1e9 for seconds in line.seconds)
-
-    @cached_property
-    def best(self) -> dict[int, tuple[float, ...]]:
-        """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
-        found: dict[int, tuple[float, ...]] = {}
-        for line in self.lines:
-            rates = self.rates(line)
-            if line.rank not in found or median(rates) > median(found[line.rank]):
-                found[line.rank] = rates
-        return found
-
-    @cached_property
-    def usual(self) -> float:
-        """The median over ranks of what each reaches with its fastest partner."""
-        return median(median(rates) for rates in self.best.values())
-
-    @cached_property
-    def pairs(self) -> dict[tuple[str, str], list[Line]]:
-        """The lines between each two nodes, those of both ends."""
-        home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
-        order = list(self.nodes)
-        found: dict[tuple[str, str], list[Line]] = {}
-        for line in self.lines:
-            a, b = sorted((home[line.rank], home[line.partner]), key=order.index)
-            found.setdefault((a, b), []).append(line)
-        return found
-
-    def pair_rates(self, lines: Sequence[Line]) -> tuple[float, ...]:
-        """As nccl-tests has it for send and receive: the bytes of one rank over the mean time of all ranks."""
-        windows = zip(*(line.seconds for line in lines), strict=True)
-        return tuple(self.size / fmean(window) / 1e9 for window in windows)
-
-    def pair_shares(self, lines: Sequence[Line]) -> tuple[float, ...]:
-        """Of the slowest of these lines: its rate over what the weaker of its ends reaches with its best partner."""
-        shares = []
-        for line in lines:
-            able = min(median(self.best[line.rank]), median(self.best[line.partner]))
-            if able:  # an end that reaches nothing with anybody says nothing of the path
-                shares.append(tuple(rate / able for rate in self.rates(line)))
-        return min(shares, key=median, default=())
-
-
 def _metrics(figures: Figures) -> Iterator[Metric]:
     for (a, b), lines in figures.pairs.items():
         subject = f"{a}->{b}"
         yield _metric("pair_busbw", "GB/s", subject, figures.pair_rates(lines))
-        if shares := figures.pair_shares(lines):
+        if shares := figures.pair_shares(figures.pairs_alone.get((a, b), lines)):
             yield _metric("pair_share", "of the best", subject, shares)
     for rank, rates in figures.best.items():
         yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
         if figures.usual:
             shares = tuple(rate / figures.usual for rate in rates)
             yield _metric("best_share", "of the median", figures.subjects[rank], shares)
+    shared = sum(median(figures.pair_shares(lines)) >= LEAST for lines in figures.pairs_alone.values())
+    yield Metric(name="shared_paths", value=shared, unit="pairs", subject=CLUSTER)
     wrong = sum(line.mismatch.wrong for line in figures.lines if line.mismatch)
     yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
 
@@ -169,6 +125,8 @@ def _facts(figures: Figures, rounds: int, backend: str) -> Iterator[Fact]:
     yield Fact(name="pair_matrix", value=_matrix(figures))
     if wrong:
         yield Fact(name="wrong_data", value=[_wrong(line, figures.subjects) for line in wrong])
+    if figures.alone:
+        yield Fact(name="alone", value=_alone(figures))
     yield Fact(name="guarantee", value=_guarantee(count, rounds))
     yield Fact(
         name="how",
@@ -204,6 +162,17 @@ def _matrix(figures: Figures) -> dict[str, object]:
     return {"nodes": names, "gb_s": gb_s}
 
 
+def _alone(figures: Figures) -> dict[str, dict[str, float]]:
+    """GB/s of the paths that were tried again."""
+    return {
+        f"{a}->{b}": {
+            "among others": median(figures.pair_rates(figures.pairs[a, b])),
+            "alone": median(figures.pair_rates(lines)),
+        }
+        for (a, b), lines in figures.pairs_alone.items()
+    }
+
+
 def _wrong(line: Line, subjects: Sequence[str]) -> dict[str, object]:
     assert line.mismatch
     return {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
@@ -221,6 +190,7 @@ CHECK = Check(
         "pair_share": "of the best",
         "best_busbw": "GB/s",
         "best_share": "of the median",
+        "shared_paths": "pairs",
         "wrong_elements": "count",
     },
     rules=(
@@ -238,10 +208,20 @@ CHECK = Check(
             metric="pair_share",
             expect=f">= {LEAST} of the best",
             where=_WHERE,
-            why="both nodes are faster with others: the path between these two is slow, or shared with other pairs",
-            remedy="ibtracert or traceroute between the two; look for errors and congestion on the switch ports on the "
-            "way, and for uplinks that are down or oversubscribed. Repeat with fewer pairs at once: "
-            "--set checks.collectives.pairs.options.rounds=1",
+            shows=("alone",),
+            why="both nodes are faster with others: it is the path between these two that is slow",
+            remedy="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
+            "(ibqueryerrors, or the switch's own counters), and for links of an uplink that are down",
+        ),
+        Rule(
+            metric="shared_paths",
+            expect="== 0 pairs",
+            where=_WHERE,
+            breach=Outcome.WARN,
+            shows=("alone",),
+            why="these paths are slow among others and good alone: they share an uplink that cannot carry all of them",
+            remedy="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
+            "is the fabric oversubscribed by design? Adaptive routing may be off; ibdiagnet tells",
         ),
         Rule(
             metric="wrong_elements",

@@ -55,12 +55,15 @@ def _sure(measured: Measurement, *, certain: bool) -> str:
 
 def _paths(measured: Measurement) -> Iterator[Finding]:
     speeds = {metric.subject: metric.value for metric in measured.metrics if metric.name == "pair_busbw"}
+    alone = measured.facts.get("alone")
     for metric in _short(measured, "pair_share"):
+        again = isinstance(alone, dict) and metric.subject in alone
         yield Finding(
             what="The path between two nodes is slow",
             where=metric.subject,
-            confidence="medium",  # other pairs work at the same time: it may share an uplink with one of them
-            why=f"{speeds[metric.subject]:.4g} GB/s, {metric.value:.0%} of what both ends reach with other partners",
+            confidence="high" if again else "medium",  # it may share an uplink with a pair that worked at the same time
+            why=f"{speeds[metric.subject]:.4g} GB/s among others, {'and alone' if again else 'which is'} "
+            f"{metric.value:.0%} of what both ends reach with other partners",
             first_command=f"ibtracert between {metric.subject.replace('->', ' and ')}",
             remedy=_RULES["pair_share"].remedy,
             source=f"pair_share of {CHECK.name}",
