@@ -29,17 +29,21 @@ def fabric(
     *,
     bad: Collection[int] = (),
     bad_path: tuple[int, int] | None = None,
+    rail: int | None = None,
     corrupt: int | None = None,
     bad_ranks: Collection[int] = (),
     alone: float | None = None,
     noise: float = 0.0,
 ) -> Measurement:
-    """What collectives.pairs brings of ``nodes`` with ``GPUS`` each, of which some are ``bad``."""
+    """What collectives.pairs brings of ``nodes`` with ``GPUS`` each, of which some are ``bad``. ``rail``: the GPU to which a bad path is confined."""
     chance = random.Random(1)
+
+    def path_is_bad(a: int, b: int, gpu: int) -> bool:
+        return {a, b} == set(bad_path or ()) and rail in (None, gpu)
 
     def line(a: int, b: int, gpu: int) -> Line:
         rank, partner = a * GPUS + gpu, b * GPUS + gpu
-        slow = {a, b} & set(bad) or {rank, partner} & set(bad_ranks) or {a, b} == set(bad_path or ())
+        slow = {a, b} & set(bad) or {rank, partner} & set(bad_ranks) or path_is_bad(a, b, gpu)
         seconds = tuple(SIZE / 1e9 / (BAD if slow else GOOD) * (1 + noise * chance.gauss()) for _ in range(12))
         wrong = Mismatch(1, 7, "1.0", "2.0", "0x1") if corrupt == b else None
         return Line(rank, partner, seconds, wrong)
@@ -121,6 +125,11 @@ def test_the_path_between_two_good_nodes() -> None:
     (finding,) = found(measured)
     assert "49%" in finding.why
     assert finding.confidence == "medium"
+
+
+@pytest.mark.parametrize("rail", range(GPUS))
+def test_a_path_is_as_good_as_its_slowest_rail(rail: int) -> None:
+    assert where(fabric(6, 5, bad_path=(1, 4), rail=rail)) == ["node1->node4"]
 
 
 def test_a_path_that_is_slow_alone_too_is_sure() -> None:

@@ -99,5 +99,12 @@ def test_what_it_chose_for_a_size(told: str, choice: Choice) -> None:
     assert path.chosen("AllReduce", 7) is None
 
 
+def test_the_last_word_on_a_size_counts() -> None:
+    line = "n1:9:9 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..1}}\n"
+    chosen = parse(line.format("TREE") + line.format("RING")).chosen("AllReduce", 4096)
+    assert chosen
+    assert chosen.algorithm == "RING"
+
+
 def test_a_real_log_without_tuning_tells_of_no_choice() -> None:
     assert read(LOGS / "h200-nvlink-2.28.9.log").choices == ()
