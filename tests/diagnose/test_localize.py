@@ -35,7 +35,10 @@ def fabric(
     alone: float | None = None,
     noise: float = 0.0,
 ) -> Measurement:
-    """What collectives.pairs brings of ``nodes`` with ``GPUS`` each, of which some are ``bad``. ``rail``: the GPU to which a bad path is confined."""
+    """What collectives.pairs brings of ``nodes`` with ``GPUS`` each, of which some are ``bad``.
+
+    ``rail``: the GPU to which a bad path is confined. ``alone``: GB/s of slow paths when they are tried again.
+    """
     chance = random.Random(1)
 
     def path_is_bad(a: int, b: int, gpu: int) -> bool:
@@ -53,7 +56,7 @@ def fabric(
     names = {f"node{node}": tuple(range(node * GPUS, (node + 1) * GPUS)) for node in range(nodes)}
     subjects = [f"{name}/gpu{rank % GPUS}" for name, ranks in names.items() for rank in ranks]
     figures = Figures(lines, SIZE, names, subjects)
-    if alone:  # GB/s of the slow paths when they are tried again
+    if alone:
         again = {f"node{node}": node for node in range(nodes)}
         met_again = [(again[a], again[b]) for a, b in figures.slow_paths(LEAST)]
         seconds = (SIZE / 1e9 / alone,) * 12
