@@ -24,6 +24,7 @@ from seatrial import shell
 from seatrial.bench.rank import gather, release_memory, wait_for_all
 
 _POLL_S = 0.05
+_LOOK_S = 1.0  # between questions to the store, which thousands of ranks may ask
 _LAST_WORDS = 600  # characters of what a child that failed has said
 _starts = itertools.count()  # all ranks start equally often, so that their numbers agree
 
@@ -85,14 +86,17 @@ def join(task: Mapping[str, Any]) -> str:
 def _attend(child: shell.Child, name: str, limit_s: float) -> str:
     """Wait for the child's end; why there is no answer of it, if so. A failure is told to all ranks at once."""
     store, key = dist.distributed_c10d._get_default_store(), f"{name}/failed"
-    deadline = time.monotonic() + limit_s
+    looked = started = time.monotonic()
     while (code := child.poll()) is None:
-        if store.check([key]):
-            return _stopped(child, "ended because that of another rank had failed")
-        if time.monotonic() > deadline:
+        time.sleep(_POLL_S)
+        now = time.monotonic()
+        if now - looked > _LOOK_S:
+            looked = now
+            if store.check([key]):
+                return _stopped(child, "ended because that of another rank had failed")
+        if now - started > limit_s:
             store.set(key, "late")
             return _stopped(child, f"did not end within {limit_s:g} s")
-        time.sleep(_POLL_S)
     if code:
         store.set(key, "failed")
         return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

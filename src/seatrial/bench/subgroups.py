@@ -33,8 +33,10 @@ class GroupResult:
 
 def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
     """The ranks of every node, by its name, in the order of ranks. ``node`` is where this rank is."""
-    names = gather(node)
-    return {name: tuple(rank for rank, own in enumerate(names) if own == name) for name in dict.fromkeys(names)}
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(gather(node)):
+        found.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
 
 
 def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
