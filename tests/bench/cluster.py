@@ -55,23 +55,23 @@ def everywhere(target: Any, name: str, stand_in: Any) -> Fault:
     return lambda rank: patch.object(target, name, stand_in)
 
 
-def run(out: Path, driver: str, scenarios: dict[str, Scenario]) -> dict[str, list[Measurement]]:
+def run(out: Path, driver: str, scenarios: dict[str, Scenario], count: int = RANKS) -> dict[str, list[Measurement]]:
     """Scenario → what each rank measured, all in one start of module ``driver``, which ends in ``main``."""
     (out / "scenarios.json").write_text(json.dumps({name: asdict(scenario) for name, scenario in scenarios.items()}))
     command = [sys.executable, "-m", driver, str(out / "scenarios.json"), str(out)]
     root = Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(count)]
     return {name: [Measurement.model_validate(rank[name]) for rank in ranks] for name in scenarios}
 
 
-def main(faults: dict[str, Fault]) -> None:
-    """What a driver runs: three processes that share what is imported by now, which takes longest at a start."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
+def main(faults: dict[str, Fault], count: int = RANKS) -> None:
+    """What a driver runs: ``count`` processes that share what is imported by now, which takes longest at a start."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_PORT": str(_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_rank, args=(rank, faults)) for rank in range(RANKS)]
+    ranks = [fork.Process(target=_rank, args=(rank, faults)) for rank in range(count)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -112,7 +112,7 @@ def place(scenario: Scenario, rank: int, folder: Path) -> Place:
     return Place(
         node=scenario.nodes[rank],
         rank=rank,
-        world_size=RANKS,
+        world_size=len(scenario.nodes),
         local_rank=rank,
         device="cpu",
         promised_gpus=None,

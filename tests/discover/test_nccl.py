@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.discover.nccl import NcclPath, parse, read
+from seatrial.discover.nccl import Choice, NcclPath, parse, read
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "nccl"
 
@@ -58,3 +58,53 @@ def test_what_the_log_does_not_say_stays_unknown() -> None:
     assert parse("nothing of interest\n") == NcclPath()
     with pytest.raises(OSError, match="nowhere"):
         read(Path("nowhere"))
+
+
+# The formats of INFO(NCCL_TUNING, …) in src/enqueue.cc of NCCL 2.23 to 2.30, 2.20 to 2.22 (public issues
+# NVIDIA/nccl#1595, #1453) and of symmetric kernels since 2.27
+@pytest.mark.parametrize(
+    ("told", "choice"),
+    [
+        (
+            "AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}",
+            Choice(operation="AllReduce", size=2**30, algorithm="RING", protocol="SIMPLE", channels=24),
+        ),
+        (
+            "AllReduce: 4096 Bytes -> Algo Tree proto LL channel{Lo..Hi}={0..1} cgaClusterSize 4",
+            Choice(operation="AllReduce", size=4096, algorithm="TREE", protocol="LL", channels=2),
+        ),
+        (
+            "AllReduce: 268435456 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15}",
+            Choice(operation="AllReduce", size=2**28, algorithm="NVLS_TREE", protocol="SIMPLE", channels=16),
+        ),
+        (
+            "805306368 Bytes -> Algo 1 proto 2 time 3970.683594",
+            Choice(operation=None, size=805306368, algorithm="RING", protocol="SIMPLE"),
+        ),
+        (
+            "AllGather: 37756928 Bytes -> Algo 9 proto 1 time 2860.208008",
+            Choice(operation="AllGather", size=37756928, algorithm="9", protocol="LL128"),
+        ),
+        (
+            "AllReduce [Symmetric]: 1048576 Bytes -> Kernel AllReduce_RSxLDMC_AGxSTMC nchannels 16 nthreads 512",
+            Choice(operation="AllReduce", size=2**20, algorithm="symmetric AllReduce_RSxLDMC_AGxSTMC", channels=16),
+        ),
+    ],
+)
+def test_what_it_chose_for_a_size(told: str, choice: Choice) -> None:
+    path = parse(f"n1:9:9 [0] NCCL INFO {told}\n" * 2)
+    assert path.choices == (choice,)
+    assert path.chosen(choice.operation or "AllReduce", choice.size) == choice
+    assert path.chosen("Broadcast", choice.size) == (None if choice.operation else choice)
+    assert path.chosen("AllReduce", 7) is None
+
+
+def test_the_last_word_on_a_size_counts() -> None:
+    line = "n1:9:9 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..1}}\n"
+    chosen = parse(line.format("TREE") + line.format("RING")).chosen("AllReduce", 4096)
+    assert chosen
+    assert chosen.algorithm == "RING"
+
+
+def test_a_real_log_without_tuning_tells_of_no_choice() -> None:
+    assert read(LOGS / "h200-nvlink-2.28.9.log").choices == ()

@@ -123,6 +123,7 @@ def test_the_key_figure_is_what_a_reader_looks_for(
         (["n/rank0", "cluster", "n/rank1"], "cluster + 2 ranks"),
         (["n", "n/gpu0"], "1 node + 1 GPU"),
         (["a->b", "b->a"], "2 links"),
+        (["rail0", "rail1", "cluster"], "cluster + 2 rails"),
         ([], "none"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Failed jobs and their logs → findings: what went wrong, where, how sure we are, what to do first."""
+"""Failed jobs, their logs and measurements → findings: what went wrong, where, how sure we are, what to do first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from seatrial.diagnose.localize import localize
 from seatrial.diagnose.signatures import Match, search
 from seatrial.model import Finding, JobResult, JobState, Measurement, format_bytes
 
@@ -21,7 +22,7 @@ def diagnose(results: Sequence[JobResult], measurements: Sequence[Measurement], 
     for finding in _from_jobs(results, run_dir):  # only what no error has told already
         if finding.what not in told:
             findings.setdefault((finding.what, finding.where), finding)
-    return tuple(findings.values())
+    return (*findings.values(), *localize(measurements))
 
 
 def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:

@@ -1,13 +1,14 @@
 """What NCCL tells of itself in its log: which way the data of a collective goes.
 
-The lines are those of NCCL 2.18 to 2.28 under NCCL_DEBUG=INFO with the subsystems INIT, NET, P2P and ENV.
+The lines are those of NCCL 2.18 to 2.28 under NCCL_DEBUG=INFO with the subsystems INIT, NET, P2P and ENV; with TUNING
+the first rank of a communicator also writes what it chose for each operation.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seatrial.model import Frozen
@@ -19,7 +20,26 @@ _NETWORK = re.compile(r"Using network (.+)")
 _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using external network plugin) (.+)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
+# src/enqueue.cc of NCCL 2.23 and later; before that, from 2.20 on, by number, and at first without the operation
+_CHOICE = re.compile(
+    r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?"
+)
+# src/enqueue.cc of NCCL 2.27 and later: a kernel for buffers that are registered symmetrically
+_SYMMETRIC = re.compile(r"NCCL INFO (\w+) \[Symmetric\]: (\d+) Bytes -> Kernel (\w+) nchannels (\d+)")
+# By the numbers of NCCL's src/include/nccl_common.h
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _SETTING = re.compile(r"(NCCL_\w+) set by environment to (.+?)\.?$", re.MULTILINE)
+
+
+class Choice(Frozen):
+    """What NCCL chose for an operation of ``size`` bytes. None: the log does not say."""
+
+    operation: str | None
+    size: int
+    algorithm: str
+    protocol: str | None = None
+    channels: int | None = None
 
 
 class NcclPath(Frozen):
@@ -36,6 +56,12 @@ class NcclPath(Frozen):
     nvls_channels: int | None = None
     transports: dict[str, int] = {}
     settings: dict[str, str] = {}
+    choices: tuple[Choice, ...] = ()
+
+    def chosen(self, operation: str, size: int) -> Choice | None:
+        """What it chose for this operation, such as ``AllReduce``; the last word if there are several."""
+        told = [one for one in self.choices if one.size == size and one.operation in (operation, None)]
+        return told[-1] if told else None
 
     @property
     def over_sockets(self) -> bool:
@@ -47,10 +73,10 @@ class NcclPath(Frozen):
         return any(re.fullmatch(r"NET/(?!Socket)[^/]+", name) for name in self.transports)
 
 
-def read(path: Path) -> NcclPath:
-    """Raises OSError when there is no such log."""
+def read(path: Path, size: int = _READ) -> NcclPath:
+    """What its first ``size`` bytes tell. Raises OSError when there is no such log."""
     with path.open("rb") as file:
-        return parse(file.read(_READ).decode(errors="replace"))
+        return parse(file.read(min(size, _READ)).decode(errors="replace"))
 
 
 def parse(text: str) -> NcclPath:
@@ -65,12 +91,34 @@ def parse(text: str) -> NcclPath:
         nvls_channels=int(channels[2]) if channels else None,
         transports=dict(Counter(_transports(text))),
         settings={match[1]: match[2] for match in _SETTING.finditer(text)},
+        choices=tuple(dict.fromkeys(_choices(text))),
     )
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str | None:
     match = pattern.search(text)
     return match[1].strip() if match else None
+
+
+def _choices(text: str) -> Iterator[Choice]:
+    for match in _CHOICE.finditer(text):
+        operation, size, algorithm, protocol, low, high = match.groups()
+        yield Choice(
+            operation=operation,
+            size=int(size),
+            algorithm=_named(algorithm, _ALGORITHMS),
+            protocol=_named(protocol, _PROTOCOLS),
+            channels=int(high) - int(low) + 1 if high else None,
+        )
+    for match in _SYMMETRIC.finditer(text):
+        yield Choice(operation=match[1], size=int(match[2]), algorithm=f"symmetric {match[3]}", channels=int(match[4]))
+
+
+def _named(text: str, names: Sequence[str]) -> str:
+    """A name as NCCL writes it, in capitals; a number it has no name for here stays a number."""
+    if text.isdecimal():
+        return names[int(text)] if int(text) < len(names) else text
+    return text.upper()
 
 
 def _transports(text: str) -> Iterator[str]:

@@ -34,7 +34,7 @@ _UNITS_IN_PRINT = {"count": "", "us": "µs"}
 MOST_REMARKS = 2
 HOW = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
 _YES_OR_NO = re.compile(r": (?:== )?(?=(?:yes|no)$)")
-_KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"))
+_KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"), ("rail", "rails"))
 TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
@@ -289,6 +289,8 @@ def _kind(subject: str) -> str:
         return CLUSTER
     if "->" in subject:
         return "link"
+    if re.fullmatch(r"rail\d+", subject):
+        return "rail"
     place = subject.rpartition("/")[2] if "/" in subject else ""
     return "GPU" if place.startswith("gpu") else "rank" if place.startswith("rank") else "node"
 

@@ -1,0 +1,121 @@
+"""The same ranks once more, as fresh processes with an environment of their own.
+
+NCCL and others read their variables once a process, so that what they make of another value only a new one can show. It
+talks to its like through the rendezvous that its parent's group was opened by, and prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from seatrial import shell
+from seatrial.bench.rank import gather, release_memory, wait_for_all
+
+_POLL_S = 0.05
+_LOOK_S = 1.0  # between questions to the store, which thousands of ranks may ask
+_LAST_WORDS = 600  # characters of what a child that failed has said
+_starts = itertools.count()  # all ranks start equally often, so that their numbers agree
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank's child answered; ``problem`` says why it did not."""
+
+    value: Any = None
+    problem: str = ""
+
+
+def ask_anew(
+    module: str,
+    task: Mapping[str, Any],
+    env: Mapping[str, str],
+    *,
+    device: str,
+    local_rank: int,
+    out: Path,
+    limit_s: float,
+) -> list[Answer]:
+    """Run ``python -m module TASK`` once beside every rank, with ``env``; the answers of all, by rank.
+
+    ``out`` is what the names of the children's files begin with. Called by all ranks together, which wait in the store
+    and not in a collective: that would be work for the GPUs that their children measure. After ``limit_s`` seconds, or
+    once another rank's child has failed, a child is ended.
+    """
+    name, me = f"seatrial/anew/{next(_starts)}", dist.get_rank()
+    files = {stream: out.with_name(f"{out.name}.rank{me}.{stream}") for stream in ("out", "err")}
+    for path in files.values():
+        path.unlink(missing_ok=True)  # an earlier attempt's would be read for this one's
+    where = {"RANK": str(me), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": str(local_rank)}
+    release_memory(device)
+    wait_for_all()
+    argv = [sys.executable, "-m", module, json.dumps({"group": name, "device": device, "limit_s": limit_s, **task})]
+    child = shell.start(argv, env={**env, **where}, stdout=files["out"], stderr=files["err"])
+    problem = _attend(child, name, limit_s)
+    wait_for_all()
+    return gather(Answer(problem=_with_last_words(problem, files["err"])) if problem else _read(files["out"]))
+
+
+def join(task: Mapping[str, Any]) -> str:
+    """In the child: open the group of all children; its device. Call it first."""
+    device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # A port of our own would be closed on some networks, and rank 0 need not be where MASTER_ADDR is
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    rendezvous = dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    return str(device)
+
+
+def _attend(child: shell.Child, name: str, limit_s: float) -> str:
+    """Wait for the child's end; why there is no answer of it, if so. A failure is told to all ranks at once."""
+    store, key = dist.distributed_c10d._get_default_store(), f"{name}/failed"
+    looked = started = time.monotonic()
+    while (code := child.poll()) is None:
+        time.sleep(_POLL_S)
+        now = time.monotonic()
+        if now - looked > _LOOK_S:
+            looked = now
+            if store.check([key]):
+                return _stopped(child, "ended because that of another rank had failed")
+        if now - started > limit_s:
+            store.set(key, "late")
+            return _stopped(child, f"did not end within {limit_s:g} s")
+    if code:
+        store.set(key, "failed")
+        return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return ""
+
+
+def _stopped(child: shell.Child, why: str) -> str:
+    return "; ".join(filter(None, [why, shell.stop(child, grace_s=1.0)]))
+
+
+def _with_last_words(problem: str, errors: Path) -> str:
+    words = errors.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_WORDS:]
+    return f"{problem}; its last words: {words}" if words else problem
+
+
+def _read(path: Path) -> Answer:
+    """The answer is the last line: libraries write to standard output too."""
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    try:
+        return Answer(json.loads(lines[-1]))
+    except (IndexError, ValueError):
+        return Answer(problem=f"answered {lines[-1][:_LAST_WORDS]!r}" if lines else "answered nothing")

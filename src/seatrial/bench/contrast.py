@@ -1,0 +1,73 @@
+"""One all-reduce under the environment of this process: how fast, and by which way of NCCL's.
+
+``python -m seatrial.bench.contrast TASK``, started beside each rank by ``anew.ask_anew``; prints a JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from seatrial.bench import anew, group, subgroups
+from seatrial.bench.rank import gather
+
+ROOM = 0.5  # of the free memory may be one buffer: NCCL needs some too, and the parent holds its own
+
+
+def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """``task``: ``size`` in bytes, ``seconds`` for each of ``groups`` (name → groups of ranks that work at once), and
+    ``path_sizes``, of which one sum each is made, untimed, so that NCCL writes down what it chooses.
+
+    GB/s of each window by name and group, elements that were wrong, where NCCL's log is and how much of it tells of all
+    ranks, and what did not fit.
+    """
+    sizes = _that_fit(task["path_sizes"], device)
+    _once_each([task["size"], *sizes], device)
+    log = group.nccl_log()
+    # Before there are other groups: what the log tells so far is of all ranks
+    written = log.stat().st_size if device.startswith("cuda") else 0
+    found = {
+        name: subgroups.all_reduce(groups, task["size"], device, task["seconds"])
+        for name, groups in task["groups"].items()
+    }
+    wrong = sum(bad.wrong for results in found.values() for one in results for bad in one.mismatches.values())
+    return {
+        "busbw": {name: [one.busbw(task["size"]) for one in results] for name, results in found.items()},
+        "wrong": wrong,
+        "log": str(log),
+        "log_bytes": written,
+        "not_fitting": sorted(set(task["path_sizes"]) - set(sizes)),
+    }
+
+
+def _that_fit(sizes: Sequence[int], device: str) -> list[int]:
+    """On every rank: all must make the same calls."""
+    if not device.startswith("cuda"):
+        return list(sizes)
+    free = min(gather(torch.cuda.mem_get_info(device)[0]))
+    return [size for size in sizes if size <= ROOM * free]
+
+
+def _once_each(sizes: Sequence[int], device: str) -> None:
+    for size in dict.fromkeys(sizes):
+        dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+
+
+def main(argument: str) -> None:
+    task = json.loads(argument)
+    answer = run(task, anew.join(task))
+    group.close_group()
+    print(json.dumps(answer))
+    group.end_process()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

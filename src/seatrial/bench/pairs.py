@@ -1,0 +1,144 @@
+"""Exchanges between two nodes at a time, in rounds of disjoint pairs.
+
+They go through the group of all ranks: what two of its ranks send each other is no other rank's affair, so that no
+groups need to be made, however many pairs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
+
+import torch
+import torch.distributed as dist
+
+from seatrial.bench.collectives import time_operation
+from seatrial.bench.exact import Mismatch, Part, fill, verify
+from seatrial.bench.rank import gather
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one rank saw of its exchange with a partner: seconds of each window, and data that arrived wrong."""
+
+    rank: int
+    partner: int
+    seconds: tuple[float, ...]
+    mismatch: Mismatch | None
+
+
+def circle(nodes: int, most: int) -> list[list[tuple[int, int]]]:
+    """At most ``most`` rounds in which each of ``nodes`` meets one other, and never the same twice.
+
+    The circle method of round-robin tournaments (Kirkman, 1847): one stays, the others move on by one seat. All rounds
+    together hold every pair once; with an odd number of nodes one of them rests in each.
+    """
+    seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
+    rounds = []
+    for _ in range(min(most, len(seats) - 1)):
+        facing = [(seats[place], seats[-1 - place]) for place in range(len(seats) // 2)]
+        rounds.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def exchange(partners: Mapping[int, int], size: int, device: str, seconds: float) -> list[Line]:
+    """Let all ranks send ``size`` bytes to their partner and receive as many from it, both at once, again and again.
+
+    ``partners`` holds both directions of each pair; who is not in it looks on. Called by all ranks with the same.
+    Windows begin together on all ranks; see ``time_operation``. One more exchange is checked bit by bit.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    partner = partners.get(rank)
+    count = 0 if partner is None else size // 4
+    sent, received = (torch.empty(count, dtype=torch.float32, device=device) for _ in range(2))
+    fill(sent, rank, ranks)
+    run = _exchange(sent, received, partner)
+    timings = time_operation(run, torch.device(device), seconds)
+    fill(received, rank + 1, ranks)  # what it must not hold afterwards
+    run()
+    mismatches = gather(None if partner is None else verify(received, ranks, [Part(count, 0, (partner,))]))
+    return [Line(one, other, timings.of_rank(one), mismatches[one]) for one, other in sorted(partners.items())]
+
+
+def _exchange(sent: torch.Tensor, received: torch.Tensor, partner: int | None) -> Callable[[], None]:
+    def run() -> None:
+        if partner is not None:
+            both = [dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, received, partner)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+
+    return run
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all."""
+
+    lines: tuple[Line, ...]
+    size: int
+    nodes: Mapping[str, Sequence[int]]
+    subjects: Sequence[str]
+    alone: tuple[Line, ...] = ()  # of paths that were tried again
+
+    @cached_property
+    def _wrong(self) -> set[frozenset[int]]:
+        return {frozenset((line.rank, line.partner)) for line in self.lines if line.mismatch}
+
+    def rates(self, line: Line) -> tuple[float, ...]:
+        wrong = frozenset((line.rank, line.partner)) in self._wrong
+        return tuple(0.0 if wrong else self.size / seconds / 1e9 for seconds in line.seconds)
+
+    @cached_property
+    def best(self) -> dict[int, tuple[float, ...]]:
+        """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
+        found: dict[int, tuple[float, ...]] = {}
+        for line in self.lines:
+            rates = self.rates(line)
+            if line.rank not in found or median(rates) > median(found[line.rank]):
+                found[line.rank] = rates
+        return found
+
+    @cached_property
+    def usual(self) -> float:
+        """The median over ranks of what each reaches with its fastest partner."""
+        return median(median(rates) for rates in self.best.values())
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], list[Line]]:
+        """The lines between each two nodes, those of both ends."""
+        return self._by_pair(self.lines)
+
+    @cached_property
+    def pairs_alone(self) -> dict[tuple[str, str], list[Line]]:
+        return self._by_pair(self.alone)
+
+    def slow_paths(self, least: float) -> list[tuple[str, str]]:
+        """Pairs that reach less than ``least`` of what their ends do with others, the slowest first."""
+        shares = {pair: median(found) for pair, lines in self.pairs.items() if (found := self.pair_shares(lines))}
+        return sorted((pair for pair, share in shares.items() if share < least), key=lambda pair: shares[pair])
+
+    def _by_pair(self, lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
+        home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
+        order = list(self.nodes)
+        found: dict[tuple[str, str], list[Line]] = {}
+        for line in lines:
+            a, b = sorted((home[line.rank], home[line.partner]), key=order.index)
+            found.setdefault((a, b), []).append(line)
+        return found
+
+    def pair_rates(self, lines: Sequence[Line]) -> tuple[float, ...]:
+        """As nccl-tests has it for send and receive: the bytes of one rank over the mean time of all ranks."""
+        windows = zip(*(line.seconds for line in lines), strict=True)
+        return tuple(self.size / fmean(window) / 1e9 for window in windows)
+
+    def pair_shares(self, lines: Sequence[Line]) -> tuple[float, ...]:
+        """Of the slowest of these lines: its rate over what the weaker of its ends reaches with its best partner."""
+        shares = []
+        for line in lines:
+            able = min(median(self.best[line.rank]), median(self.best[line.partner]))
+            if able:  # an end that reaches nothing with anybody says nothing of the path
+                shares.append(tuple(rate / able for rate in self.rates(line)))
+        return min(shares, key=median, default=())

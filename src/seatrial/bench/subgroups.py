@@ -1,0 +1,95 @@
+"""Some of the ranks at a time: groups that work side by side, so that a figure belongs to a part of the cluster.
+
+Everything here needs an open process group and is called by all ranks together, those that only look on among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from seatrial.bench.collectives import Timings, time_operation
+from seatrial.bench.exact import Mismatch, fill, verify
+from seatrial.bench.rank import gather
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What one group measured: the times of its own ranks, and the data that was wrong, by rank."""
+
+    ranks: tuple[int, ...]
+    timings: Timings
+    mismatches: dict[int, Mismatch]
+
+    def busbw(self, size: int) -> tuple[float, ...]:
+        """GB/s of every window, as nccl-tests has it for an all-reduce of ``size`` bytes: S / t · 2(n−1)/n."""
+        count = len(self.ranks)
+        return tuple(size / seconds / 1e9 * 2 * (count - 1) / count for seconds in self.timings.means)
+
+
+def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
+    """The ranks of every node, by its name, in the order of ranks. ``node`` is where this rank is."""
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(gather(node)):
+        found.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
+    """Sum ``size`` bytes of float32 in each of the disjoint ``groups`` (two ranks or more), all at the same time.
+
+    Windows begin together on all ranks; see ``time_operation``. One more sum is checked bit by bit.
+    """
+    group, own = _open(groups)
+    buffer = torch.empty(size // 4 if own else 0, dtype=torch.float32, device=device)
+    run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else _look_on
+    index = own.index(dist.get_rank()) if own else 0
+    if own:
+        fill(buffer, index, len(own))
+    timings = time_operation(run, torch.device(device), seconds)
+    mismatch = None
+    if own:
+        fill(buffer, index, len(own))
+        run()
+        mismatch = verify(buffer, len(own))
+    mismatches = gather(mismatch)
+    _close(group, device)
+    return [
+        GroupResult(tuple(ranks), among(timings, ranks), {rank: found for rank in ranks if (found := mismatches[rank])})
+        for ranks in groups
+    ]
+
+
+def among(timings: Timings, ranks: Sequence[int]) -> Timings:
+    """The times of these ranks alone."""
+    windows = tuple(tuple(window[rank] for rank in ranks) for window in timings.windows)
+    return Timings(windows, timings.per_window, timings.warmup)
+
+
+def _look_on() -> None:
+    """What a rank does that belongs to no group."""
+
+
+def _open(groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
+    """Our group (None: all ranks) and its ranks; no ranks where we are in none. Every rank makes all groups, in order.
+
+    NCCL splits the communicator of all ranks for each, and those outside have a part in that.
+    """
+    everybody, me = range(dist.get_world_size()), dist.get_rank()
+    if [list(ranks) for ranks in groups] == [list(everybody)]:
+        return None, tuple(everybody)
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    mine = next((number for number, ranks in enumerate(groups) if me in ranks), None)
+    return (None, ()) if mine is None else (made[mine], tuple(groups[mine]))
+
+
+def _close(group: dist.ProcessGroup | None, device: str) -> None:
+    """End our group, with nothing in flight: one that is left over would be ended in whatever order Python chooses."""
+    if group is not None:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+        dist.destroy_process_group(group)

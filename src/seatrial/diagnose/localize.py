@@ -1,0 +1,79 @@
+"""Measurements → the node, the GPU's way out of it, or the path between two nodes that is at fault. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from seatrial.checks.collectives_pairs import CHECK
+from seatrial.model import Finding, Measurement, Metric
+
+_RULES = {rule.metric: rule for rule in CHECK.rules}
+
+
+def localize(measurements: Sequence[Measurement]) -> Iterator[Finding]:
+    """Who is slow with every partner, and which two good ones meet slowly; see checks.collectives_pairs."""
+    for measured in measurements:
+        if measured.check == CHECK.name and _applies(measured):
+            slow = _short(measured, "best_share")
+            certain = len({_node(metric) for metric in slow}) <= _told_apart(measured)
+            yield from _ends(measured, slow, certain=certain)
+            yield from _paths(measured)
+
+
+def _applies(measured: Measurement) -> bool:
+    return all(measured.facts.get(name) == value for name, value in _RULES["best_share"].where.items())
+
+
+def _short(measured: Measurement, name: str) -> list[Metric]:
+    expect = _RULES[name].expect
+    return [metric for metric in measured.metrics if metric.name == name and expect and not expect.holds(metric.value)]
+
+
+def _ends(measured: Measurement, slow: Sequence[Metric], *, certain: bool) -> Iterator[Finding]:
+    everybody = [metric for metric in measured.metrics if metric.name == "best_share"]
+    for node, found in groupby(sorted(slow, key=_node), key=_node):
+        own, count = list(found), sum(_node(metric) == node for metric in everybody)
+        whole = len(own) == count
+        shares = ", ".join(f"{metric.subject} at {metric.value:.0%}" for metric in own)
+        why = f"With every one of its partners {shares} of what the others reach with their best; "
+        yield Finding(
+            what=f"{'A node is' if whole else f'{len(own)} of {count} GPUs of a node are'} slow to every other node",
+            where=node if whole else ", ".join(metric.subject for metric in own),
+            confidence="high" if certain else "low",
+            why=why + _sure(measured, certain=certain),
+            first_command=f"on {node}: ibstat; nvidia-smi topo -m",
+            remedy=_RULES["best_share"].remedy,
+            source=f"best_share of {CHECK.name}",
+        )
+
+
+def _sure(measured: Measurement, *, certain: bool) -> str:
+    known = str(measured.facts.get("guarantee"))
+    return known if certain else f"so many are slow that some may only have met slow partners ({known})"
+
+
+def _paths(measured: Measurement) -> Iterator[Finding]:
+    speeds = {metric.subject: metric.value for metric in measured.metrics if metric.name == "pair_busbw"}
+    alone = measured.facts.get("alone")
+    for metric in _short(measured, "pair_share"):
+        again = isinstance(alone, dict) and metric.subject in alone
+        yield Finding(
+            what="The path between two nodes is slow",
+            where=metric.subject,
+            confidence="high" if again else "medium",  # it may share an uplink with a pair that worked at the same time
+            why=f"{speeds[metric.subject]:.4g} GB/s among others, {'and alone' if again else 'which is'} "
+            f"{metric.value:.0%} of what both ends reach with other partners",
+            first_command=f"ibtracert between {metric.subject.replace('->', ' and ')}",
+            remedy=_RULES["pair_share"].remedy,
+            source=f"pair_share of {CHECK.name}",
+        )
+
+
+def _node(metric: Metric) -> str:
+    return metric.subject.partition("/")[0]
+
+
+def _told_apart(measured: Measurement) -> int:
+    value = measured.facts.get("told_apart")
+    return value if isinstance(value, int) else 0

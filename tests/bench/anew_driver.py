@@ -1,0 +1,52 @@
+"""``torchrun … anew_driver.py OUT``: has children do what anew_child knows, and one contrast; see OUT/rank<N>.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from seatrial.bench import anew
+from seatrial.bench.group import close_group, end_process, open_group
+
+LIMIT_S = 2.0
+CONTRAST = {
+    "groups": {"all": [[0, 1]]},
+    "size": 2**16,
+    "seconds": 0.1,
+    "path_sizes": [2**10],
+}
+
+
+def ask(module: str, out: Path, limit_s: float, **task: Any) -> dict[str, Any]:
+    started = time.monotonic()
+    answers = anew.ask_anew(
+        module,
+        task,
+        {"CONTRAST": "this one"},
+        device="cpu",
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        out=out,
+        limit_s=limit_s,
+    )
+    return {"answers": [asdict(one) for one in answers], "seconds": time.monotonic() - started}
+
+
+def main(out: Path) -> None:
+    open_group("cpu", timeout_s=60)
+    records = {}
+    for deed in ("tell", "fail_on_one", "hang", "say_nothing", "babble"):
+        limit_s = LIMIT_S if deed == "hang" else 60
+        records[deed] = ask("tests.bench.anew_child", out / deed, limit_s, deed=deed)
+    records["contrast"] = ask("seatrial.bench.contrast", out / "contrast", 60, **CONTRAST)
+    close_group()
+    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))
+    end_process()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,76 @@
+"""Processes beside the ranks of a real torchrun, good ones and bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import anew_driver
+
+Records = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """What each rank heard from all children."""
+    out = tmp_path_factory.mktemp("anew")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [*torchrun, "-m", anew_driver.__name__, str(out)],
+        cwd=root,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def problems(records: Records, deed: str) -> list[str]:
+    return [answer["problem"] for answer in records[0][deed]["answers"]]
+
+
+def test_all_ranks_hear_the_same(records: Records) -> None:
+    for deed in records[0]:
+        assert records[0][deed]["answers"] == records[1][deed]["answers"]
+
+
+def test_a_child_is_the_same_rank_in_another_environment(records: Records) -> None:
+    assert [one["value"] for one in records[0]["tell"]["answers"]] == [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "CONTRAST": "this one"} for rank in range(2)
+    ]
+
+
+def test_one_that_fails_is_told_and_nobody_waits_for_the_other(records: Records) -> None:
+    first, second = problems(records, "fail_on_one")
+    assert "another rank" in first
+    assert second == "ended with exit code 1; its last words: out of order"
+    assert records[0]["fail_on_one"]["seconds"] < 30
+
+
+def test_one_that_hangs_is_ended_in_time(records: Records) -> None:
+    assert any(f"did not end within {anew_driver.LIMIT_S:g} s" in one for one in problems(records, "hang"))
+    assert anew_driver.LIMIT_S <= records[0]["hang"]["seconds"] < 30
+
+
+def test_one_that_does_not_answer_is_told(records: Records) -> None:
+    assert problems(records, "say_nothing") == ["answered nothing"] * 2
+    assert problems(records, "babble") == ["answered 'no JSON at all'"] * 2
+
+
+def test_a_contrast_opens_a_group_of_its_own_and_measures(records: Records) -> None:
+    for answer in records[0]["contrast"]["answers"]:
+        assert answer["problem"] == ""
+        (busbw,) = answer["value"]["busbw"]["all"]
+        assert busbw
+        assert all(rate > 0 for rate in busbw)
+        assert (answer["value"]["wrong"], answer["value"]["log_bytes"], answer["value"]["not_fitting"]) == (0, 0, [])

@@ -1,0 +1,192 @@
+"""Fabrics with known faults, measured as collectives.pairs does, without noise but where it is said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import chain, combinations
+
+import pytest
+
+from seatrial.bench.exact import Mismatch
+from seatrial.bench.pairs import Figures, Line, circle
+from seatrial.checks import collectives_pairs
+from seatrial.checks.collectives_pairs import CHECK, LEAST
+from seatrial.diagnose import diagnose
+from seatrial.diagnose.localize import localize
+from seatrial.judge.rules import judge_check
+from seatrial.model import Fact, Finding, Measurement, Metric, Outcome
+
+SIZE = 2**28
+GOOD, BAD = 45.0, 22.0  # GB/s: a network card at its rate, and at half of it
+GPUS = 2
+
+
+def fabric(
+    nodes: int,
+    rounds: int,
+    *,
+    bad: Collection[int] = (),
+    bad_path: tuple[int, int] | None = None,
+    rail: int | None = None,
+    corrupt: int | None = None,
+    bad_ranks: Collection[int] = (),
+    alone: float | None = None,
+    noise: float = 0.0,
+) -> Measurement:
+    """What collectives.pairs brings of ``nodes`` with ``GPUS`` each, of which some are ``bad``.
+
+    ``rail``: the GPU to which a bad path is confined. ``alone``: GB/s of slow paths when they are tried again.
+    """
+    chance = random.Random(1)
+
+    def path_is_bad(a: int, b: int, gpu: int) -> bool:
+        return {a, b} == set(bad_path or ()) and rail in (None, gpu)
+
+    def line(a: int, b: int, gpu: int) -> Line:
+        rank, partner = a * GPUS + gpu, b * GPUS + gpu
+        slow = {a, b} & set(bad) or {rank, partner} & set(bad_ranks) or path_is_bad(a, b, gpu)
+        seconds = tuple(SIZE / 1e9 / (BAD if slow else GOOD) * (1 + noise * chance.gauss()) for _ in range(12))
+        wrong = Mismatch(1, 7, "1.0", "2.0", "0x1") if corrupt == b else None
+        return Line(rank, partner, seconds, wrong)
+
+    met = chain.from_iterable(circle(nodes, rounds))
+    lines = tuple(line(x, y, gpu) for a, b in met for x, y in ((a, b), (b, a)) for gpu in range(GPUS))
+    names = {f"node{node}": tuple(range(node * GPUS, (node + 1) * GPUS)) for node in range(nodes)}
+    subjects = [f"{name}/gpu{rank % GPUS}" for name, ranks in names.items() for rank in ranks]
+    figures = Figures(lines, SIZE, names, subjects)
+    if alone:
+        again = {f"node{node}": node for node in range(nodes)}
+        met_again = [(again[a], again[b]) for a, b in figures.slow_paths(LEAST)]
+        seconds = (SIZE / 1e9 / alone,) * 12
+        more = (
+            Line(x * GPUS + gpu, y * GPUS + gpu, seconds, None)
+            for a, b in met_again
+            for x, y in ((a, b), (b, a))
+            for gpu in range(GPUS)
+        )
+        figures = replace(figures, alone=tuple(more))
+    facts = (Fact(name="backend", value="nccl"), *collectives_pairs._facts(figures, rounds, "nccl"))
+    return Measurement(
+        check=CHECK.name,
+        subject=subjects[0],
+        rank=0,
+        metrics=tuple(collectives_pairs._metrics(figures)),
+        facts={fact.name: fact.value for fact in facts},
+    )
+
+
+def found(measured: Measurement) -> list[Finding]:
+    return list(localize([measured]))
+
+
+def where(measured: Measurement) -> list[str]:
+    return [finding.where for finding in found(measured)]
+
+
+def failed(measured: Measurement) -> set[str]:
+    return {one.subject for one in judge_check(CHECK, [measured], {}, "t") if one.outcome is Outcome.FAIL}
+
+
+def test_a_good_fabric_has_no_culprit() -> None:
+    measured = fabric(8, 7, noise=0.01)
+    assert not found(measured)
+    assert {one.outcome for one in judge_check(CHECK, [measured], {}, "t")} == {Outcome.PASS}
+
+
+@pytest.mark.parametrize(("nodes", "rounds"), [(3, 3), (4, 3), (5, 5), (7, 7), (8, 7), (9, 4), (12, 4), (16, 3)])
+def test_as_many_bad_nodes_as_promised_are_found_exactly(nodes: int, rounds: int) -> None:
+    promised = fabric(nodes, rounds).facts["told_apart"]
+    assert isinstance(promised, int)
+    assert promised >= 1
+    for count in range(1, promised + 1):
+        for bad in list(combinations(range(nodes), count))[:: max(1, nodes // 4)]:
+            measured = fabric(nodes, rounds, bad=bad)
+            assert sorted(where(measured)) == sorted(f"node{node}" for node in bad)
+            assert {finding.confidence for finding in found(measured)} == {"high"}
+            assert failed(measured) == {f"node{node}/gpu{gpu}" for node in bad for gpu in range(GPUS)}
+
+
+def test_two_nodes_never_outvote_each_other() -> None:
+    measured = fabric(2, 1, bad=(1,))
+    assert not found(measured)
+    assert not failed(measured)
+    assert measured.facts["told_apart"] == 0
+    assert "cannot outvote" in str(measured.facts["guarantee"])
+
+
+def test_with_one_partner_each_nobody_is_told_apart_from_its_partner() -> None:
+    slow = found(fabric(8, 1, bad=(2,)))
+    assert {finding.where for finding in slow} == {"node2", "node5"}
+    assert {finding.confidence for finding in slow} == {"low"}
+
+
+def test_the_path_between_two_good_nodes() -> None:
+    measured = fabric(6, 5, bad_path=(1, 4), noise=0.01)
+    assert where(measured) == sorted(failed(measured)) == ["node1->node4"]
+    (finding,) = found(measured)
+    assert "49%" in finding.why
+    assert finding.confidence == "medium"
+
+
+@pytest.mark.parametrize("rail", range(GPUS))
+def test_a_path_is_as_good_as_its_slowest_rail(rail: int) -> None:
+    assert where(fabric(6, 5, bad_path=(1, 4), rail=rail)) == ["node1->node4"]
+
+
+def test_a_path_that_is_slow_alone_too_is_sure() -> None:
+    measured = fabric(6, 5, bad_path=(1, 4), alone=BAD)
+    (finding,) = found(measured)
+    assert (finding.where, finding.confidence) == ("node1->node4", "high")
+    assert failed(measured) == {"node1->node4"}
+    assert measured.facts["alone"] == {"node1->node4": {"among others": BAD, "alone": BAD}}
+
+
+def test_a_path_that_is_good_alone_shares_an_uplink() -> None:
+    measured = fabric(6, 5, bad_path=(1, 4), alone=GOOD)
+    assert not found(measured)
+    assert not failed(measured)
+    (verdict,) = [one for one in judge_check(CHECK, [measured], {}, "t") if one.outcome is Outcome.WARN]
+    assert verdict.metric == "shared_paths"
+    assert "node1->node4" in verdict.evidence
+
+
+def test_a_bad_node_beside_a_bad_path() -> None:
+    assert where(fabric(8, 7, bad=(3,), bad_path=(0, 5))) == ["node3", "node0->node5"]
+
+
+def test_one_gpus_way_out_of_its_node_is_not_the_whole_node() -> None:
+    measured = fabric(4, 3, bad_ranks=(5,))
+    (finding,) = found(measured)
+    assert (finding.where, finding.what) == ("node2/gpu1", "1 of 2 GPUs of a node are slow to every other node")
+    assert failed(measured) == {"node2/gpu1"}
+
+
+def test_a_node_that_sends_wrong_data_is_found_however_fast_it_is() -> None:
+    measured = fabric(4, 3, corrupt=3)
+    assert where(measured) == ["node3"]
+    assert "cluster" in failed(measured)
+
+
+def test_nothing_but_wrong_data_names_nobody_and_fails() -> None:
+    measured = fabric(2, 1, corrupt=0)
+    assert not {metric.name for metric in measured.metrics} & {"best_share", "pair_share"}  # shares of nothing
+    assert failed(measured) == {"cluster"}
+    assert not found(measured)
+
+
+def test_findings_come_with_those_of_logs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    measured = fabric(4, 3, bad=(0,))
+    error = Measurement(check="train.cnn", subject="node1/gpu0", error="CUDA error: out of memory")
+    assert [one.where for one in diagnose([], [error, measured], tmp_path_factory.mktemp("run"))][-1] == "node0"
+
+
+def test_figures_of_cpus_accuse_nobody() -> None:
+    measured = fabric(4, 3, bad=(0,))
+    assert not found(measured.model_copy(update={"facts": {**measured.facts, "backend": "gloo"}}))
+
+
+def test_a_record_of_another_version_accuses_nobody() -> None:
+    metric = Metric(name="best_share", value=0.1, unit="of the median", subject="node0/gpu0")
+    assert not found(Measurement(check=CHECK.name, subject="node0", metrics=(metric,)))
