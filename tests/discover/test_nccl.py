@@ -108,3 +108,18 @@ def test_the_last_word_on_a_size_counts() -> None:
 
 def test_a_real_log_without_tuning_tells_of_no_choice() -> None:
     assert read(LOGS / "h200-nvlink-2.28.9.log").choices == ()
+
+
+def test_a_real_log_with_tuning_tells_of_every_size() -> None:
+    path = read(LOGS / "h200-nvlink-tuning-2.28.9.log")
+    small, large = path.chosen("AllReduce", 2**20), path.chosen("AllReduce", 2**30)
+    assert small == Choice(operation="AllReduce", size=2**20, algorithm="RING", protocol="LL", channels=24)
+    assert large == Choice(operation="AllReduce", size=2**30, algorithm="RING", protocol="SIMPLE", channels=24)
+    assert set(path.transports) == {"P2P/CUMEM"}
+
+
+def test_shared_memory_has_channels_of_one_number() -> None:
+    """``Channel 00 : 0[0] -> 1[1] via SHM/direct/direct``, where peer-to-peer has ``Channel 00/0``."""
+    path = read(LOGS / "h200-shm-tuning-2.28.9.log")
+    assert path.transports == {"SHM": 4}
+    assert path.settings["NCCL_P2P_DISABLE"] == "1"

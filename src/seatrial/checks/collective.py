@@ -278,7 +278,7 @@ def collective_check(
         limit_s=limit_s,
         needs=Needs(ranks=2),
         options=CollectiveOptions,
-        performance=("busbw.*", "algbw.*", "latency.*", "rank_time.*"),
+        performance=("busbw*", "algbw*", "latency*", "rank_time.*", "device_*", "p[59]*", "cv*"),
     )
 
 

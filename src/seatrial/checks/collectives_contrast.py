@@ -275,6 +275,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    performance=("busbw_*", "p2p_gain", "default_over_ring"),
     limit_s=600.0,
     needs=Needs(gpus=True, ranks=2),
     options=ContrastOptions,

@@ -116,6 +116,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    performance=("rail_*",),
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=RailOptions,

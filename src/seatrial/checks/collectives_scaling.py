@@ -128,6 +128,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    performance=("busbw.*", "efficiency.*"),
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=ScalingOptions,

@@ -14,7 +14,7 @@ from pathlib import Path
 from seatrial.model import Frozen
 
 _READ = 2**23  # bytes from the start: connections are told of when they are made, and there are some 100 B for each
-_VIA = re.compile(r"Channel \d+/\d+ : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (.+)")
+_VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (.+)")
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+)")
 _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using external network plugin) (.+)")
