@@ -4,8 +4,9 @@
 
 It runs nccl-tests and seatrial's own instrument in turn, twice each, so that how much either repeats itself stands
 beside how far the two are apart. It ends with 1 where they differ by more than the gates, with 2 where they cannot be
-compared. nccl-tests runs as one process with ``-g N``, without MPI: one thread starts the work of all GPUs, where
-torch has a process for each. From 64 MiB on that is of no account; in a graph neither counts.
+compared. nccl-tests runs as one process with ``-g N``: one thread starts the work of all GPUs, where torch has a
+process for each. With ``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has a process for each as well:
+the fairer comparison, since NCCL itself takes some us more between processes than within one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -51,6 +53,22 @@ class Figure:
     us: float
     busbw: float
     wrong: int | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """How nccl-tests is started: one process for all GPUs, or by ``mpirun`` a process for each."""
+
+    gpus: int
+    mpirun: tuple[str, ...] = ()
+
+    @property
+    def each(self) -> int:
+        """GPUs of a process."""
+        return 1 if self.mpirun else self.gpus
+
+    def __str__(self) -> str:
+        return f"a process a GPU ({' '.join(self.mpirun)})" if self.mpirun else f"-g {self.gpus}, one process"
 
 
 @dataclass(frozen=True)
@@ -105,14 +123,14 @@ def _figure(us: str, _algbw: str, busbw: str, wrong: str) -> Figure:
     return Figure(float(us), float(busbw), None if wrong == "N/A" else int(float(wrong)))
 
 
-def run_nccl_tests(folder: Path, gpus: int, environment: Mapping[str, str]) -> tuple[str, dict[str, Figure]]:
+def run_nccl_tests(folder: Path, start: Start, environment: Mapping[str, str]) -> tuple[str, dict[str, Figure]]:
     """The NCCL that was used, and the figures by ``parity all_gather 1073741824``."""
     found: dict[str, Figure] = {}
     large, small = ["-b", "64M", "-e", "1G", "-f", "4", "-n", "50", "-w", "10"], ["-b", "8", "-e", "64K", "-f", "2"]
     for operation, program in PROGRAMS.items():
-        printed = _run(folder / program, gpus, large, environment)
+        printed = _run(folder / program, start, large, environment)
         found |= {f"parity {operation} {size}": one for size, one in _of(printed, operation).items() if size in LARGE}
-    graph = _run(folder / PROGRAMS["all_reduce"], gpus, [*small, "-n", "100", "-w", "20", "-G", "1"], environment)
+    graph = _run(folder / PROGRAMS["all_reduce"], start, [*small, "-n", "100", "-w", "20", "-G", "1"], environment)
     found |= {f"device all_reduce {size}": one for size, one in _of(graph, "all_reduce").items() if size in SMALL}
     return graph.nccl, found
 
@@ -121,8 +139,8 @@ def _of(table: Table, operation: str) -> dict[int, Figure]:
     return table.in_place if operation in IN_PLACE else table.out_of_place
 
 
-def _run(program: Path, gpus: int, arguments: Sequence[str], environment: Mapping[str, str]) -> Table:
-    command = [str(program), "-g", str(gpus), "-d", "float", "-c", "1", *arguments]
+def _run(program: Path, start: Start, arguments: Sequence[str], environment: Mapping[str, str]) -> Table:
+    command = [*start.mpirun, str(program), "-g", str(start.each), "-d", "float", "-c", "1", *arguments]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -235,6 +253,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nccl-tests", type=Path, metavar="DIR", help="holds all_reduce_perf and its like")
     parser.add_argument("--gpus", type=int, metavar="N")
+    parser.add_argument("--mpirun", type=shlex.split, default=[], help="starts nccl-tests, a process a GPU")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--buffers", choices=("torch", "nccl", "nccl_registered"), default="torch", help="of seatrial")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -245,30 +264,31 @@ def main(arguments: Sequence[str]) -> int:
     if not (given.nccl_tests and given.gpus and given.out):
         parser.error("--nccl-tests, --gpus and --out are needed")
     try:
-        return _compare_all(given.nccl_tests, given.gpus, given.out, given.buffers)
+        return _compare_all(given.nccl_tests, Start(given.gpus, tuple(given.mpirun)), given.out, given.buffers)
     except CannotCompare as reason:
         print(reason, file=sys.stderr)
         return 2
 
 
-def _compare_all(folder: Path, gpus: int, out: Path, buffers: str) -> int:
+def _compare_all(folder: Path, start: Start, out: Path, buffers: str) -> int:
     library, version = torch_nccl()
     # preloaded, so that no path built into nccl-tests wins
     environment = {**os.environ, "LD_PRELOAD": str(library), "NCCL_DEBUG": "VERSION"}
     rounds, group = [], dict[str, Any]()
     for number in range(1, ROUNDS + 1):
-        print(f"round {number} of {ROUNDS}: nccl-tests -g {gpus}, one process; then seatrial", file=sys.stderr)
-        theirs, figures = run_nccl_tests(folder, gpus, environment)
+        print(f"round {number} of {ROUNDS}: nccl-tests {start}; then seatrial", file=sys.stderr)
+        theirs, figures = run_nccl_tests(folder, start, environment)
         if theirs != version:
             raise CannotCompare(f"nccl-tests used NCCL {theirs}, torch has {version} ({library})")
-        group, own = run_seatrial(gpus, buffers)
+        group, own = run_seatrial(start.gpus, buffers)
         rounds.append((figures, own))
     rows = compare(rounds)
     within = all(row.within for row in rows)
     gates = f"within {100 * RATIO_GATE:g} % (parity), {US_GATE:g} us (device)"
-    print(f"{gpus} × {group.get('gpu')}, NCCL {version} ({library}) on both sides; nccl-tests -g {gpus}, one process")
+    print(f"{start.gpus} × {group.get('gpu')}, NCCL {version} ({library}) on both sides; nccl-tests {start}")
     print(f"seatrial's buffers: {buffers}\n{table(rows)}\n{'all' if within else 'NOT all'} {gates}")
-    record = {"gpus": gpus, "nccl": version, "library": str(library), "buffers": buffers, "group": group}
+    record = {"gpus": start.gpus, "nccl_tests": str(start), "nccl": version, "library": str(library)}
+    record |= {"buffers": buffers, "group": group}
     told = [{**asdict(row), "apart": row.apart, "within": row.within} for row in rows]
     out.write_text(json.dumps({**record, "gates": gates, "within": within, "rows": told}, indent=1))
     return 0 if within else 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.against_nccl_tests import CannotCompare, Figure, Row, compare, main, parse, run_nccl_tests
+from benchmarks.against_nccl_tests import CannotCompare, Figure, Row, Start, compare, main, parse, run_nccl_tests
 
 from benchmarks import against_nccl_tests as script
 
@@ -71,7 +71,7 @@ def test_output_without_a_table_is_no_result(text: str) -> None:
 
 
 def test_each_program_is_run_as_the_figures_need_it(programs: Path) -> None:
-    nccl, figures = run_nccl_tests(programs, 4, {"PATH": "/usr/bin:/bin", "LD_PRELOAD": ""})
+    nccl, figures = run_nccl_tests(programs, Start(4), {"PATH": "/usr/bin:/bin", "LD_PRELOAD": ""})
     assert nccl == "2.28.9"
     assert len(figures) == 4 * 3 + 3
     assert figures["parity all_reduce 67108864"].busbw == 314.0  # in place, as torch does it
@@ -79,11 +79,16 @@ def test_each_program_is_run_as_the_figures_need_it(programs: Path) -> None:
     assert figures["device all_reduce 8"].us == 10.76
 
 
+def test_mpirun_starts_a_process_a_gpu(programs: Path) -> None:
+    with pytest.raises(CannotCompare, match="^env A=1 .*all_reduce_perf -g 1 .*ended with 3:\ninvalid option: -g 1"):
+        run_nccl_tests(programs, Start(4, ("env", "A=1")), {"PATH": "/usr/bin:/bin"})
+
+
 def test_a_program_that_fails_is_told_with_what_it_said(programs: Path) -> None:
     with pytest.raises(CannotCompare, match="ended with 3:\ninvalid option: -g 8"):
-        run_nccl_tests(programs, 8, {"PATH": "/usr/bin:/bin"})
+        run_nccl_tests(programs, Start(8), {"PATH": "/usr/bin:/bin"})
     with pytest.raises(CannotCompare, match="No such file"):
-        run_nccl_tests(programs / "missing", 4, {})
+        run_nccl_tests(programs / "missing", Start(4), {})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ def test_the_exit_code_says_whether_all_is_within_the_gates(
     share: float,
     code: int,
 ) -> None:
-    _, same = run_nccl_tests(programs, 4, {"PATH": "/usr/bin:/bin"})
+    _, same = run_nccl_tests(programs, Start(4), {"PATH": "/usr/bin:/bin"})
     monkeypatch.setattr(script, "torch_nccl", lambda: (Path("/lib/libnccl.so.2"), "2.28.9"))
     monkeypatch.setattr(script, "run_seatrial", lambda gpus, buffers: ({"gpu": "NVIDIA H200"}, slower(same, share)))
     out = tmp_path / "against.json"
@@ -138,7 +143,7 @@ def test_another_library_cannot_be_compared(
 
 
 def test_wrong_data_or_a_missing_figure_is_not_compared(programs: Path) -> None:
-    _, same = run_nccl_tests(programs, 4, {"PATH": "/usr/bin:/bin"})
+    _, same = run_nccl_tests(programs, Start(4), {"PATH": "/usr/bin:/bin"})
     name = "parity all_to_all 1073741824"
     with pytest.raises(CannotCompare, match=f"{name}: wrong elements: 3"):
         compare([(same, {**same, name: replace(same[name], wrong=3)})])
