@@ -291,6 +291,10 @@ class Expected(Frozen):
     unit: str
     source: str = Field(min_length=1)
     gpu: str = Field(default="", description="NVML's name of it, where no SKU file around it says that")
+    fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
+    floor: FiniteFloat | None = Field(
+        default=None, gt=0, description="a gate in use: under it fails, whatever the rule"
+    )
 
 
 class Baseline(Frozen):
@@ -324,6 +328,18 @@ class Finding(Frozen):
     first_command: str = ""
     remedy: str = ""
     source: str = ""
+
+
+HARDLY = "HARDLY A TEST"  # how a verdict and an insight mark a gate that good hardware passes by far
+
+
+class Insight(Frozen):
+    """What the figures of a check say beyond its verdicts: a fitted line, the link that binds, what a gate can see."""
+
+    check: str
+    title: str
+    text: str
+    values: dict[str, JsonValue] = {}
 
 
 class Job(Frozen):
@@ -440,5 +456,6 @@ class Trial(Frozen):
     measurements: tuple[Measurement, ...]
     verdicts: tuple[Verdict, ...]
     findings: tuple[Finding, ...]
+    insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]
     decision: Decision

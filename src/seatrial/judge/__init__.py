@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
+from seatrial.judge import insights, links
 from seatrial.judge.baselines import Known, skus
 from seatrial.judge.places import unproven
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Verdict
+from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome, Verdict
 from seatrial.settings import Config
 
 
@@ -25,7 +26,7 @@ def judge(
     ``jobs`` say at how many places a check was to be measured: at fewer, what the others brought is not enough.
     ``site`` is what good runs of this site reached.
     """
-    known = Known(site, skus())
+    known = _known(measurements, site)
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in left_out:
@@ -39,3 +40,20 @@ def judge(
             verdicts += unproven(name, config.cluster, jobs, measurements)
             verdicts += judge_check(checks[name], own, setting.expect, config.name, known)
     return tuple(verdicts)
+
+
+def read(
+    config: Config,
+    measurements: Sequence[Measurement],
+    verdicts: Sequence[Verdict],
+    checks: Mapping[str, Check],
+    site: Baseline | None = None,
+) -> tuple[Insight, ...]:
+    """What the figures say beyond their verdicts; see ``insights``."""
+    known = _known(measurements, site)
+    return insights.insights(config, measurements, verdicts, checks, known, links.read(measurements))
+
+
+def _known(measurements: Sequence[Measurement], site: Baseline | None) -> Known:
+    found = links.read(measurements)
+    return Known(site, skus(), found.fabric, found.sliced)

@@ -9,10 +9,10 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import NOTHING, Fleet, Known, Reference
-from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
+from seatrial.judge.lint import WEAK, flaw, key_of, passes
+from seatrial.model import CLUSTER, HARDLY, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
 from seatrial.statistics import median_interval
 
-WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
 # Of what the hardware is known to reach. The largest gain by software that we know of is NVLink SHARP's: from 370 to
 # 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly,
 # or the reference is wrong.
@@ -78,7 +78,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
         Rule(
             metric=metric,
             expect=limit,
-            baseline=own[metric].baseline if metric in own else None,
+            baseline=key_of(metric, tuple(rules)) or None,
             shows=own[metric].shows if metric in own else (),
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
@@ -138,8 +138,10 @@ def _compare(
         return Outcome.UNJUDGED, f"{metric.name} is {value}, and the threshold is in {rule.expect.unit!r}", ""
     limit = _limit(rule.expect, metric.unit)
     judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
-    if trial and rule.baseline:
-        judged_by += _sense(rule.expect, known.published(rule.baseline, facts), metric.unit)
+    if trial and (wrong := flaw(rule.expect, metric.unit, rule.baseline or "", facts, known)):
+        return Outcome.ERROR, f"{metric.name} is {value}, and the threshold says nothing: {wrong}", judged_by
+    if trial:
+        judged_by += _sense(rule, rule.expect, metric, facts, known)
     if rule.expect.holds(metric.value):
         return Outcome.PASS, f"{metric.name} is {value}", judged_by
     reason = f"{metric.name} is {value}, expected {limit}"
@@ -153,28 +155,38 @@ def _compare(
     return rule.breach, reason, judged_by
 
 
-def _sense(limit: Limit, known: Reference | str, unit: str) -> str:
-    """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything."""
-    if isinstance(known, str) or known.unit != unit or limit.op not in (">", ">="):
+def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
+    """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything.
+
+    Where nothing is known, what this hardware has just reached is the least that can be expected of it.
+    """
+    published = known.published(rule.baseline, facts) if rule.baseline else ""
+    if limit.op not in (">", ">="):
         return ""
-    share = limit.value / known.value
-    expected = f"the {format_value(known.value, known.unit)} of {known.of}"
+    if isinstance(published, Reference) and published.unit == metric.unit:
+        best, of = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
+    else:
+        best, of = metric.value, f"the {format_value(metric.value, metric.unit)} that was measured here"
+    share = limit.value / best if best > 0 else 1.0
     if share < WEAK:
-        return f"; HARDLY A TEST: {share:.0%} of {expected}: what lost {1 - share:.0%} of it passes"
-    return f"; BEYOND {expected}: good hardware of this shape fails it" if share > 1 else ""
+        gets_past = passes(share, rule.baseline or "", str(facts.get("gpu") or ""), known)
+        return f"; {HARDLY}: {100 * share:.2g}% of {of}: {gets_past}"
+    good = isinstance(published, Reference) and share > 1
+    return f"; BEYOND {of}: good hardware of this shape fails it" if good else ""
 
 
 def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tuple[Outcome, str, str]:
     share = metric.value / known.value
+    least = rule.fail_below if known.floor is None else known.floor / known.value
     reason = (
         f"{metric.name} is {format_value(metric.value, metric.unit)}, {share:.1%} of the "
         f"{format_value(known.value, known.unit)} that {known.of} gives"
     )
     judged_by = (
         f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
-        f"fails under {rule.fail_below:.0%}, warns under {rule.warn_below:.0%}"
+        f"fails under {least:.0%}, warns under {rule.warn_below:.0%}"
     )
-    if known.deviation is not None and (share >= rule.fail_below or not fleet.outlying(metric.value)):
+    if known.deviation is not None and (share >= least or not fleet.outlying(metric.value)):
         return Outcome.UNJUDGED, f"{reason}; {known.source}", judged_by
     if share > BELIEVABLE:
         return Outcome.UNJUDGED, f"{reason}, which is more than can be believed of either", judged_by
@@ -182,10 +194,10 @@ def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tupl
         if fleet.outlying(metric.value):
             return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
         return Outcome.PASS, reason, judged_by
-    if share >= rule.fail_below:
+    if share >= least:
         return Outcome.WARN, reason, judged_by
     interval = median_interval(metric.samples)
-    if interval and interval[1] >= rule.fail_below * known.value:
+    if interval and interval[1] >= least * known.value:
         reason += f", which its own 95 % interval does not exclude ({_range(interval, metric)})"
         return Outcome.WARN, reason, judged_by
     return Outcome.FAIL, reason, judged_by
