@@ -13,12 +13,12 @@ from seatrial.collect import Collected
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 from seatrial.journal import Journal, Record
-from seatrial.model import Job, Machine, Measurement, Outcome, Trial, Verb
+from seatrial.model import Job, Limit, Machine, Measurement, Outcome, Trial, UsageError, Verb
 from seatrial.plan import Plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import CheckSettings, Cluster, Config
 from seatrial.survey import Survey
-from seatrial.trial import INTERRUPTED, _done, _scope, _take_up, run
+from seatrial.trial import INTERRUPTED, _done, _scope, _take_up, prepare, preview, run
 
 JOB = Job(
     name="ranks",
@@ -236,3 +236,29 @@ def test_a_record_that_cannot_be_written_accepts_nothing_but_still_rejects(
     assert trial.decision.value is verb
     written = Trial.model_validate_json((tmp_path / "out/trial.json").read_text())
     assert written.decision == trial.decision
+
+
+@pytest.mark.parametrize("start", ["run", "preview", "prepare"])
+def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seatrial.trial.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
+    gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
+    config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
+    asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    ways = {
+        "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
+        "preview": lambda: preview(asked),
+        "prepare": lambda: prepare(asked, tmp_path / "run"),
+    }
+    with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
+        ways[start]()
+    assert not list((tmp_path / "run").glob("jobs/*"))
+
+
+def test_only_what_is_measured_here_counts_as_the_gpus_of_a_trial() -> None:
+    both = survey("NVIDIA A", "NVIDIA B")
+    assert both.models(request().config) == ("NVIDIA A", "NVIDIA B")
+    assert both.models(request(gpus_per_node=1).config) == ("NVIDIA A",)
+    elsewhere = request().config.model_copy(update={"launcher": "slurm"})
+    assert both.models(elsewhere) == ()

@@ -158,13 +158,13 @@ def _limiter(scene: _Scene, busbw: Series, known: Known) -> Iterator[Insight]:
         yield Insight(check=scene.check, title="binding link", text=text, values={"limiter": "unknown"})
         return
     shares = {name: value * share / rate for name, (share, rate) in loads.items()}
-    carried = "; ".join(
-        f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{_plan(scene, link, value, known)})"
-        for link, (share, rate) in loads.items()
-    )
+    told = []
+    for link, (share, rate) in loads.items():
+        of_plan = _plan(scene, link, value * share, known)
+        told.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
     limiter = _binding(scene, shares)
     end = f"limited by {limiter}" if limiter != "unknown" else "no known link is near its line rate: limiter unknown"
-    text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {carried}; {end}"
+    text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {'; '.join(told)}; {end}"
     values: dict[str, Any] = {"limiter": limiter, "shares": shares, "algorithm": scene.algorithms.get(label)}
     yield Insight(check=scene.check, title="binding link", text=text, values=values)
 

@@ -77,7 +77,7 @@ def nvlink_share(operation: str, algorithm: str, ranks: int) -> float:
 
     Ring, and any operation that only moves data: 1, which is how nccl-tests chose its factors (doc/PERFORMANCE.md).
     Tree sends each byte up and down again: 2S, for a bus bandwidth of 2(n−1)/n · S. In the switch (NVLS) a GPU sends
-    S for the sum and S/n of the result: (n+1)/n · S.
+    S for the sum and S/n of the result: (n+1)/n · S, by the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
     """
     if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
         return 1.0
