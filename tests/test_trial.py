@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,7 @@ def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
     gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
     config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
     asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    ways = {
+    ways: dict[str, Callable[[], object]] = {
         "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
         "preview": lambda: preview(asked),
         "prepare": lambda: prepare(asked, tmp_path / "run"),

@@ -8,8 +8,9 @@ bandwidths GB/s with 1 GB = 1e9 B, as nccl-tests prints them.
 from __future__ import annotations
 
 import json
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -110,6 +111,20 @@ class Frozen(BaseModel):
             return json.dumps(self.model_dump(mode="json", **options), indent=indent, ensure_ascii=False)
 
 
+_ANY: set[str] = set()
+
+
+class _Many(Frozen):
+    """Of a large cluster there are hundreds of thousands of such records.
+
+    pydantic keeps with each a set of the fields that were given, as large as all the rest. Nobody asks for it: one for
+    all will do (a copy gets a set of its own).
+    """
+
+    def model_post_init(self, _context: Any) -> None:
+        object.__setattr__(self, "__pydantic_fields_set__", _ANY)
+
+
 class Outcome(StrEnum):
     """What one verdict says. The six are never merged: "measured bad" is not "could not be measured"."""
 
@@ -149,7 +164,7 @@ class Phase(StrEnum):
     DISTRIBUTED = "Distributed training"
 
 
-class Metric(Frozen):
+class Metric(_Many):
     """One measured number. ``samples`` are the single readings behind ``value``, where there are several."""
 
     name: str
@@ -209,6 +224,7 @@ class Measurement(Frozen):
 
 
 _LIMIT = re.compile(r"\s*(>=|<=|==|>|<)\s*(-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+_COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "==": operator.eq}
 
 
 class Limit(Frozen):
@@ -230,13 +246,8 @@ class Limit(Frozen):
         return cls(op=op, value=float(number), unit=unit)
 
     def holds(self, value: float) -> bool:
-        return {
-            ">=": value >= self.value,
-            ">": value > self.value,
-            "<=": value <= self.value,
-            "<": value < self.value,
-            "==": value == self.value,
-        }[self.op]
+        compare: Callable[[float, float], bool] = _COMPARE[self.op]
+        return compare(value, self.value)
 
     def __str__(self) -> str:
         """Exact, so that it reads back as the same limit."""
@@ -305,7 +316,7 @@ class Baseline(Frozen):
     expected: dict[str, tuple[Expected, ...]]
 
 
-class Verdict(Frozen):
+class Verdict(_Many):
     """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""
 
     check: str

@@ -21,8 +21,9 @@ from seatrial.model import (
     format_bytes,
 )
 from seatrial.report import render
+from seatrial.rundir import load_trial
 from seatrial.settings import CheckSettings, Cluster, Config
-from seatrial.trial import load_trial, rejudge
+from seatrial.trial import rejudge
 from tests.judge.test_links import gpus, hosts, path, port
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from seatrial.checks.base import Check
 from seatrial.judge import insights, links
@@ -13,6 +15,19 @@ from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome
 from seatrial.settings import Config
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Judging adds records that stay: collecting garbage meanwhile is a walk through a million of them, in vain."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def judge(
     config: Config,
     jobs: Sequence[Job],
@@ -27,6 +42,9 @@ def judge(
     ``site`` is what good runs of this site reached.
     """
     known = _known(measurements, site)
+    by_check: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        by_check.setdefault(measurement.check, []).append(measurement)
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in left_out:
@@ -36,9 +54,8 @@ def judge(
             reason = "this version of seatrial has no such check, so that nothing can judge it"
             verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason))
         else:
-            own = [measurement for measurement in measurements if measurement.check == name]
-            verdicts += unproven(name, config.cluster, jobs, measurements)
-            verdicts += judge_check(checks[name], own, setting.expect, config.name, known)
+            verdicts += unproven(name, config.cluster, jobs, by_check)
+            verdicts += judge_check(checks[name], by_check.get(name, ()), setting.expect, config.name, known)
     return tuple(verdicts)
 
 
