@@ -7,24 +7,16 @@ bandwidths GB/s with 1 GB = 1e9 B, as nccl-tests prints them.
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    PlainSerializer,
-    ValidationError,
-)
-from pydantic_core import PydanticSerializationError
+from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError
+
+from seatrial.records import Frozen as Frozen
+from seatrial.records import Many
 
 CLUSTER = "cluster"
 
@@ -77,54 +69,6 @@ def format_bytes(count: float) -> str:
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def encodable(value: Any) -> Any:
-    """``value`` with U+FFFD for every half of a surrogate pair in its strings, which UTF-8 cannot hold."""
-    if isinstance(value, str):
-        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {encodable(key): encodable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(encodable, value))
-    return value
-
-
-class Frozen(BaseModel):
-    """Base of every record: immutable, and a key that nobody declared is an error.
-
-    Paths, host names and the command line come with any bytes. In memory they stay as they are, so that a path still
-    leads to its file; written down, what is not UTF-8 becomes U+FFFD, or one byte would cost all the reports.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
-        dumped: dict[str, Any] = encodable(super().model_dump(*args, **options))
-        return dumped
-
-    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        try:
-            return super().model_dump_json(indent=indent, **options)
-        except PydanticSerializationError:
-            return json.dumps(self.model_dump(mode="json", **options), indent=indent, ensure_ascii=False)
-
-
-_ANY: set[str] = set()
-
-
-class _Many(Frozen):
-    """Of a large cluster there are hundreds of thousands of such records.
-
-    pydantic keeps with each a set of the fields that were given, as large as all the rest. Nobody asks for it: one for
-    all will do (a copy gets a set of its own).
-    """
-
-    def model_post_init(self, _context: Any) -> None:
-        object.__setattr__(self, "__pydantic_fields_set__", _ANY)
-
-
 class Outcome(StrEnum):
     """What one verdict says. The six are never merged: "measured bad" is not "could not be measured"."""
 
@@ -164,7 +108,7 @@ class Phase(StrEnum):
     DISTRIBUTED = "Distributed training"
 
 
-class Metric(_Many):
+class Metric(Many):
     """One measured number. ``samples`` are the single readings behind ``value``, where there are several."""
 
     name: str
@@ -316,7 +260,7 @@ class Baseline(Frozen):
     expected: dict[str, tuple[Expected, ...]]
 
 
-class Verdict(_Many):
+class Verdict(Many):
     """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""
 
     check: str

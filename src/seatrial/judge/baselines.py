@@ -6,7 +6,7 @@ Facts of hardware are data/skus/*.yaml, every number with its source. Unknown is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
 from statistics import NormalDist, median
@@ -122,6 +122,7 @@ class Known:
     skus: Sequence[Sku] = ()
     fabric: str = ""
     sliced: frozenset[str] = frozenset()
+    _said: dict[tuple[str, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], fleet: Fleet, unit: str) -> Reference | str:
         """The reference for ``key`` on the GPU and shape that ``facts`` name, or a sentence on what is not known.
@@ -142,6 +143,12 @@ class Known:
 
         Where models are mixed, the one of which least is expected sets the pace, if it is known of all of them.
         """
+        asked = (key, *(repr(facts.get(name)) for name in ("gpu", "world_size", "nodes")))
+        if asked not in self._said:  # thousands of GPUs ask the same
+            self._said[asked] = self._published(key, facts)
+        return self._said[asked]
+
+    def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
         if self.site and (own := _fitting(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
             return Reference(own.value, own.unit, f"site {self.site.name}", own.source)
