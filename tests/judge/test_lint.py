@@ -40,8 +40,6 @@ def complaint(check: str, metric: str, limit: str, gpus: tuple[str, ...], nodes:
         ("transfer.host", "h2d_alone", "> 64 GB/s", "63 GB/s of pcie"),
         ("transfer.host", "h2d_alone", "> 0.05 GB/s", "1/1,108 of the 55.4 GB/s of SKU NVIDIA H100 SXM"),
         ("collectives.all_reduce", "busbw.8GiB", "> 0.46 GB/s", "is it meant in another unit?"),
-        ("train.ddp", "scaling_efficiency", "> 0.9 %", "a share is written from 0 to 100"),
-        ("train.ddp", "scaling_efficiency", "> 101 %", "a share is written from 0 to 100"),
     ],
 )
 def test_what_cannot_be_meant_so_is_refused_with_the_arithmetic(

@@ -72,8 +72,6 @@ def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], know
     if limit.op not in (">", ">="):
         return ""
     said = f"{limit.op} {format_value(limit.value, unit)}"
-    if unit == "%" and not (limit.value <= 0 or 1 < limit.value <= 100):
-        return f"{said}: a share is written from 0 to 100, 95 % for 95 of 100"
     most = bound(key, facts, known)
     if most and most.unit == unit and limit.value > most.value:
         return f"{said} is above what the hardware can do: {most.arithmetic}"
