@@ -86,3 +86,11 @@ def test_a_byte_that_is_not_utf8_costs_no_record() -> None:
         assert read.facts["f"] == ["caf\ufffd 中 😀", {"a": "caf\ufffd 中 😀"}]
         assert len(read.facts) == 2
     assert record.model_dump()["subject"] == "caf\ufffd 中 😀"
+
+
+def test_a_changed_copy_of_a_metric_leaves_all_others_as_they_were() -> None:
+    """They share the set of given fields, which copying adds to."""
+    first, second = (Metric(name=name, value=1, unit="s", subject="n0") for name in ("a", "b"))
+    copy = first.model_copy(update={"value": 2.0})
+    assert (copy.value, first.value, second.model_fields_set) == (2.0, 1.0, set())
+    assert Metric.model_validate_json(first.model_dump_json()) == first

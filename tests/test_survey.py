@@ -60,3 +60,11 @@ def test_another_driver_or_kernel_makes_another_machine() -> None:
     assert of("6.1", "580") == of("6.1", "580")
     assert len({of("6.1", "580"), of("6.2", "580"), of("6.1", "590")}) == 3
     assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").system)
+
+
+def test_only_what_is_measured_here_counts_as_the_gpus_of_a_trial() -> None:
+    both = survey("NVIDIA A", "NVIDIA B")
+    assert both.models(config()) == ("NVIDIA A", "NVIDIA B")
+    assert both.models(config(gpus_per_node=1)) == ("NVIDIA A",)
+    elsewhere = config().model_copy(update={"launcher": "slurm"})
+    assert both.models(elsewhere) == ()

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,11 @@ from seatrial.collect import Collected
 from seatrial.journal import Journal, Record
 from seatrial.launch.base import Rendered
 from seatrial.launch.local import LocalJob
-from seatrial.model import Job, Machine, Measurement, Outcome, Trial, Verb
+from seatrial.model import Job, Limit, Machine, Measurement, Outcome, Trial, UsageError, Verb
 from seatrial.plan import Plan
 from seatrial.rundir import Request, RunDir
 from seatrial.settings import CheckSettings, Cluster, Config
-from seatrial.trial import INTERRUPTED, _done, _scope, _take_up, rejudge, run
+from seatrial.trial import INTERRUPTED, _done, _scope, _take_up, prepare, preview, rejudge, run
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted
 from tests.processes import Program, pulses, until
@@ -361,3 +361,21 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')
     assert processes.run("run", "--resume", out)[0] == 1
     assert (out / "measurements.jsonl").read_text().count('{"measurement"') == before
+
+
+@pytest.mark.parametrize("start", ["run", "preview", "prepare"])
+def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seatrial.trial.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
+    gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
+    config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
+    asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    ways: dict[str, Callable[[], object]] = {
+        "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
+        "preview": lambda: preview(asked),
+        "prepare": lambda: prepare(asked, tmp_path / "run"),
+    }
+    with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
+        ways[start]()
+    assert not list((tmp_path / "run").glob("jobs/*"))

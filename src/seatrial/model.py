@@ -7,23 +7,16 @@ bandwidths GB/s with 1 GB = 1e9 B, as nccl-tests prints them.
 
 from __future__ import annotations
 
-import json
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    PlainSerializer,
-    ValidationError,
-)
-from pydantic_core import PydanticSerializationError
+from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError
+
+from seatrial.records import Frozen as Frozen
+from seatrial.records import Many
 
 CLUSTER = "cluster"
 
@@ -76,40 +69,6 @@ def format_bytes(count: float) -> str:
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def encodable(value: Any) -> Any:
-    """``value`` with U+FFFD for every half of a surrogate pair in its strings, which UTF-8 cannot hold."""
-    if isinstance(value, str):
-        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {encodable(key): encodable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(encodable, value))
-    return value
-
-
-class Frozen(BaseModel):
-    """Base of every record: immutable, and a key that nobody declared is an error.
-
-    Paths, host names and the command line come with any bytes. In memory they stay as they are, so that a path still
-    leads to its file; written down, what is not UTF-8 becomes U+FFFD, or one byte would cost all the reports.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
-        dumped: dict[str, Any] = encodable(super().model_dump(*args, **options))
-        return dumped
-
-    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        try:
-            return super().model_dump_json(indent=indent, **options)
-        except PydanticSerializationError:
-            return json.dumps(self.model_dump(mode="json", **options), indent=indent, ensure_ascii=False)
-
-
 class Outcome(StrEnum):
     """What one verdict says. The six are never merged: "measured bad" is not "could not be measured"."""
 
@@ -149,7 +108,7 @@ class Phase(StrEnum):
     DISTRIBUTED = "Distributed training"
 
 
-class Metric(Frozen):
+class Metric(Many):
     """One measured number. ``samples`` are the single readings behind ``value``, where there are several."""
 
     name: str
@@ -210,6 +169,7 @@ class Measurement(Frozen):
 
 
 _LIMIT = re.compile(r"\s*(>=|<=|==|>|<)\s*(-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+_COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "==": operator.eq}
 
 
 class Limit(Frozen):
@@ -231,13 +191,8 @@ class Limit(Frozen):
         return cls(op=op, value=float(number), unit=unit)
 
     def holds(self, value: float) -> bool:
-        return {
-            ">=": value >= self.value,
-            ">": value > self.value,
-            "<=": value <= self.value,
-            "<": value < self.value,
-            "==": value == self.value,
-        }[self.op]
+        compare: Callable[[float, float], bool] = _COMPARE[self.op]
+        return compare(value, self.value)
 
     def __str__(self) -> str:
         """Exact, so that it reads back as the same limit."""
@@ -292,6 +247,10 @@ class Expected(Frozen):
     unit: str
     source: str = Field(min_length=1)
     gpu: str = Field(default="", description="NVML's name of it, where no SKU file around it says that")
+    fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
+    floor: FiniteFloat | None = Field(
+        default=None, gt=0, description="a gate in use: under it fails, whatever the rule"
+    )
 
 
 class Baseline(Frozen):
@@ -302,7 +261,7 @@ class Baseline(Frozen):
     expected: dict[str, tuple[Expected, ...]]
 
 
-class Verdict(Frozen):
+class Verdict(Many):
     """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""
 
     check: str
@@ -325,6 +284,18 @@ class Finding(Frozen):
     first_command: str = ""
     remedy: str = ""
     source: str = ""
+
+
+HARDLY = "HARDLY A TEST"  # how a verdict and an insight mark a gate that good hardware passes by far
+
+
+class Insight(Frozen):
+    """What the figures of a check say beyond its verdicts: a fitted line, the link that binds, what a gate can see."""
+
+    check: str
+    title: str
+    text: str
+    values: dict[str, JsonValue] = {}
 
 
 class Job(Frozen):
@@ -443,5 +414,6 @@ class Trial(Frozen):
     repeats: tuple[Measurement, ...] = Field(default=(), description="second measurements, of what fell short at first")
     verdicts: tuple[Verdict, ...]
     findings: tuple[Finding, ...]
+    insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]
     decision: Decision

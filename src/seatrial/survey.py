@@ -57,6 +57,12 @@ class Survey:
         """The GPUs that the workers may use: the trial's own variables reach them too."""
         return gpu.visible(self.gpus, {**os.environ, **settings.env})
 
+    def models(self, settings: Config) -> tuple[str, ...]:
+        """NVML's names of the GPUs that will be measured, one for each; none where jobs run elsewhere, or unnamed."""
+        names = [] if elsewhere(settings) else [one.name for one in self.visible(settings)]
+        used = names[: settings.cluster.gpus_per_node] if settings.cluster.gpus_per_node is not None else names
+        return tuple(name for name in used if name) if all(used) else ()
+
     def obstacle(self, settings: Config) -> str:
         """Why not every GPU is used that nobody set aside; empty where all are. Fewer GPUs skip what needs several."""
         devices = self.devices(settings)

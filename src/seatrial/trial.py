@@ -20,7 +20,7 @@ from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
-from seatrial.judge import judge, site, to_repeat
+from seatrial.judge import judge, lint, read, site, to_repeat
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, elsewhere, launcher_for
 from seatrial.launch.watch import run_job
@@ -28,6 +28,7 @@ from seatrial.model import (
     Baseline,
     Decision,
     Finding,
+    Insight,
     Job,
     JobState,
     Machine,
@@ -61,6 +62,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
     with collected.timed("plan"):
         plan = _plan(collected, survey)
         baseline = _site(collected.settings)
+        lint.refuse(collected.settings, catalog(), survey.models(collected.settings), baseline)
     with _until_stopped(collected):
         _take_up(collected, survey.machine(collected.settings))
         left = _left_of(plan, collected, survey)
@@ -76,9 +78,10 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             verdicts = judge(
                 collected.settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats
             )
+            insights = read(collected.settings, measurements, verdicts, catalog(), baseline)
         with collected.timed("diagnose"):
             findings = diagnose(collected.results, [*measurements, *repeats], run_dir.path)
-        return _reported(_record(collected, plan, survey, verdicts, findings, baseline, begun), collected)
+        return _reported(_record(collected, plan, survey, verdicts, findings, insights, baseline, begun), collected)
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,9 @@ class Preview:
 
 def preview(request: Request) -> Preview:
     """Plan and render, and start nothing. Raises UsageError."""
-    settings = request.config
-    devices = discover().devices(settings)
-    plan = make_plan(settings, catalog(), devices, only=request.only, skip=request.skip)
+    settings, survey = request.config, discover()
+    lint.refuse(settings, catalog(), survey.models(settings), _site(settings))
+    plan = make_plan(settings, catalog(), survey.devices(settings), only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
     return Preview(plan, tuple(rendered))
 
@@ -105,6 +108,7 @@ def prepare(request: Request, path: Path) -> Preview:
     """
     run_dir = RunDir.create(path, request)
     survey = discover()
+    lint.refuse(request.config, catalog(), survey.models(request.config), _site(request.config))
     plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
     run_dir.keep_machine(survey.machine(request.config))
     rendered = []
@@ -143,7 +147,8 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, verdicts, trial.left_out, trial.decision.scope, obstacles)
-    return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known})
+    told = read(settings, trial.measurements, verdicts, catalog(), known)
+    return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known, "insights": told})
 
 
 def _site(settings: Config) -> Baseline | None:
@@ -284,6 +289,7 @@ def _record(
     survey: Survey,
     verdicts: tuple[Verdict, ...],
     findings: tuple[Finding, ...],
+    insights: tuple[Insight, ...],
     baseline: Baseline | None,
     begun: float,
 ) -> Trial:
@@ -322,6 +328,7 @@ def _record(
         repeats=tuple(collected.repeats),
         verdicts=verdicts,
         findings=findings,
+        insights=insights,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
         decision=_decide(
             settings, verdicts, plan.left_out, _scope(settings, plan, survey), (collected.stopped, trouble)

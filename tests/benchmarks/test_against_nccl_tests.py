@@ -80,7 +80,7 @@ def test_each_program_is_run_as_the_figures_need_it(programs: Path) -> None:
 
 
 def test_mpirun_starts_a_process_a_gpu(programs: Path) -> None:
-    with pytest.raises(CannotCompare, match="^env A=1 .*all_reduce_perf -g 1 .*ended with 3:\ninvalid option: -g 1"):
+    with pytest.raises(CannotCompare, match=r"^env A=1 .*all_reduce_perf -g 1 .*ended with 3:\ninvalid option: -g 1"):
         run_nccl_tests(programs, Start(4, ("env", "A=1")), {"PATH": "/usr/bin:/bin"})
 
 

@@ -210,4 +210,8 @@ def test_what_is_declared_to_vary_is_measured_and_says_nothing_of_corruption() -
             "us",
             "s",
             "%",
+            "x",
+            "of the best",
+            "of the median",
+            "of the base",
         }

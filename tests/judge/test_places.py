@@ -27,7 +27,8 @@ def on(rank: int, check: str = "a", node: str = "", **others: str) -> Measuremen
 
 
 def faults(*measurements: Measurement, cluster: Cluster | None = None, jobs: tuple[Job, ...] = ()) -> list[str]:
-    verdicts = list(unproven("a", cluster or Cluster(nodes=2), jobs or (job(),), measurements))
+    by_check = {check: [one for one in measurements if one.check == check] for check in ("a", "b")}
+    verdicts = list(unproven("a", cluster or Cluster(nodes=2), jobs or (job(),), by_check))
     assert all((one.outcome, one.subject) == (Outcome.ERROR, CLUSTER) for one in verdicts)
     return [one.reason for one in verdicts]
 

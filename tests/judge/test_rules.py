@@ -8,7 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Options, Place
-from seatrial.judge.baselines import Known, Reference, Sku, skus
+from seatrial.judge.baselines import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     Baseline,
@@ -237,7 +237,7 @@ def test_a_reference_in_another_unit_judges_nothing() -> None:
     assert verdict.outcome is Outcome.UNJUDGED
     assert "site lab has it in 'TB/s' (0.4), which is not compared with 'GB/s'" in verdict.reason
     (weak,) = verdicts(check(BY_BASELINE), measured(10, facts=FOUR), expect={"speed": Limit.parse("> 0.1")}, site=site)
-    assert "HARDLY" not in weak.judged_by
+    assert "site lab" not in weak.judged_by
 
 
 def test_a_threshold_in_another_unit_judges_nothing() -> None:
@@ -284,6 +284,34 @@ def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> N
     assert "HARDLY" not in fair.judged_by
     (high,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 420")})
     assert "BEYOND the 400 GB/s of SKU Test GPU: good hardware of this shape fails it" in high.judged_by
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("> 601 GB/s", "> 601 GB/s is above what the hardware can do: Test GPU has 600 GB/s of nvlink (a datasheet)"),
+        ("> 0.4 GB/s", "> 0.4 GB/s is 1/1,000 of the 400 GB/s of SKU Test GPU: is it meant in another unit?"),
+    ],
+)
+def test_a_threshold_that_cannot_be_meant_so_is_an_error_and_no_fault_of_the_hardware(limit: str, words: str) -> None:
+    """Where the GPU was not known before: nothing could refuse it then."""
+    spec = Spec(value=600, unit="GB/s", source="a datasheet")
+    sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
+    rule = Rule(metric="speed", baseline="x.busbw.1GiB", why="", remedy="")
+    expect = {"speed": Limit.parse(limit)}
+    (verdict,) = judge_check(check(rule), [measured(400, facts=FOUR)], expect, "mine", Known(None, [sku]))
+    assert verdict.outcome is Outcome.ERROR
+    assert verdict.reason.startswith(f"speed is 400 GB/s, and the threshold says nothing: {words}")
+    assert verdict.judged_by.startswith("trial mine: >")
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(379, Outcome.WARN), (321, Outcome.WARN), (319, Outcome.FAIL)])
+def test_a_floor_that_is_known_takes_the_place_of_the_rules_share(value: float, outcome: Outcome) -> None:
+    known = SKU.expected["all_reduce"][0].model_copy(update={"floor": 320})
+    sku = SKU.model_copy(update={"expected": {"all_reduce": (known,)}})
+    (verdict,) = judge_check(check(BY_BASELINE), [measured(value, facts=FOUR)], {}, "", Known(None, [sku]))
+    assert verdict.outcome is outcome
+    assert "fails under 80%, warns under 95%" in verdict.judged_by
 
 
 def test_a_thousand_nodes_are_judged_in_seconds() -> None:

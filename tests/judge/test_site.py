@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.judge import site
@@ -41,6 +42,17 @@ def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path)
 def test_a_second_measurement_teaches_nothing() -> None:
     twice = run(600).model_copy(update={"repeats": run(900).measurements})
     assert [one.value for one in site.learn("lab", {"a": twice}, catalog()).expected["gemm.bf16"]] == [600]
+
+
+def test_figures_across_nodes_are_learned_for_their_network_only() -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 16, "nodes": 2}
+    busbw = Metric(name="busbw.8GiB", value=320, unit="GB/s", subject="cluster")
+    reduced = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(busbw,), facts=facts)
+    sockets = Measurement(check="collectives.path", subject="n0/gpu0", facts={"transports": {"NET/Socket": 2}})
+    both = run(600).measurements[0], reduced, sockets
+    learned = site.learn("lab", {"a": samples.accepted().model_copy(update={"measurements": both})}, catalog())
+    assert [one.fabric for one in learned.expected["all_reduce.busbw.8GiB"]] == ["tcp"]
+    assert [one.fabric for one in learned.expected["gemm.bf16"]] == [""]
 
 
 def test_models_are_learned_apart() -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from seatrial.checks.base import Check
-from seatrial.judge import again
+from seatrial.judge import again, insights, links
 from seatrial.judge.baselines import Known, skus
 from seatrial.judge.places import unheld, unproven
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Verdict
+from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome, Verdict
 from seatrial.settings import Config
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Judging adds records that stay: collecting garbage meanwhile is a walk through a million of them, in vain."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def judge(
     config: Config,
     jobs: Sequence[Job],
@@ -28,7 +43,10 @@ def judge(
     ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
     they bear a FAIL out, or not, and speak of nothing else.
     """
-    known = Known(site, skus())
+    known = _known(measurements, site)
+    by_check: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        by_check.setdefault(measurement.check, []).append(measurement)
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in left_out:
@@ -38,8 +56,8 @@ def judge(
             reason = "this version of seatrial has no such check, so that nothing can judge it"
             verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason))
         else:
-            own = [measurement for measurement in measurements if measurement.check == name]
-            verdicts += unproven(name, config.cluster, jobs, measurements)
+            own = by_check.get(name, ())
+            verdicts += unproven(name, config.cluster, jobs, by_check)
             verdicts += unheld(name, setting, own, config.name)
             first = judge_check(checks[name], own, setting.expect, config.name, known)
             more = [measurement for measurement in repeats if measurement.check == name]
@@ -59,7 +77,7 @@ def to_repeat(
 
     A check that could not be measured somewhere is none of them: first it is to be measured everywhere.
     """
-    known = Known(site, skus())
+    known = _known(measurements, site)
     found: dict[str, str] = {}
     for name, setting in config.checks.items():
         own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))
@@ -69,3 +87,20 @@ def to_repeat(
             more_of_them = f", and {len(figures) - 1} more" if len(figures) > 1 else ""
             found |= {name: figures[0] + more_of_them} if figures else {}
     return found
+
+
+def read(
+    config: Config,
+    measurements: Sequence[Measurement],
+    verdicts: Sequence[Verdict],
+    checks: Mapping[str, Check],
+    site: Baseline | None = None,
+) -> tuple[Insight, ...]:
+    """What the figures say beyond their verdicts; see ``insights``."""
+    known = _known(measurements, site)
+    return insights.insights(config, measurements, verdicts, checks, known, links.read(measurements))
+
+
+def _known(measurements: Sequence[Measurement], site: Baseline | None) -> Known:
+    found = links.read(measurements)
+    return Known(site, skus(), found.fabric, found.sliced)

@@ -6,13 +6,13 @@ Facts of hardware are data/skus/*.yaml, every number with its source. Unknown is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
-from statistics import median
+from statistics import NormalDist, median
 
 import yaml
-from pydantic import JsonValue
+from pydantic import Field, FiniteFloat, JsonValue
 
 from seatrial.model import Baseline, Expected, Frozen
 from seatrial.statistics import spread
@@ -22,14 +22,33 @@ FLEET = 3
 # Deviations from the fleet's median, in robust standard deviations, that chance hardly makes (Iglewicz and Hoaglin,
 # How to Detect and Handle Outliers, 1993)
 OUTLYING = 3.5
+# The chance that a good fleet, however large, has even one that is flagged: what decides beyond some forty subjects
+FALSE_ALARM = 0.01
+MIXED = " + "  # joins the names of unlike GPUs (bench.rank.describe_devices)
+_SLICE = " MIG "  # in the name that the driver gives to a slice: NVIDIA A100-SXM4-80GB MIG 1g.10gb
+
+
+class Spec(Frozen):
+    """What the vendor says that the hardware can do at most, and where."""
+
+    value: FiniteFloat = Field(gt=0)
+    unit: str
+    source: str = Field(min_length=1)
 
 
 class Sku(Frozen):
-    """One GPU model. ``nvml_names`` are matched exactly: a near miss is another GPU."""
+    """One GPU model. ``nvml_names`` are matched exactly: a near miss is another GPU.
+
+    ``spec`` has what of these is known: TFLOP/s without sparsity by type (bf16, fp16, tf32, fp8), and GB/s of ``hbm``
+    (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL plans with of that) and
+    ``pcie`` (one way). ``nvlinks`` is how many links there are.
+    """
 
     name: str
     nvml_names: tuple[str, ...]
-    expected: Mapping[str, tuple[Expected, ...]]
+    spec: Mapping[str, Spec] = {}
+    nvlinks: int | None = None
+    expected: Mapping[str, tuple[Expected, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,7 @@ class Reference:
     of: str
     source: str
     deviation: float | None = None
+    floor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +72,8 @@ class Fleet:
 
     @property
     def large_enough(self) -> bool:
-        return len(self.values) >= FLEET
+        """Whether its members can be told from each other: unlike models are never compared."""
+        return len(self.values) >= FLEET and MIXED not in self.model
 
     @property
     def known(self) -> bool:
@@ -67,9 +88,14 @@ class Fleet:
     def spread(self) -> float:
         return spread(self.values)
 
+    @cached_property
+    def reach(self) -> float:
+        """How far under the median chance may take a good one: the more there are, the farther it takes the last."""
+        return max(OUTLYING, NormalDist().inv_cdf(1 - FALSE_ALARM / len(self.values))) * self.spread
+
     def outlying(self, value: float) -> bool:
         """Whether ``value`` is too far under the median for chance."""
-        return self.large_enough and self.median - value > OUTLYING * self.spread
+        return self.large_enough and self.median - value > self.reach
 
 
 @cache
@@ -86,10 +112,17 @@ def skus() -> tuple[Sku, ...]:
 
 @dataclass(frozen=True)
 class Known:
-    """Everything there is to compare with, in the order of its rank."""
+    """Everything there is to compare with, in the order of its rank, and what of the cluster decides what fits it.
+
+    ``fabric`` is the class of the network between nodes, empty where it is not known; ``sliced`` the models of GPUs
+    that MIG has cut into parts.
+    """
 
     site: Baseline | None = None
     skus: Sequence[Sku] = ()
+    fabric: str = ""
+    sliced: frozenset[str] = frozenset()
+    _said: dict[tuple[str, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], fleet: Fleet, unit: str) -> Reference | str:
         """The reference for ``key`` on the GPU and shape that ``facts`` name, or a sentence on what is not known.
@@ -106,15 +139,43 @@ class Known:
         return Reference(fleet.median, unit, f"median of {count}", source, fleet.spread)
 
     def published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
-        """What the site or a SKU file says of ``key``, without regard to the fleet."""
-        if self.site and (own := _fitting(self.site.expected.get(key, ()), facts, str(facts.get("gpu")))):
+        """What the site or SKU files say of ``key``, without regard to the fleet.
+
+        Where models are mixed, the one of which least is expected sets the pace, if it is known of all of them.
+        """
+        asked = (key, *(repr(facts.get(name)) for name in ("gpu", "world_size", "nodes")))
+        if asked not in self._said:  # thousands of GPUs ask the same
+            self._said[asked] = self._published(key, facts)
+        return self._said[asked]
+
+    def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
+        gpu = str(facts.get("gpu") or "")
+        if self.site and (own := _fitting(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
             return Reference(own.value, own.unit, f"site {self.site.name}", own.source)
-        sku = next((sku for sku in self.skus if facts.get("gpu") in sku.nvml_names), None)
-        if sku is None:
-            return f"no SKU data for {facts.get('gpu') or 'an unnamed device'}"
-        if expected := _fitting(sku.expected.get(key, ()), facts, ""):
-            return Reference(expected.value, expected.unit, f"SKU {sku.name}", expected.source)
-        return f"{sku.name} has no known {key} for {facts.get('world_size')} GPUs on {facts.get('nodes')} nodes"
+        found = [self._of_model(key, facts, name) for name in gpu.split(MIXED)]
+        references = [one for one in found if isinstance(one, Reference)]
+        if len(references) < len(found) or len({one.unit for one in references}) > 1:
+            unknown = next((one for one in found if isinstance(one, str)), "their figures are in different units")
+            return f"{gpu} are mixed models, and {unknown}" if len(found) > 1 else unknown
+        slowest = min(references, key=lambda one: one.value)
+        return replace(slowest, of=f"{slowest.of}, the slowest of {gpu}") if len(found) > 1 else slowest
+
+    def sku(self, gpu: str) -> Sku | str:
+        """What is known of a model by its NVML name, or why nothing is."""
+        if _SLICE in gpu or gpu in self.sliced:
+            return f"{gpu} is cut into MIG slices: what is known of the whole GPU does not apply to a part of it"
+        found = next((sku for sku in self.skus if gpu in sku.nvml_names), None)
+        return found or f"no SKU data for {gpu or 'an unnamed device'}"
+
+    def _of_model(self, key: str, facts: Mapping[str, JsonValue], gpu: str) -> Reference | str:
+        sku = self.sku(gpu)
+        if isinstance(sku, str):
+            return sku
+        if expected := _fitting(sku.expected.get(key, ()), facts, "", self.fabric):
+            return Reference(expected.value, expected.unit, f"SKU {sku.name}", expected.source, floor=expected.floor)
+        nodes = facts.get("nodes")
+        fabric = f" over {self.fabric or 'a network of unknown class'}" if isinstance(nodes, int) and nodes > 1 else ""
+        return f"{sku.name} has no known {key} for {facts.get('world_size')} GPUs on {nodes} nodes{fabric}"
 
 
 NOTHING = Known()
@@ -124,6 +185,7 @@ def _other_unit(reference: Reference, unit: str) -> str:
     return f"{reference.of} has it in {reference.unit!r} ({reference.value:g}), which is not compared with {unit!r}"
 
 
-def _fitting(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str) -> Expected | None:
+def _fitting(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str, fabric: str) -> Expected | None:
     shape = (facts.get("world_size"), facts.get("nodes"), gpu)
-    return next((one for one in values if (one.gpus, one.nodes, one.gpu) == shape), None)
+    fits = (one for one in values if (one.gpus, one.nodes, one.gpu) == shape and one.fabric in ("", fabric))
+    return next(fits, None)

@@ -33,7 +33,8 @@ def decide(
 
 def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:
     """What was found good, what did not apply, and where somebody should look."""
-    said = {name: worst(one.outcome for one in verdicts if one.check == name) for name in required}
+    outcomes = _said(verdicts)
+    said = {name: worst(outcomes.get(name, ())) for name in required}
     skipped = sorted(name for name, outcome in said.items() if outcome is Outcome.SKIP)
     warned = sorted(name for name, outcome in said.items() if outcome is Outcome.WARN)
     unknown = [f"{name} is {outcome}" for name, outcome in said.items() if outcome not in _GOOD]
@@ -47,7 +48,8 @@ def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:
 def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out: Mapping[str, str]) -> list[str]:
     """Every reason why nothing can be accepted yet, in words."""
     needed = [name for name, is_required in required.items() if is_required]
-    said = {name: [verdict.outcome for verdict in verdicts if verdict.check == name] for name in needed}
+    every = _said(verdicts)
+    said = {name: every.get(name, set()) for name in needed}
     reasons = [f"{name} was left out by {flag}" for name, flag in left_out.items() if name in needed]
     for name, outcomes in said.items():
         if name not in left_out and worst(outcomes) not in _GOOD:
@@ -55,6 +57,14 @@ def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out
     if not any(outcome in (Outcome.PASS, Outcome.WARN) for outcomes in said.values() for outcome in outcomes):
         reasons.append("nothing that the decision needs was measured")
     return reasons
+
+
+def _said(verdicts: Sequence[Verdict]) -> dict[str, set[Outcome]]:
+    """Which outcomes each check was given."""
+    said: dict[str, set[Outcome]] = {}
+    for verdict in verdicts:
+        said.setdefault(verdict.check, set()).add(verdict.outcome)
+    return said
 
 
 def _count(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
 from seatrial.settings import CheckSettings, Cluster
@@ -12,13 +12,13 @@ _NAMED = 8  # how many places a sentence names
 
 
 def unproven(
-    check: str, cluster: Cluster, jobs: Sequence[Job], measurements: Sequence[Measurement]
+    check: str, cluster: Cluster, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]
 ) -> Iterator[Verdict]:
-    """An ERROR for everything that keeps the measurements of ``check`` from speaking of all that was promised.
+    """An ERROR for everything that keeps the ``measurements`` (by check) of ``check`` from speaking of all promised.
 
     A check that has told of an error, or that nobody measured, is not told of a second time.
     """
-    own = [one for one in measurements if one.check == check]
+    own = measurements.get(check, ())
     if not own or any(one.error for one in own):
         return
     job = next((job for job in jobs if check in job.checks), None)
@@ -81,17 +81,17 @@ def _other_promise(job: Job, cluster: Cluster) -> Iterator[str]:
         yield f"planned for {job.promised_gpus} GPUs a node, and {cluster.gpus_per_node} were promised"
 
 
-def _elsewhere(check: str, jobs: Sequence[Job], measurements: Sequence[Measurement]) -> Iterator[str]:
+def _elsewhere(check: str, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     """Two jobs on different nodes tell of none of them everything."""
     on_nodes = [name for job in jobs if job.placement != "control" for name in job.checks]
     if check not in on_nodes:
         return
-    places = {name: _nodes([one for one in measurements if one.check == name and not one.error]) for name in on_nodes}
-    first = next(name for name in on_nodes if places[name])
-    if places[check] != places[first]:
-        here, there = ", ".join(places[check]), ", ".join(places[first])
-        yield f"measured on {here}, but {first} on {there}: not on the same nodes"
+    places = ((name, _nodes(one for one in measurements.get(name, ()) if not one.error)) for name in on_nodes)
+    first, there = next((name, nodes) for name, nodes in places if nodes)
+    here = _nodes(one for one in measurements[check] if not one.error)
+    if here != there:
+        yield f"measured on {', '.join(here)}, but {first} on {', '.join(there)}: not on the same nodes"
 
 
-def _nodes(measurements: Sequence[Measurement]) -> list[str]:
+def _nodes(measurements: Iterable[Measurement]) -> list[str]:
     return sorted({one.subject.partition("/")[0] for one in measurements})

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import NOTHING, Fleet, Known, Reference
-from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
+from seatrial.judge.lint import WEAK, flaw, key_of, passes
+from seatrial.model import CLUSTER, HARDLY, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
 from seatrial.statistics import median_interval
 
-WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
 # Of what the hardware is known to reach. The largest gain by software that we know of is NVLink SHARP's: from 370 to
 # 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly,
 # or the reference is wrong.
 BELIEVABLE = 1.5
+_NOBODY = Fleet("", ())
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
 
@@ -31,9 +33,10 @@ def judge_check(
         return [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.ERROR, reason="not measured")]
     verdicts = list(_unmeasured(check.name, measurements))
     measured = [measurement for measurement in measurements if not measurement.skipped]
+    groups = _groups(check.scope, measured)
     for rule in _effective(check.rules, expect, trial):
-        fleets = _fleets(rule, measured)
-        for group in _groups(check.scope, measured):
+        fleets = {} if rule.expect else _fleets(rule, measured)
+        for group in groups:
             verdicts += _apply(check.name, rule, group, trial if rule.metric in expect else "", known, fleets)
     if not verdicts:
         reason = "measured, and no rule judges it"
@@ -41,11 +44,24 @@ def judge_check(
     return verdicts
 
 
-def _groups(scope: Scope, measured: Sequence[Measurement]) -> list[Sequence[Measurement]]:
-    """Measurements that together must hold what a rule asks for: all ranks of a collective, else each place alone."""
+class Group:
+    """Measurements that together must hold what a rule asks for, their facts as one, their metrics by name."""
+
+    def __init__(self, measurements: Sequence[Measurement]) -> None:
+        self.subject = measurements[0].subject if len(measurements) == 1 else CLUSTER
+        self.failed = any(measurement.error for measurement in measurements)
+        self.facts = {name: value for measurement in measurements for name, value in measurement.facts.items()}
+        self.metrics: dict[str, list[Metric]] = {}
+        for measurement in measurements:
+            for metric in measurement.metrics:
+                self.metrics.setdefault(metric.name, []).append(metric)
+
+
+def _groups(scope: Scope, measured: Sequence[Measurement]) -> list[Group]:
+    """All ranks of a collective together, else each place alone."""
     if scope is Scope.CLUSTER:
-        return [measured] if measured else []
-    return [[measurement] for measurement in measured]
+        return [Group(measured)] if measured else []
+    return [Group([measurement]) for measurement in measured]
 
 
 def _fleets(rule: Rule, measured: Sequence[Measurement]) -> dict[str, Fleet]:
@@ -78,7 +94,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
         Rule(
             metric=metric,
             expect=limit,
-            baseline=own[metric].baseline if metric in own else None,
+            baseline=key_of(metric, tuple(rules)) or None,
             shows=own[metric].shows if metric in own else (),
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
@@ -89,21 +105,20 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
 
 
 def _apply(
-    check: str, rule: Rule, group: Sequence[Measurement], trial: str, known: Known, fleets: Mapping[str, Fleet]
+    check: str, rule: Rule, group: Group, trial: str, known: Known, fleets: Mapping[str, Fleet]
 ) -> Iterator[Verdict]:
-    facts = {name: value for measurement in group for name, value in measurement.facts.items()}
-    subject = group[0].subject if len(group) == 1 else CLUSTER
+    facts = group.facts
     outside = [f"{name} is {facts[name]}" for name, value in rule.where.items() if facts.get(name, value) != value]
     if outside:
         needed = ", ".join(f"{name} is {value}" for name, value in rule.where.items())
         reason = f"applies where {needed}; here {', '.join(outside)}"
-        yield Verdict(check=check, subject=subject, metric=rule.metric, outcome=Outcome.SKIP, reason=reason)
+        yield Verdict(check=check, subject=group.subject, metric=rule.metric, outcome=Outcome.SKIP, reason=reason)
         return
-    metrics = [metric for measurement in group for metric in measurement.metrics if metric.name == rule.metric]
-    if not metrics and not any(measurement.error for measurement in group):  # an error has been told already
+    metrics = group.metrics.get(rule.metric, ())
+    if not metrics and not group.failed:  # an error has been told already
         reason = f"{rule.metric} was not measured, so that nothing is known of this: {rule.why}"
-        yield Verdict(check=check, subject=subject, metric=rule.metric, outcome=Outcome.ERROR, reason=reason)
-    fleet = fleets.get(_model(facts), Fleet("", ()))
+        yield Verdict(check=check, subject=group.subject, metric=rule.metric, outcome=Outcome.ERROR, reason=reason)
+    fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
     for metric in metrics:
         yield _verdict(check, rule, metric, facts, trial, known, fleet)
 
@@ -111,7 +126,8 @@ def _apply(
 def _verdict(
     check: str, rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Known, fleet: Fleet
 ) -> Verdict:
-    outcome, reason, judged_by = _compare(rule, metric, facts, trial, known, fleet)
+    value = format_value(metric.value, metric.unit)
+    outcome, reason, judged_by = _compare(rule, metric, value, facts, trial, known, fleet)
     bad = outcome not in (Outcome.PASS, Outcome.SKIP)
     return Verdict(
         check=check,
@@ -119,27 +135,34 @@ def _verdict(
         metric=metric.name,
         outcome=outcome,
         reason=f"{reason}: {rule.why}" if bad and rule.why else reason,
-        evidence=_evidence(metric) + (_shown(rule, facts) if bad else ""),
+        evidence=_evidence(metric, value) + (_shown(rule, facts) if bad else ""),
         remedy=rule.remedy if bad else "",
         judged_by=judged_by,
     )
 
 
 def _compare(
-    rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Known, fleet: Fleet
+    rule: Rule,
+    metric: Metric,
+    value: str,
+    facts: Mapping[str, JsonValue],
+    trial: str,
+    known: Known,
+    fleet: Fleet,
 ) -> tuple[Outcome, str, str]:
-    value = format_value(metric.value, metric.unit)
     if rule.expect is None:
         found = known.find(rule.baseline or metric.name, facts, fleet, metric.unit)
         if isinstance(found, str):
             return Outcome.UNJUDGED, f"{metric.name} is {value}, and {found}", ""
-        return _against(found, rule, metric, fleet)
+        return _against(found, rule, metric, value, fleet)
     if rule.expect.unit and rule.expect.unit != metric.unit:
         return Outcome.UNJUDGED, f"{metric.name} is {value}, and the threshold is in {rule.expect.unit!r}", ""
-    limit = _limit(rule.expect, metric.unit)
+    limit = _limit(rule.expect.op, rule.expect.value, metric.unit)
     judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
-    if trial and rule.baseline:
-        judged_by += _sense(rule.expect, known.published(rule.baseline, facts), metric.unit)
+    if trial and (wrong := flaw(rule.expect, metric.unit, rule.baseline or "", facts, known)):
+        return Outcome.ERROR, f"{metric.name} is {value}, and the threshold says nothing: {wrong}", judged_by
+    if trial:
+        judged_by += _sense(rule, rule.expect, metric, facts, known)
     if rule.expect.holds(metric.value):
         return Outcome.PASS, f"{metric.name} is {value}", judged_by
     reason = f"{metric.name} is {value}, expected {limit}"
@@ -153,28 +176,37 @@ def _compare(
     return rule.breach, reason, judged_by
 
 
-def _sense(limit: Limit, known: Reference | str, unit: str) -> str:
-    """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything."""
-    if isinstance(known, str) or known.unit != unit or limit.op not in (">", ">="):
+def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
+    """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything.
+
+    Where nothing is known, what this hardware has just reached is the least that can be expected of it.
+    """
+    published = known.published(rule.baseline, facts) if rule.baseline else ""
+    if limit.op not in (">", ">="):
         return ""
-    share = limit.value / known.value
-    expected = f"the {format_value(known.value, known.unit)} of {known.of}"
+    if isinstance(published, Reference) and published.unit == metric.unit:
+        best, of = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
+    else:
+        best, of = metric.value, f"the {format_value(metric.value, metric.unit)} that was measured here"
+    share = limit.value / best if best > 0 else 1.0
     if share < WEAK:
-        return f"; HARDLY A TEST: {share:.0%} of {expected}: what lost {1 - share:.0%} of it passes"
-    return f"; BEYOND {expected}: good hardware of this shape fails it" if share > 1 else ""
+        gets_past = passes(share, rule.baseline or "", str(facts.get("gpu") or ""), known)
+        return f"; {HARDLY}: {100 * share:.2g}% of {of}: {gets_past}"
+    good = isinstance(published, Reference) and share > 1
+    return f"; BEYOND {of}: good hardware of this shape fails it" if good else ""
 
 
-def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tuple[Outcome, str, str]:
+def _against(known: Reference, rule: Rule, metric: Metric, value: str, fleet: Fleet) -> tuple[Outcome, str, str]:
     share = metric.value / known.value
+    least = rule.fail_below if known.floor is None else known.floor / known.value
     reason = (
-        f"{metric.name} is {format_value(metric.value, metric.unit)}, {share:.1%} of the "
-        f"{format_value(known.value, known.unit)} that {known.of} gives"
+        f"{metric.name} is {value}, {share:.1%} of the {format_value(known.value, known.unit)} that {known.of} gives"
     )
     judged_by = (
         f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
-        f"fails under {rule.fail_below:.0%}, warns under {rule.warn_below:.0%}"
+        f"fails under {least:.0%}, warns under {rule.warn_below:.0%}"
     )
-    if known.deviation is not None and (share >= rule.fail_below or not fleet.outlying(metric.value)):
+    if known.deviation is not None and (share >= least or not fleet.outlying(metric.value)):
         return Outcome.UNJUDGED, f"{reason}; {known.source}", judged_by
     if share > BELIEVABLE:
         return Outcome.UNJUDGED, f"{reason}, which is more than can be believed of either", judged_by
@@ -182,10 +214,10 @@ def _against(known: Reference, rule: Rule, metric: Metric, fleet: Fleet) -> tupl
         if fleet.outlying(metric.value):
             return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
         return Outcome.PASS, reason, judged_by
-    if share >= rule.fail_below:
+    if share >= least:
         return Outcome.WARN, reason, judged_by
     interval = median_interval(metric.samples)
-    if interval and interval[1] >= rule.fail_below * known.value:
+    if interval and interval[1] >= least * known.value:
         reason += f", which its own 95 % interval does not exclude ({_range(interval, metric)})"
         return Outcome.WARN, reason, judged_by
     return Outcome.FAIL, reason, judged_by
@@ -195,9 +227,10 @@ def _range(interval: tuple[float, float], metric: Metric) -> str:
     return " to ".join(format_value(bound, metric.unit) for bound in interval)
 
 
-def _limit(limit: Limit, unit: str) -> str:
-    value = format_value(limit.value, limit.unit or unit)
-    return value if unit == "bool" else f"{limit.op} {value}"
+@lru_cache  # the same for thousands of subjects
+def _limit(op: str, value: float, unit: str) -> str:
+    text = format_value(value, unit)
+    return text if unit == "bool" else f"{op} {text}"
 
 
 def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
@@ -206,8 +239,8 @@ def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
     return "".join(f"; {name}: {text[:_SHOWN]}{'…' if len(text) > _SHOWN else ''}" for name, text in texts.items())
 
 
-def _evidence(metric: Metric) -> str:
-    text = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}"
+def _evidence(metric: Metric, value: str) -> str:
+    text = f"{metric.name} = {value} on {metric.subject}"
     if len(metric.samples) > 1:
         low, high = (format_value(bound, metric.unit) for bound in (min(metric.samples), max(metric.samples)))
         text += f", {len(metric.samples)} samples from {low} to {high}"

@@ -11,9 +11,10 @@ import yaml
 from pydantic import ValidationError
 
 from seatrial.checks.base import Check
+from seatrial.judge import links
 from seatrial.model import Baseline, Expected, Measurement, Trial, UsageError, Verb, first_fault
 
-Key = tuple[str, str, int, int, str]  # baseline key, GPU, GPUs, nodes, unit
+Key = tuple[str, str, int, int, str, str]  # baseline key, GPU, GPUs, nodes, unit, class of the network between nodes
 
 
 def load(path: Path) -> Baseline:
@@ -35,15 +36,16 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     for path, trial in trials.items():
         if trial.decision.value is Verb.REJECTED:
             raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): a baseline is learned from good runs")
+        fabric = links.read(trial.measurements).fabric
         for measurement in trial.measurements:
-            for kind, value in _values(measurement, checks):
+            for kind, value in _values(measurement, checks, fabric):
                 found[kind].append(value)
     if not found:
         raise UsageError(f"nothing to learn in {', '.join(trials)}: no metric there is judged by a baseline")
     expected: dict[str, list[Expected]] = defaultdict(list)
-    for (key, gpu, gpus, nodes, unit), values in sorted(found.items()):
+    for (key, gpu, gpus, nodes, unit, fabric), values in sorted(found.items()):
         source = f"median of {len(values)} values in {len(trials)} runs, from {min(values):.4g} to {max(values):.4g}"
-        own = Expected(gpus=gpus, nodes=nodes, value=median(values), unit=unit, source=source, gpu=gpu)
+        own = Expected(gpus=gpus, nodes=nodes, value=median(values), unit=unit, source=source, gpu=gpu, fabric=fabric)
         expected[key].append(own)
     return Baseline(name=name, learned_from=tuple(trials), expected={k: tuple(v) for k, v in expected.items()})
 
@@ -53,7 +55,7 @@ def dump(baseline: Baseline) -> str:
     return yaml.safe_dump(baseline.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _values(measurement: Measurement, checks: Mapping[str, Check]) -> Iterator[tuple[Key, float]]:
+def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) -> Iterator[tuple[Key, float]]:
     check, facts = checks.get(measurement.check), measurement.facts
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
     if check is None or not isinstance(gpu, str) or not isinstance(gpus, int) or not isinstance(nodes, int):
@@ -65,4 +67,4 @@ def _values(measurement: Measurement, checks: Mapping[str, Check]) -> Iterator[t
     for metric in measurement.metrics:
         for key in keys[metric.name]:
             if metric.value > 0:
-                yield (key, gpu, gpus, nodes, metric.unit), metric.value
+                yield (key, gpu, gpus, nodes, metric.unit, fabric if nodes > 1 else ""), metric.value

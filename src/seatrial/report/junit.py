@@ -35,6 +35,8 @@ def _suite(check: CheckView, phase: str) -> ET.Element:
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
     ET.SubElement(properties, "property", name="title", value=one_line(check.title))
+    for insight in check.insights:
+        ET.SubElement(properties, "property", name=insight.title, value=one_line(insight.text))
     by_subject: dict[str, list[Verdict]] = {}
     for verdict in check.verdicts or (_unjudged(check.name),):
         by_subject.setdefault(verdict.subject, []).append(verdict)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from seatrial.model import Trial, Verb, Verdict
+from seatrial.model import HARDLY, Trial, Verb, Verdict
 from seatrial.report.text import neutral
 from seatrial.report.view import chapters, tally
 
@@ -77,7 +77,9 @@ def _of_the_run(trial: Trial) -> Iterator[_Family]:
     for confidence in ("high", "medium", "low"):
         count = sum(finding.confidence == confidence for finding in trial.findings)
         findings.add(count, trial=trial.name, confidence=confidence)
-    yield from (ended, duration, decision, spent, findings)
+    weak = _Family("seatrial_weak_gates", "Thresholds of the trial that hardly test anything.")
+    weak.add(sum(insight.title == HARDLY for insight in trial.insights), trial=trial.name)
+    yield from (ended, duration, decision, spent, findings, weak)
 
 
 def _verdicts(trial: Trial) -> _Family:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from seatrial.model import Finding, Outcome, Trial, Verb
+from seatrial.model import HARDLY, Finding, Outcome, Trial, Verb
 from seatrial.report.text import neutral, one_line, plural
 from seatrial.report.view import CheckView, Group, chapters, launchers, size, tally, troubles
 
@@ -43,6 +43,9 @@ def summary(trial: Trial, console: Console) -> None:
         console.print(Text("\nFindings", "bold"))
     for number, finding in enumerate(trial.findings, 1):
         _finding(number, finding, console)
+    for insight in trial.insights:
+        if insight.title == HARDLY:
+            console.print(Text.assemble("\n", (HARDLY, "yellow"), f"  {insight.check} {one_line(insight.text)}"))
     _decision(trial, console)
 
 

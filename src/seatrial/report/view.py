@@ -18,6 +18,7 @@ from seatrial.model import (
     CLUSTER,
     WORST_FIRST,
     Artifact,
+    Insight,
     Measurement,
     Metric,
     Outcome,
@@ -126,6 +127,7 @@ class CheckView:
     phase: str
     verdicts: tuple[Verdict, ...]
     measurements: tuple[Measurement, ...]
+    insights: tuple[Insight, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -149,9 +151,12 @@ class CheckView:
 
     @property
     def how(self) -> list[str]:
-        """What was measured, over which path, how often and how sure: a sentence, several where processes differ."""
-        told = (str(measurement.facts[HOW]) for measurement in self.measurements if HOW in measurement.facts)
-        return list(dict.fromkeys(told))
+        """What was measured, over which path, how often and how sure: a sentence, several where processes differ.
+
+        And what the figures say beyond their verdicts.
+        """
+        told = [str(measurement.facts[HOW]) for measurement in self.measurements if HOW in measurement.facts]
+        return list(dict.fromkeys([*told, *(f"{one.title}: {one.text}" for one in self.insights)]))
 
     @property
     def seconds(self) -> float:
@@ -249,6 +254,7 @@ def chapters(trial: Trial) -> list[Chapter]:
             phase=str(known[name].phase) if name in known else OTHER,
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
+            insights=tuple(one for one in trial.insights if one.check == name),
         )
         for name in ordered
     ]

@@ -1,0 +1,104 @@
+"""How long does it take to judge a large cluster, and how much memory?
+
+    python benchmarks/judging.py [--record TRIAL.json] [--nodes 1024] [--gpus 8]
+
+The measurements are those of a real run, told of as many nodes and GPUs as asked for: by default the shipped acceptance
+of 4×H200, as 1,024 nodes of 8 GPUs, which share the samples of those four in memory. Printed are the seconds that
+judging takes (verdicts, insights and the decision), and the peak memory of the process, measurements and all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from seatrial.checks import catalog
+from seatrial.checks.base import Check
+from seatrial.judge import judge, read
+from seatrial.judge.decision import decide
+from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
+from seatrial.rundir import load_trial
+from seatrial.settings import Cluster, Config
+
+RECORD = Path(__file__).parent.parent / "docs/results/2026-11-21-4xh200/acceptance.trial.json"
+
+
+def enlarged(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job, ...], list[Measurement]]:
+    """The trial's config, jobs and measurements, as if they were of ``nodes`` nodes with ``gpus`` GPUs each."""
+    config = Config.model_validate(trial.config)
+    config = config.model_copy(update={"cluster": Cluster(nodes=nodes, gpus_per_node=gpus)})
+    jobs = [_larger(job, nodes, gpus) for job in trial.jobs]
+    places = {name: job for job in jobs for name in job.checks}
+    checks = catalog()
+    own: dict[str, list[Measurement]] = {}
+    for one in trial.measurements:
+        own.setdefault(one.check, []).append(one)
+    found = [new for name, some in own.items() for new in _spread(checks[name], some, places.get(name))]
+    return config, tuple(jobs), found
+
+
+def _larger(job: Job, nodes: int, gpus: int) -> Job:
+    promised = job.model_copy(update={"promised_nodes": nodes, "promised_gpus": gpus})
+    if job.placement == "control":
+        return promised
+    ranks = gpus if job.placement == "ranks" else job.ranks_per_node
+    return promised.model_copy(update={"nodes": nodes, "ranks_per_node": ranks})
+
+
+def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Iterator[Measurement]:
+    """A measurement for each place of ``job``, after those of the record in turn.
+
+    The first of each node speaks for it, as rank 0 does in the record; only rank 0 itself speaks for the cluster.
+    """
+    if job is None or check.scope is Scope.CONTROL:
+        yield from measured
+        return
+    leader, *others = sorted(measured, key=lambda one: one.rank or 0)
+    for rank in range(job.places):
+        node, local = f"node{rank // job.ranks_per_node:04}", rank % job.ranks_per_node
+        template = leader if local == 0 or not others else others[rank % len(others)]
+        subject = f"{node}/gpu{local}" if job.placement == "ranks" else node
+        own = [metric for metric in template.metrics if rank == 0 or metric.subject != CLUSTER]
+        metrics = tuple(_moved(metric, node, subject, template.subject) for metric in own)
+        facts = template.facts
+        if "world_size" in facts and facts["world_size"] != 1:
+            facts = {**facts, "world_size": job.places, "nodes": job.nodes}
+        series = () if rank else template.series
+        changed = {"rank": rank, "subject": subject, "metrics": metrics, "facts": facts, "series": series}
+        yield template.model_copy(update=changed)
+
+
+def _moved(metric: Metric, node: str, subject: str, old: str) -> Metric:
+    """A metric of the place itself or of a GPU of its node, at the new place; one of the cluster stays."""
+    if metric.subject == CLUSTER:
+        return metric
+    moved = subject if metric.subject == old else f"{node}/{metric.subject.partition('/')[2]}".rstrip("/")
+    return Metric(name=metric.name, value=metric.value, unit=metric.unit, subject=moved, samples=metric.samples)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--record", type=Path, default=RECORD)
+    asked.add_argument("--nodes", type=int, default=1024)
+    asked.add_argument("--gpus", type=int, default=8)
+    options = asked.parse_args()
+    trial = load_trial(options.record)
+    config, jobs, measurements = enlarged(trial, options.nodes, options.gpus)
+    metrics = sum(len(one.metrics) for one in measurements)
+    began, worked = time.perf_counter(), time.process_time()
+    verdicts = judge(config, jobs, measurements, catalog(), trial.left_out)
+    insights = read(config, measurements, verdicts, catalog())
+    required = {name: check.required for name, check in config.checks.items()}
+    decision = decide(required, verdicts, trial.left_out, "a benchmark")
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    print(f"{options.nodes} nodes × {options.gpus} GPUs: {len(measurements):,} measurements, {metrics:,} metrics")
+    print(f"{len(verdicts):,} verdicts, {len(insights)} insights, {decision.value}")
+    print(f"judged in {seconds:.2f} s ({cpu:.2f} s of CPU); peak memory {peak:.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()

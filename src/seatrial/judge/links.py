@@ -1,0 +1,141 @@
+"""The links that carry collectives, as discovered, and how much of a bus bandwidth each of them carries.
+
+nccl-tests' bus bandwidth is made to be compared with one link, and only under Ring inside one node it is what a GPU's
+links carry. For anything else it has to be undone, by algorithm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+
+from seatrial.model import Measurement
+
+# What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
+HIERARCHICAL = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The RDMA ports of one node that are up, of those the fastest: ``kind`` is ib or roce, ``gbps`` Gbit/s each."""
+
+    kind: str
+    count: int
+    gbps: float
+
+
+@dataclass(frozen=True)
+class Links:
+    """What joins the GPUs of this trial; what is None or empty is not known.
+
+    ``nvlinks`` and ``nvlink_gbps`` (GB/s one way, all active links of a GPU) are those of the GPU that has least.
+    ``network`` is what NCCL used between nodes: rdma, efa or tcp. ``sliced``: models that MIG has cut into parts.
+    ``carriers`` are the transports inside a node.
+    """
+
+    nvlinks: int = 0
+    nvlink_gbps: float | None = None
+    ports: Ports | None = None
+    network: str = ""
+    carriers: tuple[str, ...] = ()
+    sliced: frozenset[str] = field(default=frozenset())
+
+    @property
+    def fabric(self) -> str:
+        """The class of the network between nodes, such as roce-8x400, efa or tcp. Empty: not known."""
+        if self.network == "rdma" and self.ports:
+            return f"{self.ports.kind}-{self.ports.count}x{self.ports.gbps:g}"
+        return "" if self.network == "rdma" else self.network
+
+
+def read(measurements: Sequence[Measurement]) -> Links:
+    """The links that gpu.inventory, host.inventory and collectives.path have found."""
+    gpus = [gpu for facts in _facts("gpu.inventory", measurements) for gpu in _used(facts)]
+    rates = [_nvlink(gpu) for gpu in gpus]
+    known = [rate for rate in rates if rate]
+    least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
+    found = {_ports(facts.get("rdma")) for facts in _facts("host.inventory", measurements)}
+    names = sorted({name for facts in _facts("collectives.path", measurements) for name in _names(facts)})
+    return Links(
+        nvlinks=least[0],
+        nvlink_gbps=least[1],
+        ports=found.pop() if len(found) == 1 else None,
+        network=_network([name for name in names if name.startswith("NET/")]),
+        carriers=tuple(name for name in names if not name.startswith("NET/")),
+        sliced=frozenset(str(gpu["name"]) for gpu in gpus if gpu.get("mig_mode")),
+    )
+
+
+def nvlink_share(operation: str, algorithm: str, ranks: int) -> float:
+    """What a GPU's links carry one way, over the bus bandwidth.
+
+    Ring, and any operation that only moves data: 1, which is how nccl-tests chose its factors (doc/PERFORMANCE.md).
+    Tree sends each byte up and down again: 2S, for a bus bandwidth of 2(n−1)/n · S. In the switch (NVLS) a GPU sends
+    S for the sum and S/n of the result: (n+1)/n · S, by the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
+    """
+    if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
+        return 1.0
+    return ranks / (ranks - 1) if algorithm == "Tree" else (ranks + 1) / (2 * (ranks - 1))
+
+
+def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float | None:
+    """What leaves a node one way, over the bus bandwidth; None for an operation whose way is not modelled.
+
+    Ring: every byte that a GPU passes on leaves the node once, by its last GPU: 1. Tree and its kin first sum inside
+    the node, so that 2(N−1)/N · S leave it, for a bus bandwidth of 2(n−1)/n · S (stas00/ml-engineering,
+    network/README.md, has the same for a rail). All-to-all: each of n/N GPUs sends S/n to each GPU elsewhere.
+    """
+    if operation == "all_to_all":
+        here = ranks / nodes
+        return here * (ranks - here) / (ranks - 1)
+    if operation not in ("all_reduce", "all_gather", "reduce_scatter"):
+        return None
+    hierarchical = operation == "all_reduce" and algorithm in HIERARCHICAL
+    return (nodes - 1) / nodes * ranks / (ranks - 1) if hierarchical else 1.0
+
+
+def _facts(check: str, measurements: Sequence[Measurement]) -> Iterator[Mapping[str, JsonValue]]:
+    return (one.facts for one in measurements if one.check == check and one.facts and not one.skipped)
+
+
+def _used(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    used = facts.get("gpus_used") or ()
+    return [gpu for gpu in facts.get("gpus") or () if gpu.get("index") in used]
+
+
+def _nvlink(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
+    """How many links of a GPU are active, and their GB/s together, one way."""
+    speeds = [link.get("speed_mbps") for link in gpu.get("nvlinks") or () if link.get("active")]
+    return (len(speeds), sum(speeds) / 1e3) if speeds and all(speeds) else None
+
+
+def _ports(rdma: Any) -> Ports | None:
+    ports = [port for device in (rdma or {}).get("devices") or () for port in device.get("ports") or ()]
+    up: dict[tuple[float, str], int] = {}
+    for port in ports:
+        rate, kind = _RATE.match(port.get("rate") or ""), _KINDS.get(port.get("link_layer") or "")
+        if port.get("state") == "ACTIVE" and rate and kind:
+            up[float(rate[1]), kind] = up.get((float(rate[1]), kind), 0) + 1
+    if not up:
+        return None
+    (gbps, kind), count = max(up.items())
+    return Ports(kind, count, gbps)
+
+
+def _names(facts: Mapping[str, Any]) -> Iterator[str]:
+    return iter(facts.get("transports") or ())
+
+
+def _network(names: Sequence[str]) -> str:
+    """The slowest of what was used: one rank on sockets holds up all."""
+    if any(name.startswith("NET/Socket") for name in names):
+        return "tcp"
+    if any("libfabric" in name.lower() for name in names):
+        return "efa"
+    return "rdma" if names and all(name.startswith("NET/IB") for name in names) else ""

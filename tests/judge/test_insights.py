@@ -1,0 +1,170 @@
+"""What a report says beside the verdicts: the line, the link that binds, and what a gate can see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.judge import judge, read
+from seatrial.judge.links import Links
+from seatrial.model import (
+    HARDLY,
+    Insight,
+    Limit,
+    Measurement,
+    Metric,
+    Series,
+    Trial,
+    format_bytes,
+)
+from seatrial.report import render
+from seatrial.rundir import load_trial
+from seatrial.settings import CheckSettings, Cluster, Config
+from seatrial.trial import rejudge
+from tests.judge.test_links import gpus, hosts, path, port
+
+SHIPPED = Path(__file__).parents[2] / "docs" / "results"
+SIZES = tuple(2.0**power for power in (20, 25, 30, 33))
+IB = path("P2P/CUMEM", "NET/IB/GDRDMA")
+
+
+def collective(name: str, top: float, ranks: int, nodes: int, **facts: Any) -> Measurement:
+    """α 30 µs and β ``top`` GB/s of busbw, by the factor of an all-reduce."""
+    factor = 2 * (ranks - 1) / ranks
+    us = tuple(30 + size * factor / top / 1e3 for size in SIZES)
+    busbw = tuple(size * factor / one / 1e3 for size, one in zip(SIZES, us, strict=True))
+    common: dict[str, Any] = {"subject": "cluster", "x": SIZES, "x_unit": "B"}
+    return Measurement(
+        check=f"collectives.{name}",
+        subject="n0/gpu0",
+        metrics=(Metric(name="busbw.8GiB", value=busbw[-1], unit="GB/s", subject="cluster"),),
+        facts={"backend": "nccl", "gpu": "NVIDIA H200", "world_size": ranks, "nodes": nodes, **facts},
+        series=(
+            Series(name="busbw", y=busbw, y_unit="GB/s", **common),
+            Series(name="latency", y=us, y_unit="us", **common),
+        ),
+    )
+
+
+def told(*measurements: Measurement, limit: str = "", nodes: int = 1) -> dict[str, Insight]:
+    expect = {"busbw.8GiB": Limit.parse(limit)} if limit else {}
+    checks = {"collectives.all_reduce": CheckSettings(expect=expect)}
+    config = Config(name="mine", cluster=Cluster(nodes=nodes), checks=checks)
+    verdicts = judge(config, (), measurements, catalog(), {})
+    return {one.title: one for one in read(config, measurements, verdicts, catalog())}
+
+
+def contrast(algorithm: str, protocol: str = "Simple") -> Measurement:
+    chosen = {format_bytes(size): {"algorithm": algorithm, "protocol": protocol, "channels": 24} for size in SIZES}
+    return Measurement(check="collectives.contrast", subject="cluster", facts={"algorithms": chosen})
+
+
+RING = contrast("Ring")
+TWO_NODES = [*hosts([port()] * 8), gpus(*[18] * 8), IB]
+
+
+def test_the_line_is_told_with_its_regime() -> None:
+    assert told(collective("all_reduce", 360, 4, 1))["time over size"].text == (
+        "T = α + S/β: 1MiB to 8GiB: α 30 µs, β 360 GB/s busbw, 4 sizes off it by 0.0% at most"
+    )
+    assert "Ring/Simple, 1MiB" in told(collective("all_reduce", 360, 4, 1), RING)["time over size"].text
+
+
+def test_inside_a_node_nvlink_binds_and_the_line_rate_is_the_discovered_one() -> None:
+    found = told(collective("all_reduce", 364, 4, 1), gpus(18, 18, 18, 18), RING)["binding link"]
+    assert "NVLink of a GPU carries 363.7 of 478.1 GB/s (76%, 98% of the 370.8 that NCCL plans with)" in found.text
+    assert "by Ring:" in found.text
+    assert found.values["limiter"] == "NVLink of a GPU"
+
+
+def test_in_the_switch_the_links_carry_less_than_busbw() -> None:
+    found = told(collective("all_reduce", 480, 8, 1), gpus(*[18] * 8), contrast("NVLS"))["binding link"]
+    assert "carries 308.3 of 478.1 GB/s (64%, 83% of the 370.8 that NCCL plans with)" in found.text
+
+
+def test_across_nodes_the_rail_binds_under_ring() -> None:
+    found = told(collective("all_reduce", 370, 16, 2), *TWO_NODES, RING, nodes=2)["binding link"]
+    assert "network port carries 46.22 of 50 GB/s (92%)" in found.text
+    assert found.values["limiter"] == "network port"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ([gpus(18, 18, 18, 18)], "limiter unknown"),
+        ([gpus(18, 18, 18, 18), path("SHM")], "limited by PCIe and host memory (transport SHM)"),
+        ([], "is not known: no line rate of NVLinks or network ports is known"),
+    ],
+)
+def test_what_holds_it_up_is_named_only_when_it_is_known(extra: list[Measurement], words: str) -> None:
+    assert words in told(collective("all_reduce", 20, 4, 1), *extra)["binding link"].text
+
+
+def test_sockets_between_nodes_are_named() -> None:
+    found = told(collective("all_reduce", 5, 4, 2), gpus(18, 18), path("NET/Socket"), nodes=2)["binding link"]
+    assert "limited by the network (TCP sockets)" in found.text
+
+
+def test_the_gate_of_two_nodes_hardly_tests_the_network_and_the_arithmetic_says_so() -> None:
+    """350 GB/s need 23 of a port's 50 GB/s (research: 29 for 435)."""
+    found = told(collective("all_reduce", 435, 16, 2), *TWO_NODES, limit="> 350 GB/s", nodes=2)["gate"]
+    assert "it hardly tests the network: 350 GB/s × 0.533 ÷ 8 ports = 187 of 400 Gb/s a port" in found.text
+    assert "with every port, or one of them, at 47% of its line rate it is passed" in found.text
+    assert "force NCCL_ALGO=Ring" in found.text
+    assert "by Tree (assumed: no log says which)" in found.text
+
+
+def test_under_ring_the_same_gate_tests_it() -> None:
+    found = told(collective("all_reduce", 370, 16, 2), *TWO_NODES, RING, limit="> 350 GB/s", nodes=2)["gate"]
+    assert "hardly" not in found.text
+    assert "= 350 of 400 Gb/s a port" in found.text
+    slow = [*hosts([port("200 Gb/sec (4X HDR)")] * 8), gpus(*[18] * 8), IB]
+    beyond = told(collective("all_reduce", 370, 16, 2), *slow, RING, limit="> 350 GB/s", nodes=2)["gate"]
+    assert "more than the network can carry" in beyond.text
+
+
+def test_inside_a_node_a_gate_is_told_in_links() -> None:
+    found = told(collective("all_reduce", 363.3, 4, 1), gpus(*[18] * 4), limit="> 300 GB/s")["gate"]
+    assert "83% of the 363.3 GB/s of SKU NVIDIA H200 SXM" in found.text
+    assert "the least that it sees is 4 of a GPU's 18 NVLinks down" in found.text
+    assert found.values["nvlinks_missing_unseen"] == 3
+
+
+def test_a_rehearsal_on_cpus_has_no_links() -> None:
+    assert told(collective("all_reduce", 2, 4, 1, backend="gloo")) == {}
+
+
+def shipped() -> Trial:
+    return rejudge(load_trial(SHIPPED / "2026-11-21-4xh200" / "acceptance.trial.json"))
+
+
+def test_a_weak_gate_of_a_real_run_is_marked_in_every_report() -> None:
+    """500 tokens/s a GPU, where it was 512,080."""
+    trial = shipped()
+    (weak,) = (one for one in trial.insights if one.title == HARDLY)
+    assert weak.check == "train.ddp"
+    assert "0.098% of the 512,080 tokens/s/GPU that was measured here: what is 1,024 times slower passes" in weak.text
+    for format in ("html", "markdown", "junit", "json"):
+        assert "1,024 times slower passes" in render(trial, format), format
+    assert 'seatrial_weak_gates{trial="acceptance"} 1' in render(trial, "prometheus")
+
+
+def test_a_weak_gate_is_marked_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from seatrial.report.terminal import summary
+
+    summary(shipped(), Console(width=200))
+    assert "HARDLY A TEST  train.ddp tokens_per_second_per_gpu" in capsys.readouterr().out
+
+
+def test_judging_again_changes_no_verdict_of_the_shipped_run() -> None:
+    old = load_trial(SHIPPED / "2026-11-21-4xh200" / "acceptance.trial.json")
+    assert [one.outcome for one in shipped().verdicts] == [one.outcome for one in old.verdicts]
+
+
+def test_no_links_are_no_fabric() -> None:
+    assert Links().fabric == ""
