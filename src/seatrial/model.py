@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticSerializationError
 
+from seatrial.gauges import Telemetry
+
 CLUSTER = "cluster"
 
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -342,6 +344,7 @@ class Job(Frozen):
     limits: dict[str, float] = Field(default={}, description="seconds for each check; after these it is given up")
     limit_s: float
     env: dict[str, str] = {}
+    telemetry_hz: float = Field(default=0, description="samples a second beside it, on each node; 0: none")
 
     @property
     def places(self) -> int:
@@ -442,3 +445,4 @@ class Trial(Frozen):
     findings: tuple[Finding, ...]
     timings: tuple[Timing, ...]
     decision: Decision
+    telemetry: Telemetry | None = Field(default=None, description="what was sampled beside the jobs")
