@@ -14,6 +14,7 @@ from seatrial.gauges import HOST_GAUGES
 # Documentation/ABI/stable/sysfs-class-infiniband: data octets divided by 4 (lanes)
 _LANES = 4
 _MB, _GB = 1e6, 1e9
+LEAST_S = 0.05  # between two looks, for a rate: over less, one packet or one tick of the CPU's clock is a burst
 
 
 class HostGauges:
@@ -40,16 +41,17 @@ class HostGauges:
         found: dict[str, float | None] = {
             name: max(0.0, counters[name] - before[name]) / (now - then)
             for name in counters
-            if name in before and now > then
+            if name in before and now > then + LEAST_S
         }
-        found["cpu_util"] = self._attempt("cpu_util", lambda: psutil.cpu_percent(None)) if before else None
+        busy = self._attempt("cpu_util", lambda: psutil.cpu_percent(None))
+        found["cpu_util"] = busy if now > then + LEAST_S else None
         if memory := self._attempt("memory_used_bytes", psutil.virtual_memory):
             found["memory_used_bytes"] = memory.total - memory.available
         return [found.get(gauge.name) for gauge in HOST_GAUGES]
 
     def _counters(self) -> dict[str, float]:
         """What only grows: MB or GB since the node was started, under the names of their rates."""
-        found = {}
+        found: dict[str, float] = {}
         if disks := self._attempt("disk_read_mbs", psutil.disk_io_counters):
             found |= {"disk_read_mbs": disks.read_bytes / _MB, "disk_write_mbs": disks.write_bytes / _MB}
         else:

@@ -1,7 +1,7 @@
 """Samples this node while a job runs: ``python -m seatrial.discover.sampler FILE HZ`` until it is ended.
 
 FILE has a line for each sample, written out as it is taken: a list of numbers, null for what was not read. A line that
-is an object tells what the numbers are (the first line), or which gauges could not be read, and why, so far.
+is an object tells what the numbers below it are (the first line), or which gauges could not be read so far, and why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seatrial.discover import gpu
-from seatrial.discover.host_gauges import HostGauges
+from seatrial.discover.host_gauges import LEAST_S, HostGauges
 from seatrial.discover.nvml import CLOCK_REASONS, Gpu, Interview, NvmlUnavailableError, kind_of, session
 from seatrial.gauges import GPU_GAUGES, HOST, HOST_GAUGES, REASONS, SAMPLER_CPU
 from seatrial.model import UsageError
@@ -93,7 +93,7 @@ class GpuGauges:
         kib = [int(one.value.ullVal) for one in answers]
         now = (time.monotonic(), sum(kib[0::2]), sum(kib[1::2]))
         before, self._before = self._before, now
-        if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:
+        if before is None or now[0] < before[0] + LEAST_S or now[1] < before[1] or now[2] < before[2]:
             return {}
         return {f: (now[i] - before[i]) * _KIB / (now[0] - before[0]) / 1e9 for i, f in enumerate(fields, 1)}
 
@@ -143,12 +143,12 @@ class Sampler:
 
     def header(self, hz: float) -> dict[str, Any]:
         """What a row's numbers are."""
-        columns = ["time", SAMPLER_CPU, *(f"{HOST}.{gauge.name}" for gauge in HOST_GAUGES)]
+        columns = ["time", f"{HOST}.{SAMPLER_CPU}", *(f"{HOST}.{gauge.name}" for gauge in HOST_GAUGES)]
         for one in self.gpus:
             columns += [f"{one.device}.{name}" for name in (*(gauge.name for gauge in GPU_GAUGES), REASONS)]
         reasons = {str(getattr(self._nvml, bit)): name for bit, name in CLOCK_REASONS.items()} if self.gpus else {}
-        node = socket.gethostname()
-        return {"node": node, "hz": hz, "columns": columns, "devices": self._names, "reasons": reasons}
+        devices: dict[str, Any] = {HOST: {}, **self._names}
+        return {"node": socket.gethostname(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
     def row(self) -> list[float | None]:
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
@@ -166,8 +166,8 @@ class Sampler:
 
     def unread(self) -> dict[str, str]:
         """Every gauge that could not be read so far, with the reason."""
-        found = {f"{one.device}.{field}": why for one in self.gpus for field, why in one.unread.items()}
-        return self.absent | {f"{HOST}.{field}": why for field, why in self.host.unread.items()} | found
+        every = {HOST: self.absent | self.host.unread, **{one.device: one.unread for one in self.gpus}}
+        return {f"{device}.{field}": why for device, unread in every.items() for field, why in unread.items()}
 
     def _open(self, nvml: Any) -> None:
         """The GPUs that CUDA may use here, or all where the variable that says so cannot be read."""
@@ -227,7 +227,7 @@ def _write(file: TextIO, record: dict[str, Any] | list[float | None]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    with ExitStack() as stack, Path(arguments[0]).open("x", encoding="utf-8") as file:
+    with ExitStack() as stack, Path(arguments[0]).open("a", encoding="utf-8") as file:
         nvml, absent = None, dict[str, str]()
         try:
             nvml = stack.enter_context(session())
