@@ -58,6 +58,7 @@ HEAT_OR_POWER = (
     "hardware power brake",
     "hardware slowdown",
 )
+THROTTLED = "throttled"  # the gauge of a dashboard that counts the GPUs for which a reason was given
 
 
 class _Record(BaseModel):
@@ -82,7 +83,7 @@ class Load(_Record):
 
 
 class Span(_Record):
-    """When a check ran: seconds since the phase began."""
+    """When a check ran: seconds since the phase began, without what was cut out of it."""
 
     check: str
     begin: FiniteFloat
@@ -110,6 +111,7 @@ class Dashboard(_Record):
     seconds: FiniteFloat
     step_s: FiniteFloat = Field(gt=0)
     spans: tuple[Span, ...]
+    cuts: tuple[FiniteFloat, ...] = Field(default=(), description="where other phases ran: their time is left out")
     tracks: tuple[Track, ...]
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
-from seatrial.gauges import GAUGES, HEAT_OR_POWER, POWER_CAP, REASONS, Kind, Track
+from seatrial.gauges import GAUGES, HEAT_OR_POWER, POWER_CAP, REASONS, THROTTLED, Kind, Track
 from seatrial.telemetry.files import Device
 
 MOST_LINES = 8  # devices that have a track each; of more: least, median, greatest, and who keeps away from the rest
 MOST_ODD = 2
 # An odd device's mean is so many standard deviations from the others' median (1.4826 × MAD estimates one), and so far
 ODD_SIGMAS, ODD_SHARE = 5.0, 0.05
-THROTTLED = "throttled"  # the gauge that counts devices, by reason
 _NAN = math.nan  # a step without a sample
 
 Values = Sequence[float]
@@ -29,10 +29,14 @@ class Curves:
         self._found: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
         self._throttled: dict[str, array[float]] = {}
 
-    def add(self, device: Device, begin: float) -> None:
-        """Take in the samples of a device from ``begin`` on, Unix seconds. It may come in parts: one of each job."""
-        places = [int((time - begin) // self._step_s) for time in device.time]
-        inside = [(n, place) for n, place in enumerate(places) if 0 <= place < self._steps]
+    def add(self, device: Device, begin: float, end: float, at: float) -> None:
+        """Take in the samples of a device from ``begin`` to ``end``, Unix seconds. They stand at ``at`` and after it."""
+        first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
+        inside = [
+            (n, place)
+            for n in range(first, last)
+            if 0 <= (place := int((device.time[n] - begin + at) // self._step_s)) < self._steps
+        ]
         if not inside:
             return
         self.devices.add(device.subject)

@@ -17,6 +17,7 @@ from seatrial.telemetry.files import Device
 
 MOST_LOADS = 64  # GPUs of which the record has a line for each check; of more, the remarkable ones
 MOST_STEPS = 120  # of a curve: about one for each three pixels of its print
+MOST_BREAK_S = 5.0  # between two checks of a phase; a longer one is cut out: the start of a job, or another phase
 SILENT_S = 15.0  # how long a sampler may say nothing, beside a few of its periods: it starts Python, and opens NVML
 SHORT_S = 10.0  # under which a sampler's own share of a CPU is a matter of a few ticks of its clock
 _BUSY = 50.0  # percent of utilisation
@@ -47,22 +48,58 @@ def windows_of(measurements: Iterable[Measurement]) -> Windows:
     return {node: sorted(checks.values(), key=lambda window: window.begin) for node, checks in found.items()}
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a phase on a node: Unix seconds by its clock, and where it begins on the axis of the phase."""
+
+    begin: float
+    end: float
+    at: float
+
+
 class Axis:
-    """The time of one phase: from its first check on each node to its last, so long as on the slowest node."""
+    """The time of one phase. Where other phases ran in between it is cut: there its checks go on at once.
+
+    Each stretch lasts as long as on the slowest node, and begins on each node with the first of its checks there.
+    """
 
     def __init__(self, windows: Windows, hz: float) -> None:
         """``windows``: those of the phase, none empty."""
-        self.begins = {node: own[0].begin for node, own in windows.items()}
-        self.seconds = max(max(one.end for one in own) - own[0].begin for own in windows.values())
+        stretches = list(_stretches(max(windows.values(), key=len)))
+        self.pieces: dict[str, list[Piece]] = {node: [] for node in windows}
+        self.cuts: list[float] = []
+        self.spans: list[Span] = []
+        self.seconds = 0.0
+        for stretch in stretches:
+            self._append({one.check for one in stretch}, windows)
+            self.spans += (_span(one, stretch[0].begin - self.cuts[-1]) for one in stretch)
         self.step_s = max(1 / hz, self.seconds / MOST_STEPS)
         self.steps = math.floor(self.seconds / self.step_s) + 1
-        fullest = max(windows.values(), key=len)
-        self.spans = tuple(
-            Span(
-                check=one.check, begin=round(one.begin - fullest[0].begin, 2), end=round(one.end - fullest[0].begin, 2)
-            )
-            for one in fullest
-        )
+
+    def _append(self, checks: set[str], windows: Windows) -> None:
+        longest = 0.0
+        for node, own in windows.items():
+            if ran := [one for one in own if one.check in checks]:
+                piece = Piece(ran[0].begin, max(one.end for one in ran), self.seconds)
+                self.pieces[node].append(piece)
+                longest = max(longest, piece.end - piece.begin)
+        self.cuts.append(self.seconds)
+        self.seconds += longest
+
+
+def _stretches(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """Windows that follow each other within MOST_BREAK_S."""
+    stretch: list[Window] = []
+    for window in windows:
+        if stretch and window.begin > max(one.end for one in stretch) + MOST_BREAK_S:
+            yield stretch
+            stretch = []
+        stretch.append(window)
+    yield stretch
+
+
+def _span(window: Window, zero: float) -> Span:
+    return Span(check=window.check, begin=round(window.begin - zero, 2), end=round(window.end - zero, 2))
 
 
 class Joined:
@@ -89,9 +126,9 @@ class Joined:
         else:
             self._loads += (one for window in self._windows.get(device.node, ()) for one in loads(device, window))
         for phase, axis in self._axes.items():
-            if device.node in axis.begins:
-                curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
-                curves.add(device, axis.begins[device.node])
+            curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
+            for piece in axis.pieces.get(device.node, ()):
+                curves.add(device, piece.begin, piece.end, piece.at)
 
     def silences(self) -> list[str]:
         """For each node the longest time of its checks without a sample, where that is longer than it may be."""
@@ -121,7 +158,8 @@ class Joined:
                     devices=len(curves.devices),
                     seconds=round(axis.seconds, 2),
                     step_s=round(axis.step_s, 3),
-                    spans=axis.spans,
+                    spans=tuple(axis.spans),
+                    cuts=tuple(round(at, 2) for at in axis.cuts[1:]),
                     tracks=tracks,
                 )
 
