@@ -181,10 +181,10 @@ def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     low, high = min(values), max(values)
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
-    step = _step(high - low)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    axis = Axis(first * step, last * step, start, end, ())
-    ticks = tuple((axis.at(n * step), tick(n * step, unit)) for n in range(first, last + 1))
+    size = step(high - low)
+    first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
+    axis = Axis(first * size, last * size, start, end, ())
+    ticks = tuple((axis.at(n * size), tick(n * size, unit)) for n in range(first, last + 1))
     return Axis(axis.low, axis.high, start, end, ticks)
 
 
@@ -198,7 +198,7 @@ def _decades(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(axis.low, axis.high, start, end, ticks, log=True)
 
 
-def _step(span: float) -> float:
+def step(span: float) -> float:
     """1, 2 or 5 times a power of ten, so that there are four to nine ticks."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 6), power * 10)

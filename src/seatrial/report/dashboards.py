@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from seatrial.gauges import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry, Track
-from seatrial.report.charts import Axis, drawable, linear
+from seatrial.report.charts import Axis, drawable, linear, step, tick
 from seatrial.report.text import plural
 from seatrial.report.view import natural, span
 
@@ -17,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 84.0, 14.0, 30.0, 36.0
 LEAST_NUMBERED = 20.0  # units of width of a check, to print its number over it
 # A line is broken where nothing was read for so long: less is what PCIe is asked in turn, or a sample that came late.
 GAP_STEPS, GAP_S = 3, 10.0
+LEAST_S = 0.1  # of an axis
 _GIB = 2.0**30
 _TITLES = {"gpu": "GPU dashboard", "host": "CPU dashboard"}
 _DEVICES = {"gpu": "GPU", "host": "node"}
@@ -79,7 +80,7 @@ def boards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> li
 
 
 def _board(one: Dashboard, loads: tuple[Load, ...]) -> Board:
-    x = linear([0.0, min(drawable(one.seconds), drawable(one.step_s) * _steps(one))], "s", LEFT, WIDTH - RIGHT)
+    x = _time_axis(drawable(one.seconds))
     many = any(track.role != "device" for track in one.tracks)
     devices = {track.label for track in one.tracks if track.role == "device" and track.gauge != THROTTLED}
     labels = ["median"] if many else sorted(devices, key=natural)
@@ -98,8 +99,13 @@ def _board(one: Dashboard, loads: tuple[Load, ...]) -> Board:
     )
 
 
-def _steps(one: Dashboard) -> int:
-    return max((len(track.values) for track in one.tracks), default=1)
+def _time_axis(seconds: float) -> Axis:
+    """From zero to the end, however odd: a phase that fills half of its chart wastes the other half."""
+    seconds = max(seconds, LEAST_S)
+    size = step(seconds)
+    axis = Axis(0.0, seconds, LEFT, WIDTH - RIGHT, ())
+    marks = [n * size for n in range(int(seconds / size) + 1)]
+    return replace(axis, ticks=tuple((axis.at(mark), tick(mark, "s")) for mark in marks))
 
 
 def _drawn(one: Dashboard) -> Iterator[Gauge]:
@@ -154,7 +160,7 @@ def _stretches(values: Sequence[float | None], one: Dashboard) -> Iterator[list[
     for number, value in enumerate(values):
         if value is None:
             continue
-        at = (number + 0.5) * one.step_s
+        at = min((number + 0.5) * one.step_s, one.seconds)
         if stretch and _apart(stretch[-1][0], at, one):
             yield stretch
             stretch = []
@@ -168,7 +174,7 @@ def _apart(before: float, after: float, one: Dashboard) -> bool:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> str:
-    """An SVG path through the points: one absolute, then differences of whole numbers; a level stretch is one stroke."""
+    """An SVG path: the first point, then differences, in whole numbers; a level stretch is one stroke."""
     whole = [(round(x), round(y)) for x, y in points]
     bends = [b for a, b, c in zip(whole, whole[1:], whole[2:], strict=False) if not a[1] == b[1] == c[1]]
     kept = [whole[0], *bends, *whole[-1:]] if len(whole) > 1 else whole

@@ -30,7 +30,7 @@ class Curves:
         self._throttled: dict[str, array[float]] = {}
 
     def add(self, device: Device, begin: float, end: float, at: float) -> None:
-        """Take in the samples of a device from ``begin`` to ``end``, Unix seconds. They stand at ``at`` and after it."""
+        """Take in the samples of a device from ``begin`` to ``end``, Unix seconds; the first stands at ``at``."""
         first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
         inside = [
             (n, place)
