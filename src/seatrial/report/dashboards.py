@@ -80,7 +80,7 @@ def boards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> li
 
 
 def _board(one: Dashboard, loads: tuple[Load, ...]) -> Board:
-    x = _time_axis(drawable(one.seconds))
+    x = _time_axis(_end(one))
     many = any(track.role != "device" for track in one.tracks)
     devices = {track.label for track in one.tracks if track.role == "device" and track.gauge != THROTTLED}
     labels = ["median"] if many else sorted(devices, key=natural)
@@ -99,9 +99,13 @@ def _board(one: Dashboard, loads: tuple[Load, ...]) -> Board:
     )
 
 
+def _end(one: Dashboard) -> float:
+    """Seconds that its axis lasts."""
+    return max(drawable(one.seconds), LEAST_S)
+
+
 def _time_axis(seconds: float) -> Axis:
     """From zero to the end, however odd: a phase that fills half of its chart wastes the other half."""
-    seconds = max(seconds, LEAST_S)
     size = step(seconds)
     axis = Axis(0.0, seconds, LEFT, WIDTH - RIGHT, ())
     marks = [n * size for n in range(int(seconds / size) + 1)]
@@ -157,10 +161,11 @@ def _band(least: Sequence[float | None], greatest: Sequence[float | None], one: 
 def _stretches(values: Sequence[float | None], one: Dashboard) -> Iterator[list[tuple[float, float]]]:
     """The values with their times, apart where the time was cut, and where nothing was read for too long."""
     stretch: list[tuple[float, float]] = []
+    end = _end(one)
     for number, value in enumerate(values):
         if value is None:
             continue
-        at = min((number + 0.5) * one.step_s, one.seconds)
+        at = min((number + 0.5) * one.step_s, end)
         if stretch and _apart(stretch[-1][0], at, one):
             yield stretch
             stretch = []
