@@ -238,11 +238,9 @@ def _sampled(job: Job, me: Identity, folder: Path) -> Iterator[None]:
     child = None
     with contextlib.suppress(OSError):
         child = shell.start(argv, env={}, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        if child:
-            shell.stop(child, grace_s=1)
+    yield
+    if child:
+        shell.end(child)
 
 
 def main(arguments: list[str]) -> None:

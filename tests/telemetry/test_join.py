@@ -109,11 +109,11 @@ def test_the_time_of_other_phases_is_cut_out() -> None:
 
 def test_long_phases_are_drawn_in_means() -> None:
     gpu = device(range(1200), power_w=[100.0, 300.0] * 600)
-    (board,) = joined([measured("a", 0, 1199)], gpu).summary().dashboards
-    assert board.step_s == pytest.approx(10, abs=0.01)
-    (track,) = board.tracks
-    assert len(track.values) == 121
-    assert set(track.values[:100]) <= {200.0, 180.0, 220.0, 190.9, 209.1}
+    summary = joined([measured("a", 0, 1199)], gpu).summary()
+    values = dashboard(summary)["power_w", "n0/gpu0"]
+    assert summary.dashboards[0].step_s == pytest.approx(10, abs=0.01)
+    assert len(values) == 121
+    assert set(values[:100]) <= {200.0, 180.0, 220.0, 190.9, 209.1}
 
 
 def test_reasons_are_counted_over_gpus() -> None:
