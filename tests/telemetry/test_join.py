@@ -119,9 +119,10 @@ def test_long_phases_are_drawn_in_means() -> None:
 def test_reasons_are_counted_over_gpus() -> None:
     gpus = [device(range(5), f"gpu{n}", clock_reasons=[1, 4 * (n < 3), 36, 0, 0]) for n in range(4)]
     tracks = dashboard(joined([measured("a", 0, 4)], *gpus).summary())
-    assert tracks["throttled", "software power cap"] == (0, 3, 4, 0, 0)
-    assert tracks["throttled", "software thermal slowdown"] == (0, 0, 4, 0, 0)
-    assert ("throttled", "idle") not in tracks
+    assert {label: values for (gauge, label), values in tracks.items() if gauge == "throttled"} == {
+        "software power cap": (0, 3, 4, 0, 0),
+        "software thermal slowdown": (0, 0, 4, 0, 0),
+    }
 
 
 def test_many_gpus_are_a_band_and_those_that_keep_away_from_it() -> None:
