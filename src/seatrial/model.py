@@ -77,7 +77,6 @@ def format_bytes(count: float) -> str:
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
