@@ -134,3 +134,18 @@ def test_a_child_whose_parent_died_before_it_could_ask_leaves() -> None:
 def test_what_cannot_start_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nosuchprogram"):
         shell.start(["nosuchprogram"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
+
+
+def test_a_child_that_starts_no_others_is_ended_soon(tmp_path: Path) -> None:
+    child = shell.start(["sleep", "600"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
+    shell.end(child)
+    assert child.poll() == -signal.SIGTERM
+
+
+def test_a_child_that_does_not_end_is_not_waited_for(tmp_path: Path) -> None:
+    argv = ["bash", "-c", "trap '' TERM; echo ready; sleep 600"]
+    child = shell.start(argv, env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
+    until(lambda: (tmp_path / "out").read_text() == "ready\n")
+    shell.end(child, wait_s=0.1)
+    assert child.poll() is None
+    shell.stop(child, grace_s=0.1)

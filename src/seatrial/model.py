@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError
 
+from seatrial.gauges import Telemetry
 from seatrial.records import Frozen as Frozen
 from seatrial.records import Many
 
@@ -315,6 +316,7 @@ class Job(Frozen):
     limit_s: float
     env: dict[str, str] = {}
     again: bool = Field(default=False, description="measures a second time what fell short the first time")
+    telemetry_hz: float = Field(default=0, description="samples a second beside it, on each node; 0: none")
 
     @property
     def places(self) -> int:
@@ -417,3 +419,4 @@ class Trial(Frozen):
     insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]
     decision: Decision
+    telemetry: Telemetry | None = Field(default=None, description="what was sampled beside the jobs")

@@ -121,4 +121,5 @@ def _job(placement: Placement, runnable: list[Check], config: Config, devices: D
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
         env=config.env,
+        telemetry_hz=config.telemetry.hz if config.telemetry.enabled and placement != "control" else 0,
     )

@@ -43,6 +43,14 @@ class Limits(Frozen):
     silence_s: Seconds = 60
 
 
+class Telemetry(Frozen):
+    """A sampler beside every job on a node: GPU and host, for the dashboards of the report. It judges nothing."""
+
+    enabled: bool = True
+    # what dashboards of clusters show; NVML's own figures are means over up to a second
+    hz: float = Field(default=1.0, gt=0, le=10, description="samples a second")
+
+
 class CheckSettings(Frozen):
     """One check in a trial: whether the decision needs it, thresholds that outrank the check's own, its options."""
 
@@ -119,6 +127,7 @@ class Config(Frozen):
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
     container: Container = Container()
+    telemetry: Telemetry = Telemetry()
     env: dict[Annotated[str, AfterValidator(_variable_name)], str] = Field(
         default={}, description="variables for the workers, such as NCCL_DEBUG"
     )

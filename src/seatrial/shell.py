@@ -103,6 +103,14 @@ def stop(child: Child, grace_s: float = 5.0) -> str:
     return f"could not be ended, not even by SIGKILL: {'pid' if len(left) == 1 else 'pids'} {pids}"
 
 
+def end(child: Child, wait_s: float = 2.0) -> None:
+    """End a child that starts no others: SIGTERM, and no more than ``wait_s`` seconds until it is gone."""
+    child.process.terminate()
+    deadline = time.monotonic() + wait_s
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to end this process when ``parent``, which started it, dies, however that happens (Linux only).
 

@@ -15,11 +15,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from seatrial import __version__, config, report, shell
+from seatrial import __version__, config, report, shell, telemetry
 from seatrial.checks import catalog
 from seatrial.collect import Collected, Show
 from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.throttling import throttled
+from seatrial.gauges import Telemetry
 from seatrial.judge import judge, lint, read, site, to_repeat
 from seatrial.judge.decision import decide
 from seatrial.launch import by_slurm, elsewhere, launcher_for
@@ -81,7 +83,11 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             insights = read(collected.settings, measurements, verdicts, catalog(), baseline)
         with collected.timed("diagnose"):
             findings = diagnose(collected.results, [*measurements, *repeats], run_dir.path)
-        return _reported(_record(collected, plan, survey, verdicts, findings, insights, baseline, begun), collected)
+        with collected.timed("telemetry"):
+            sampled = _sampled(plan, collected)
+            findings += throttled(sampled)
+        record = _record(collected, plan, survey, verdicts, findings, insights, baseline, begun)
+        return _reported(record.model_copy(update={"telemetry": sampled}), collected)
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,15 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
 
 def _site(settings: Config) -> Baseline | None:
     return site.load(Path(settings.baseline)) if settings.baseline else None
+
+
+def _sampled(plan: Plan, collected: Collected) -> Telemetry | None:
+    """What the samplers saw, beside all jobs of the trial, those of earlier sessions too."""
+    phases = {name: str(check.phase) for name, check in catalog().items()}
+    found = telemetry.of_run(collected.run_dir.path, plan.jobs, collected.measurements, phases)
+    for complaint in found.complaints if found else ():
+        collected.show.complain(complaint)
+    return found
 
 
 def _take_up(collected: Collected, here: Machine) -> None:

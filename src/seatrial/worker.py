@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -245,21 +245,41 @@ def reversed_order(visible: str | None, count: int) -> str:
     return ",".join(reversed(devices))
 
 
+@contextlib.contextmanager
+def _sampled(job: Job, me: Identity, folder: Path) -> Iterator[None]:
+    """With a sampler of this node beside its first rank. The kernel ends it with us, however we end.
+
+    That it could not be started, or has ended, shows in the samples that are missing: it costs no check.
+    """
+    if not job.telemetry_hz or me.local_rank:
+        yield
+        return
+    samples, log = folder / f"rank{me.rank}.samples", folder / f"rank{me.rank}.samples.err"
+    argv = [sys.executable, "-m", "seatrial.discover.sampler", str(samples), str(job.telemetry_hz)]
+    child = None
+    with contextlib.suppress(OSError):
+        child = shell.start(argv, env={}, stdout=log, stderr=log)
+    yield
+    if child:
+        shell.end(child)
+
+
 def main(arguments: list[str]) -> None:
     shell.die_with_parent(os.getppid())
     path, attempt = Path(arguments[0]), arguments[1]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
-    if job.placement != "ranks":
-        work(job, run_dir, folder)
-        return
-    if shell.is_orphan():  # torchrun was killed before the kernel was asked to end us with it
+    if job.placement == "ranks" and shell.is_orphan():  # torchrun was killed before the kernel was to end us with it
         raise SystemExit("seatrial.worker: what started this rank is gone: leaving")
     if job.again and job.device == "cuda":  # before anything asks for a GPU
         os.environ[_VISIBLE] = reversed_order(os.environ.get(_VISIBLE), job.ranks_per_node)
-    from seatrial.bench import group, rank
+    with _sampled(job, Identity.from_environment(), folder):  # before torch is imported, which starts threads
+        if job.placement != "ranks":
+            work(job, run_dir, folder)
+            return
+        from seatrial.bench import group, rank
 
-    rank.recorded(work)(job, run_dir, folder)
+        rank.recorded(work)(job, run_dir, folder)
     group.end_process()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.model import Outcome, Verb
+from seatrial.telemetry import files as telemetry
 from tests.launch.test_slurm_on_rig import CHECK, errors, nothing_is_left
 from tests.processes import Program, all_doing, load, until
 from tests.rig.cluster import Cluster
@@ -74,6 +75,8 @@ def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, 
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
     assert not list(site.out.glob("jobs/**/collect*"))
+    sampled = {device.node for device in telemetry.read(site.out / "jobs" / "ranks" / telemetry.FILE)}
+    assert sampled == {"node0", "node1"}
 
 
 def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:

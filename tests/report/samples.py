@@ -41,6 +41,7 @@ from tests.report.made_up import (
     inventory,
     passes,
 )
+from tests.report.made_up_telemetry import telemetry
 
 
 def _measures_nothing(place: Place, options: Any) -> Iterator[Observation]:
@@ -87,6 +88,11 @@ def accepted() -> Trial:
             scope="1 node × 4 GPUs on h200-01; nothing is said of links between nodes or of storage",
         ),
     )
+
+
+def watched() -> Trial:
+    """The same with telemetry."""
+    return accepted().model_copy(update={"telemetry": telemetry("h200-01", 4)})
 
 
 def rejected() -> Trial:
@@ -260,6 +266,7 @@ def hostile() -> Trial:
     )
     finding = Finding(what=HOSTILE, where=place, confidence="low", why=HOSTILE, first_command=HOSTILE, source=HOSTILE)
     return _trial(
+        telemetry=telemetry(place, 2, check=HOSTILE, phase="Other"),
         name=HOSTILE,
         measurements=(measurement,),
         verdicts=(verdict, verdict.model_copy(update={"outcome": Outcome.WARN, "subject": "node1"})),
@@ -304,6 +311,7 @@ def fleet() -> Trial:
 
 SAMPLES: dict[str, Callable[[], Trial]] = {
     "accepted": accepted,
+    "watched": watched,
     "rejected": rejected,
     "incomplete": incomplete,
     "hostile": hostile,

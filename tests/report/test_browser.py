@@ -69,7 +69,7 @@ def without_policy(page: str) -> str:
 
 @pytest.mark.parametrize(
     ("sample", "width"),
-    [("accepted", 400), ("rejected", 400), ("incomplete", 400), ("hostile", 400), ("fleet", 400), ("rejected", 1900)],
+    [("watched", 400), ("rejected", 400), ("incomplete", 400), ("hostile", 400), ("fleet", 400), ("rejected", 1900)],
 )
 def test_the_page_fits_the_window_and_fetches_nothing(sample: str, width: int, tmp_path: Path) -> None:
     seen = measured(without_policy(render(samples.SAMPLES[sample]())), tmp_path, width)

@@ -193,7 +193,7 @@ _MILLIWATTS = {
     "power_default_w": "nvmlDeviceGetPowerManagementDefaultLimit",
     "power_enforced_w": "nvmlDeviceGetEnforcedPowerLimit",
 }
-_CLOCK_REASONS = {
+CLOCK_REASONS = {
     "nvmlClocksEventReasonGpuIdle": "idle",
     "nvmlClocksEventReasonApplicationsClocksSetting": "application clocks",
     "nvmlClocksEventReasonSwPowerCap": "software power cap",
@@ -284,7 +284,7 @@ def clock_reasons(interview: Interview, handle: Any) -> tuple[str, ...] | None:
     mask = interview.ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle)
     if mask is None:
         return None
-    return tuple(name for constant, name in _CLOCK_REASONS.items() if mask & getattr(interview.nvml, constant))
+    return tuple(name for constant, name in CLOCK_REASONS.items() if mask & getattr(interview.nvml, constant))
 
 
 def _locality(interview: Interview, handle: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ RETRY_S = 3.0
 SILENCE_S = 60.0
 ANSWER_S = 30.0
 END_S = 20.0  # for what is left on the nodes to come, when we end a job before its time
-LIMIT_BYTES = 64 * 2**20  # of all nodes together, packed: the journals come first, then logs, then what checks left
+LIMIT_BYTES = 64 * 2**20  # of all nodes together, packed: journals, then logs, then what checks left, then telemetry
 
 # What runs on each node: lines of at most 600 characters, which srun keeps whole, each with the number of its node.
 # A step ends after ten minutes, and the next takes its place, so that what has been read can be deleted here.
@@ -40,12 +40,12 @@ pack() {
 since=0
 for ((round = 0; round < 300; round++)); do
     if [ -e ended ]; then
-        { find jobs -name "*.jsonl"; find jobs -type f ! -name "*.jsonl"; find artifacts -type f; } 2>/dev/null |
-            pack $(($1 / SLURM_NNODES)) .all
+        { find jobs -name "*.jsonl"; find jobs -type f ! -name "*.jsonl" ! -name "*.samples"; find artifacts -type f
+            find jobs -name "*.samples"; } 2>/dev/null | pack $(($1 / SLURM_NNODES)) .all
         exit
     fi
     now=$(date +%s)
-    find jobs -type f -size -256k -newermt "@$since" | pack "$1" .part
+    find jobs -type f ! -name "*.samples" -size -256k -newermt "@$since" | pack "$1" .part
     since=$((now - 1))
     sleep 2
 done

@@ -84,10 +84,11 @@ def charts(series: Sequence[Series], troubled: frozenset[str]) -> list[Chart]:
 
 
 def _tame(series: Series) -> Series:
-    return series.model_copy(update={"x": tuple(map(_drawable, series.x)), "y": tuple(map(_drawable, series.y))})
+    return series.model_copy(update={"x": tuple(map(drawable, series.x)), "y": tuple(map(drawable, series.y))})
 
 
-def _drawable(value: float) -> float:
+def drawable(value: float) -> float:
+    """The nearest value that axes can be made of."""
     return 0.0 if abs(value) < SMALLEST else min(max(value, -LARGEST), LARGEST)
 
 
@@ -98,7 +99,7 @@ def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
     log = first.x_unit == "B" and xs[0] > 0
     y = _y_axis(first, ys, log)
     left = max(LEAST_LEFT, LEFT_OF_TICK + DIGIT * max(len(label) for _, label in y.ticks))
-    x = (_sizes if log else _linear)(xs, first.x_unit, left, WIDTH - RIGHT)
+    x = (_sizes if log else linear)(xs, first.x_unit, left, WIDTH - RIGHT)
     few = len(group) <= MOST_LINES
     chosen = group if few else [one for one in group if one.subject in troubled][: MOST_LINES - 2]
     labels = _labels(group)
@@ -119,7 +120,7 @@ def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
     """From zero, with two exceptions: a loss, whose zero means nothing, and a time over sizes, which spans decades."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
         return _decades(values, HEIGHT - BOTTOM, TOP)
-    return _linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, HEIGHT - BOTTOM, TOP)
+    return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, HEIGHT - BOTTOM, TOP)
 
 
 def _labels(group: list[Series]) -> Callable[[Series], str]:
@@ -133,7 +134,7 @@ def _labels(group: list[Series]) -> Callable[[Series], str]:
 
 def _line(series: Series, label: str, x: Axis, y: Axis, style: int) -> Line:
     pairs = _thinned(list(zip(series.x, series.y, strict=False)))
-    notes = [f"{label}: {_tick(a, series.x_unit)}, {figure(b, series.y_unit)}" for a, b in pairs]
+    notes = [f"{label}: {tick(a, series.x_unit)}, {figure(b, series.y_unit)}" for a, b in pairs]
     return Line(
         label=label,
         style=style,
@@ -175,14 +176,15 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return kept
 
 
-def _linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
+def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
+    """An axis over ``values`` with four to nine round ticks, from pixel ``start`` to ``end``."""
     low, high = min(values), max(values)
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
-    step = _step(high - low)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    axis = Axis(first * step, last * step, start, end, ())
-    ticks = tuple((axis.at(n * step), _tick(n * step, unit)) for n in range(first, last + 1))
+    size = step(high - low)
+    first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
+    axis = Axis(first * size, last * size, start, end, ())
+    ticks = tuple((axis.at(n * size), tick(n * size, unit)) for n in range(first, last + 1))
     return Axis(axis.low, axis.high, start, end, ticks)
 
 
@@ -192,11 +194,11 @@ def _decades(values: Sequence[float], start: float, end: float) -> Axis:
     last = max(last, first + 1)
     stride = math.ceil((last - first) / 8)
     axis = Axis(10.0**first, 10.0**last, start, end, (), log=True)
-    ticks = tuple((axis.at(10.0**power), _tick(10.0**power, "")) for power in range(first, last + 1, stride))
+    ticks = tuple((axis.at(10.0**power), tick(10.0**power, "")) for power in range(first, last + 1, stride))
     return Axis(axis.low, axis.high, start, end, ticks, log=True)
 
 
-def _step(span: float) -> float:
+def step(span: float) -> float:
     """1, 2 or 5 times a power of ten, so that there are four to nine ticks."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 6), power * 10)
@@ -210,10 +212,11 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     marks = (
         values if len(values) <= 6 else [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
     )
-    return Axis(low, high, start, end, tuple((axis.at(mark), _tick(mark, unit)) for mark in marks), log=True)
+    return Axis(low, high, start, end, tuple((axis.at(mark), tick(mark, unit)) for mark in marks), log=True)
 
 
-def _tick(value: float, unit: str) -> str:
+def tick(value: float, unit: str) -> str:
+    """A value beside an axis, without its unit."""
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     return format_bytes(value) if unit == "B" else format_value(float(f"{value:.10g}"), "")
@@ -235,7 +238,7 @@ BIN = 3.0  # units of width
 
 def rug(values: Sequence[float], troubled: Sequence[bool]) -> Rug:
     """Ticks over ``values``. The strip spans at least 10 % either side of the median: a tight spread looks tight."""
-    values = [*map(_drawable, values)]
+    values = [*map(drawable, values)]
     middle = median(values)
     margin = abs(middle) * 0.1
     low, high = min(*values, middle - margin), max(*values, middle + margin)

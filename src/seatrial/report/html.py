@@ -11,7 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
-from seatrial.report import charts, sections
+from seatrial.report import charts, dashboards, sections
 from seatrial.report.text import neutral, plural, prose, utc
 from seatrial.report.view import chapters, judge, launchers, size, tally, troubles
 
@@ -69,7 +69,12 @@ def _environment() -> Environment:
     )
     environment.filters.update(prose=prose, plural=plural, utc=_utc, href=href, judge=judge, pretty=sections.pretty)
     environment.globals.update(
-        SYMBOLS=SYMBOLS, MEANINGS=MEANINGS, WORST_FIRST=WORST_FIRST, sections=sections, charts=charts
+        SYMBOLS=SYMBOLS,
+        MEANINGS=MEANINGS,
+        WORST_FIRST=WORST_FIRST,
+        sections=sections,
+        charts=charts,
+        dashboards=dashboards,
     )
     return environment
 

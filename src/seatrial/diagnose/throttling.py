@@ -1,0 +1,52 @@
+"""What the GPUs themselves said of lower clocks while a check ran → findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seatrial.gauges import Load, Telemetry
+from seatrial.model import Finding
+
+MOST_NAMED = 8
+_SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled beside the job"
+_HEAT = (
+    "nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
+    "Look at inlet temperature, fans and coolant, and at the seat of the heat sink where one GPU is hotter than its "
+    "neighbours; then run the check again.",
+)
+_POWER = (
+    "nvidia-smi -q -d POWER,PERFORMANCE",
+    "Look at power supplies and their cables, and at what the rack's power limit is; the BMC's event log names the "
+    "supply that asked for it.",
+)
+# What the reasons mean: NVML API reference, nvmlClocksEventReasons. A power cap is what full load does; it is no fault.
+_MEANING = {
+    "software thermal slowdown": ("the driver lowered the clocks because GPU or memory was too hot", *_HEAT),
+    "hardware thermal slowdown": ("the GPU halved its clocks or more because it was too hot", *_HEAT),
+    "hardware power brake": ("something outside the GPU, the power supply say, had its clocks lowered", *_POWER),
+}
+
+
+def throttled(telemetry: Telemetry | None) -> tuple[Finding, ...]:
+    """A finding for each reason of heat or of the power supply that any GPU gave during a check. Pure."""
+    loads = telemetry.loads if telemetry else ()
+    found = {reason: [load for load in loads if reason in load.throttled] for reason in _MEANING}
+    return tuple(_finding(reason, hit) for reason, hit in found.items() if hit)
+
+
+def _finding(reason: str, hit: Sequence[Load]) -> Finding:
+    meaning, command, remedy = _MEANING[reason]
+    gpus = list(dict.fromkeys(load.gpu for load in hit))
+    more = f" and {len(gpus) - MOST_NAMED} more" if len(gpus) > MOST_NAMED else ""
+    worst = max(hit, key=lambda load: load.throttled[reason])
+    heat = f", at up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
+    return Finding(
+        what=f"GPUs were throttled: {reason}",
+        where=", ".join(gpus[:MOST_NAMED]) + more,
+        confidence="high" if worst.samples * worst.throttled[reason] > 1 else "medium",
+        why=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled[reason]:.0%} of "
+        f"{worst.samples} samples{heat}.",
+        first_command=command,
+        remedy=remedy,
+        source=_SOURCE,
+    )

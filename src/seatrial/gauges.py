@@ -1,0 +1,128 @@
+"""What telemetry watches beside a job, by name and unit, and what a trial's record keeps of it.
+
+The samples themselves lie in ``RUN/jobs/<job>/telemetry.jsonl.gz``; the record has what a report needs of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+Kind = Literal["gpu", "host"]
+HOST = "host"  # the device that stands for the node itself
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """One thing that is watched. A rate is the mean over the time since the sample before."""
+
+    name: str
+    unit: str
+    title: str
+    digits: int = 0  # that are kept behind the point
+
+
+GPU_GAUGES = (
+    Gauge("sm_util", "%", "GPU utilisation"),
+    Gauge("memory_util", "%", "Memory utilisation"),
+    Gauge("memory_used_bytes", "B", "Frame buffer used"),
+    Gauge("power_w", "W", "Power", 1),
+    Gauge("temperature_c", "°C", "Temperature"),
+    Gauge("sm_clock_mhz", "MHz", "SM clock"),
+    Gauge("pcie_rx_gbs", "GB/s", "PCIe received", 3),  # NVML looks at 20 ms of each time
+    Gauge("pcie_tx_gbs", "GB/s", "PCIe sent", 3),
+    Gauge("nvlink_rx_gbs", "GB/s", "NVLink received", 3),
+    Gauge("nvlink_tx_gbs", "GB/s", "NVLink sent", 3),
+)
+REASONS = "clock_reasons"  # NVML's bits: why clocks are lower than they could be
+HOST_GAUGES = (
+    Gauge("cpu_util", "%", "CPU utilisation", 1),
+    Gauge("memory_used_bytes", "B", "Memory used"),
+    Gauge("disk_read_mbs", "MB/s", "Disk read", 3),
+    Gauge("disk_write_mbs", "MB/s", "Disk written", 3),
+    Gauge("network_rx_mbs", "MB/s", "Network received", 3),
+    Gauge("network_tx_mbs", "MB/s", "Network sent", 3),
+    Gauge("rdma_rx_gbs", "GB/s", "RDMA received", 3),
+    Gauge("rdma_tx_gbs", "GB/s", "RDMA sent", 3),
+)
+GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
+SAMPLER_CPU = "sampler_cpu_s"  # what the sampler itself has taken of a CPU since it began
+
+# The reasons for lower clocks that are neither a person's choice nor rest; the first is what full load does
+POWER_CAP = "software power cap"
+HEAT_OR_POWER = (
+    "software thermal slowdown",
+    "hardware thermal slowdown",
+    "hardware power brake",
+    "hardware slowdown",
+)
+THROTTLED = "throttled"  # the gauge of a dashboard that counts the GPUs for which a reason was given
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Load(_Record):
+    """What one GPU did during one check. ``throttled`` has the share of the samples that a reason was seen in.
+
+    ``sm_clock_mhz_min`` is of the samples with a utilisation of at least half: an idle GPU lowers its clock.
+    """
+
+    check: str
+    gpu: str
+    samples: int
+    sm_util_mean: FiniteFloat | None = None
+    power_w_mean: FiniteFloat | None = None
+    power_w_max: FiniteFloat | None = None
+    temperature_c_max: FiniteFloat | None = None
+    sm_clock_mhz_min: FiniteFloat | None = None
+    throttled: dict[str, FiniteFloat] = {}
+
+
+class Span(_Record):
+    """When a check ran: seconds since the phase began, without what was cut out of it."""
+
+    check: str
+    begin: FiniteFloat
+    end: FiniteFloat
+
+
+class Track(_Record):
+    """One curve: a value for each step of its dashboard, None where nothing was read.
+
+    Of many devices there are the least, the median and the greatest value, and those that keep away from the rest.
+    """
+
+    gauge: str
+    label: str
+    role: Literal["device", "least", "median", "greatest"] = "device"
+    values: tuple[FiniteFloat | None, ...]
+
+
+class Dashboard(_Record):
+    """The gauges of one kind over one phase. Each value is the mean over a step."""
+
+    phase: str
+    kind: Kind
+    devices: int
+    seconds: FiniteFloat
+    step_s: FiniteFloat = Field(gt=0)
+    spans: tuple[Span, ...]
+    cuts: tuple[FiniteFloat, ...] = Field(default=(), description="where other phases ran: their time is left out")
+    tracks: tuple[Track, ...]
+
+
+class Telemetry(_Record):
+    """What was sampled beside a trial's jobs, as far as the record keeps it."""
+
+    files: tuple[str, ...] = Field(default=(), description="the samples, relative to the run directory")
+    loads: tuple[Load, ...] = Field(
+        default=(), description="by check; of more than 64 GPUs only those that were throttled or had an extreme"
+    )
+    dashboards: tuple[Dashboard, ...] = ()
+    cpu_share: FiniteFloat | None = Field(default=None, description="of one core, of the costliest sampler, at work")
+    absent: dict[str, str] = Field(default={}, description="gauge → why it could not be read, and of how many devices")
+    complaints: tuple[str, ...] = ()

@@ -1,0 +1,56 @@
+"""What was sampled beside a trial's jobs: gathered into a file a job, joined to its checks, summed up in its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from seatrial.gauges import Telemetry
+from seatrial.model import Job, Measurement
+from seatrial.telemetry import files
+from seatrial.telemetry.join import Joined
+
+MOST_COMPLAINTS = 8
+
+
+def of_run(
+    run_dir: Path, jobs: Sequence[Job], measurements: Sequence[Measurement], phases: Mapping[str, str]
+) -> Telemetry | None:
+    """Gather what the samplers of a run have left, and sum it up; ``phases``: of each check. None: no job had one.
+
+    What is missing or damaged is told in ``complaints``, an unwritable disk too: telemetry costs no trial its record.
+    """
+    watched = [job for job in jobs if job.telemetry_hz]
+    if not watched:
+        return None
+    folders = sorted(path for path in (run_dir / "jobs").glob("*") if path.is_dir())
+    complaints = [words for folder in folders if (words := _gathered(folder))]
+    paths = [path for folder in folders if (path := folder / files.FILE).is_file()]
+    checks = {name: phases[name] for job in watched for name in job.checks if name in phases}
+    joined = Joined(checks, measurements, min(job.telemetry_hz for job in watched))
+    for path in paths:
+        for device in files.read(path):
+            joined.add(device)
+    silences = joined.silences()
+    complaints += _few([*silences, *(_last_words(run_dir) if silences else ())])
+    names = tuple(str(path.relative_to(run_dir)) for path in paths)
+    return joined.summary().model_copy(update={"files": names, "complaints": tuple(complaints)})
+
+
+def _gathered(folder: Path) -> str:
+    try:
+        return files.gather(folder)
+    except OSError as error:
+        return f"{folder.name}: its telemetry could not be gathered: {error.strerror or error}"
+
+
+def _last_words(run_dir: Path) -> Iterator[str]:
+    """The last line of each sampler that said anything."""
+    for log in sorted(run_dir.glob("jobs/*/attempt*/rank*.samples.err")):
+        if lines := log.read_text(encoding="utf-8", errors="replace").strip().splitlines():
+            yield f"{log.relative_to(run_dir)}: {lines[-1][:300]}"
+
+
+def _few(complaints: Sequence[str]) -> list[str]:
+    more = len(complaints) - MOST_COMPLAINTS
+    return [*complaints[:MOST_COMPLAINTS], *([f"and {more} more"] if more > 0 else [])]

@@ -1,0 +1,110 @@
+"""The curves of a dashboard: samples of many devices → for each gauge a few tracks that show what there is to see."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean, median
+
+from seatrial.gauges import GAUGES, HEAT_OR_POWER, POWER_CAP, REASONS, THROTTLED, Kind, Track
+from seatrial.telemetry.files import Device
+
+MOST_LINES = 8  # devices that have a track each; of more: least, median, greatest, and who keeps away from the rest
+MOST_ODD = 2
+# An odd device's mean is so many standard deviations from the others' median (1.4826 × MAD estimates one), and so far
+ODD_SIGMAS, ODD_SHARE = 5.0, 0.05
+_NAN = math.nan  # a step without a sample
+
+Values = Sequence[float]
+
+
+class Curves:
+    """The gauges of all devices of one kind in one phase, as means over ``steps`` equal steps."""
+
+    def __init__(self, kind: Kind, steps: int, step_s: float) -> None:
+        self.devices: set[str] = set()
+        self._kind, self._steps, self._step_s = kind, steps, step_s
+        self._found: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
+        self._throttled: dict[str, array[float]] = {}
+
+    def add(self, device: Device, begin: float, end: float, at: float) -> None:
+        """Take in the samples of a device from ``begin`` to ``end``, Unix seconds; the first stands at ``at``."""
+        first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
+        inside = [
+            (n, place)
+            for n in range(first, last)
+            if 0 <= (place := int((device.time[n] - begin + at) // self._step_s)) < self._steps
+        ]
+        if not inside:
+            return
+        self.devices.add(device.subject)
+        for gauge, found in self._found.items():
+            if means := self._means(device.column(gauge), inside):
+                earlier = found.get(device.subject)
+                found[device.subject] = _joined(earlier, means) if earlier else means
+        self._count_throttled(device, inside)
+
+    def tracks(self) -> Iterator[Track]:
+        for gauge in GAUGES[self._kind]:
+            yield from _tracks(gauge.name, self._found[gauge.name], gauge.digits)
+        for reason, counts in self._throttled.items():
+            yield Track(gauge=THROTTLED, label=reason, values=tuple(counts))
+
+    def _means(self, column: Sequence[float | None], inside: Sequence[tuple[int, int]]) -> array[float] | None:
+        sums, counts = [0.0] * self._steps, [0] * self._steps
+        for n, place in inside if column else ():
+            value = column[n]
+            if value is not None:
+                sums[place] += value
+                counts[place] += 1
+        if not any(counts):
+            return None
+        return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
+
+    def _count_throttled(self, device: Device, inside: Sequence[tuple[int, int]]) -> None:
+        """One more device in each step in which a reason was seen."""
+        bits = device.column(REASONS)
+        for bit, reason in device.reasons.items() if bits else ():
+            if reason in (POWER_CAP, *HEAT_OR_POWER):
+                mask = int(bit)
+                for place in {place for n, place in inside if int(bits[n] or 0) & mask}:
+                    self._throttled.setdefault(reason, array("f", [0.0] * self._steps))[place] += 1
+
+
+def _joined(one: array[float], other: array[float]) -> array[float]:
+    return array("f", (a if math.isnan(b) else b for a, b in zip(one, other, strict=True)))
+
+
+def _tracks(gauge: str, found: dict[str, array[float]], digits: int) -> Iterator[Track]:
+    if len(found) <= MOST_LINES:
+        for subject, values in found.items():
+            yield Track(gauge=gauge, label=subject, values=_plain(values, digits))
+        return
+    steps = [[value for value in step if not math.isnan(value)] for step in zip(*found.values(), strict=True)]
+    yield Track(gauge=gauge, label="least", role="least", values=_plain((min(s, default=_NAN) for s in steps), digits))
+    middle = (median(step) if step else _NAN for step in steps)
+    yield Track(gauge=gauge, label="median", role="median", values=_plain(middle, digits))
+    most = (max(step, default=_NAN) for step in steps)
+    yield Track(gauge=gauge, label="greatest", role="greatest", values=_plain(most, digits))
+    for subject in odd({subject: _mean(values) for subject, values in found.items()}):
+        yield Track(gauge=gauge, label=subject, values=_plain(found[subject], digits))
+
+
+def odd(means: dict[str, float]) -> list[str]:
+    """Who keeps furthest away from the rest, if anybody does: at most MOST_ODD subjects."""
+    middle = median(means.values())
+    away = {subject: abs(mean - middle) for subject, mean in means.items()}
+    limit = max(ODD_SIGMAS * 1.4826 * median(away.values()), ODD_SHARE * abs(middle))
+    far = [subject for subject, distance in away.items() if distance > limit]
+    return sorted(far, key=lambda subject: -away[subject])[:MOST_ODD]
+
+
+def _mean(values: Iterable[float]) -> float:
+    return fmean(value for value in values if not math.isnan(value))
+
+
+def _plain(values: Iterable[float], digits: int) -> tuple[float | None, ...]:
+    """For the record: no more digits than were measured."""
+    return tuple(None if math.isnan(value) else round(value, digits) for value in values)

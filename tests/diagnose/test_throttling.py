@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from seatrial.diagnose.throttling import throttled
+from seatrial.gauges import HEAT_OR_POWER, POWER_CAP, Load, Telemetry
+
+
+def telemetry(*gpus: str, samples: int = 20, **shares: float) -> Telemetry:
+    reasons = {name.replace("_", " "): share for name, share in shares.items()}
+    loads = [
+        Load(check="device.burn", gpu=gpu, samples=samples, temperature_c_max=88, throttled=reasons) for gpu in gpus
+    ]
+    return Telemetry(loads=tuple(loads))
+
+
+def test_heat_is_a_finding_with_the_gpu_the_check_and_the_share() -> None:
+    (finding,) = throttled(telemetry("n0/gpu3", software_thermal_slowdown=0.25))
+    assert finding.what == "GPUs were throttled: software thermal slowdown"
+    assert (finding.where, finding.confidence) == ("n0/gpu3", "high")
+    assert "n0/gpu3 during device.burn: in 25% of 20 samples, at up to 88 °C" in finding.why
+    assert "TEMPERATURE" in finding.first_command
+
+
+def test_a_power_brake_points_at_the_supply() -> None:
+    (finding,) = throttled(telemetry("n0/gpu3", hardware_power_brake=1.0))
+    assert "POWER" in finding.first_command
+
+
+@pytest.mark.parametrize("nothing", [None, Telemetry(), telemetry("n0/gpu0", software_power_cap=1.0)])
+def test_full_load_is_none(nothing: Telemetry | None) -> None:
+    assert POWER_CAP not in HEAT_OR_POWER
+    assert throttled(nothing) == ()
+
+
+def test_one_look_is_no_certainty() -> None:
+    (finding,) = throttled(telemetry("n0/gpu0", hardware_thermal_slowdown=0.05))
+    assert finding.confidence == "medium"
+
+
+def test_a_hot_room_is_one_finding() -> None:
+    (finding,) = throttled(telemetry(*(f"n{n}/gpu0" for n in range(100)), hardware_thermal_slowdown=0.5))
+    assert finding.where.endswith("n7/gpu0 and 92 more")

@@ -1,0 +1,146 @@
+"""The dashboards' geometry, and what the page says with it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from seatrial.gauges import THROTTLED, Dashboard, Span, Telemetry, Track
+from seatrial.model import Phase
+from seatrial.report.charts import LARGEST
+from seatrial.report.dashboards import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Board, boards
+from seatrial.report.html import render
+from tests.report import samples
+from tests.report.made_up_telemetry import telemetry
+from tests.report.test_html import Page, words
+
+CHECK = "collectives.all_reduce"
+
+
+def board(*tracks: Track, seconds: float = 10, step_s: float = 1, devices: int = 1, **more: object) -> Board:
+    fields = {"phase": "P", "kind": "gpu", "devices": devices, "seconds": seconds, "step_s": step_s, "spans": ()}
+    one = Dashboard.model_validate({**fields, "tracks": tracks, **more})
+    (drawn,) = boards(Telemetry(dashboards=(one,)), "P", [])
+    return drawn
+
+
+def track(values: list[float | None], gauge: str = "power_w", label: str = "n0/gpu0", role: str = "device") -> Track:
+    return Track.model_validate({"gauge": gauge, "label": label, "role": role, "values": values})
+
+
+def test_a_value_stands_in_the_middle_of_its_step() -> None:
+    (panel,) = board(track([0.0, 500.0, 500.0, 500.0, 0.0]), seconds=5).panels
+    assert (LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM) == (84, 646, 30, 204)
+    assert panel.curves[0].path == "M140 204l113 -174l224 0l113 174"
+    assert (panel.title, panel.unit, panel.range) == ("Power", "W", "0–500 W")
+
+
+def test_a_line_is_broken_where_nothing_was_read_for_long_and_not_where_pcie_waits_its_turn() -> None:
+    (panel,) = board(track([1.0, None, None, None, 1.0, 1.0]), seconds=6).panels
+    assert panel.curves[0].path.count("M") == 1
+    (panel,) = board(track([1.0, 1.0, *[None] * 11, 1.0, 1.0]), seconds=15).panels
+    assert panel.curves[0].path.count("M") == 2
+
+
+def test_a_line_is_broken_where_the_time_was_cut() -> None:
+    drawn = board(track([1.0] * 10), cuts=(5.0,))
+    assert drawn.panels[0].curves[0].path.count("M") == 2
+    assert drawn.cuts == (round(LEFT + (WIDTH - LEFT - RIGHT) / 2, 1),)
+
+
+def test_a_value_by_itself_is_seen() -> None:
+    (panel,) = board(track([1.0, 1.0, *[None] * 12, 3.0]), seconds=15).panels
+    assert panel.curves[0].path.endswith("h2")
+
+
+def test_memory_is_in_binary_units_and_percent_go_to_a_hundred() -> None:
+    memory, util = board(track([2.0**30, 3.0 * 2**30], "memory_used_bytes"), track([1.0, 2.0], "sm_util")).panels[::-1]
+    assert (memory.range, memory.unit) == ("1–3 GiB", "GiB")
+    assert util.y.high == 100
+
+
+def test_a_gauge_read_once_or_never_has_no_panel() -> None:
+    drawn = board(track([1.0, None]), track([None, None], "sm_util"), track([1.0, 2.0], "temperature_c"))
+    assert [panel.title for panel in drawn.panels] == ["Temperature"]
+    empty = Dashboard(phase="P", kind="gpu", devices=1, seconds=1, step_s=1, spans=(), tracks=(track([1.0]),))
+    assert boards(Telemetry(dashboards=(empty,)), "P", []) == []
+    assert boards(None, "P", []) == []
+
+
+def test_a_device_has_one_style_in_all_panels_and_stands_in_one_legend() -> None:
+    drawn = board(
+        track([1.0, 2.0], label="n0/gpu10"),
+        track([1.0, 2.0], label="n0/gpu2"),
+        track([1.0, 2.0], "temperature_c", "n0/gpu10"),
+        track([0.0, 1.0], THROTTLED, "software power cap"),
+        devices=2,
+    )
+    assert [(curve.label, curve.style) for curve in drawn.legend] == [("n0/gpu2", 0), ("n0/gpu10", 1)]
+    power, temperature, throttled = drawn.panels
+    assert [curve.style for curve in power.curves] == [1, 0]
+    assert [curve.style for curve in temperature.curves] == [1]
+    assert [panel.legend for panel in (power, temperature)] == [(), ()]
+    assert [curve.label for curve in throttled.legend] == ["software power cap"]
+
+
+def test_many_devices_are_a_band_their_median_and_who_keeps_away() -> None:
+    roles = [
+        track([value] * 3, label=role, role=role)
+        for role, value in (("least", 1.0), ("median", 2.0), ("greatest", 3.0))
+    ]
+    drawn = board(*roles, track([9.0] * 3, label="n7/gpu1"), seconds=3, devices=64)
+    (panel,) = drawn.panels
+    assert panel.band.endswith("Z")
+    assert [curve.label for curve in panel.curves] == ["median", "n7/gpu1"]
+    assert ([curve.label for curve in panel.legend], drawn.all) == (["n7/gpu1"], "all 64")
+
+
+def test_checks_are_shaded_and_numbered_where_there_is_room() -> None:
+    spans = (Span(check="a", begin=-1, end=6), Span(check="b", begin=6, end=6.1), Span(check="c", begin=6.1, end=99))
+    shades = board(track([1.0] * 10), spans=spans).shades
+    assert [shade.number for shade in shades] == ["1", "", "3"]
+    assert shades[0].x == LEFT
+    assert shades[-1].x + shades[-1].width == pytest.approx(WIDTH - RIGHT)
+    assert shades[1].title == "2 b: 6.0 to 6.1 s"
+
+
+@pytest.mark.parametrize("value", [LARGEST * 1e8, -LARGEST * 1e8, 5e-324, -1.0, 0.0])
+@pytest.mark.parametrize("seconds", [LARGEST * 1e8, -5.0, 0.0, 5e-324])
+def test_figures_of_a_damaged_record_are_drawn_somewhere(value: float, seconds: float) -> None:
+    drawn = board(track([value, 0.0]), seconds=seconds, step_s=abs(seconds) or 1.0)
+    for number in re.findall(r"-?\d+", drawn.panels[0].curves[0].path):
+        assert abs(int(number)) < 10 * WIDTH
+
+
+def test_each_phase_has_its_dashboards_in_the_page() -> None:
+    html = render(samples.watched())
+    page = Page(html)
+    text = words(page.text)
+    assert "GPU dashboard 4 GPUs, 60 s, a point each 1 s 1 collectives.all_reduce 2 x 3 collectives.all_reduce" in text
+    assert "CPU dashboard 1 node, 60 s" in text
+    assert "collectives.all_reduce h200-01/gpu3 21 98 %" in text
+    assert "software power cap 20 %, software thermal slowdown 10 %" in text
+    assert "The costliest sampler took 0.41 % of one core." in text
+    assert "h200-01: no telemetry for 41 s of its checks" in text
+    assert "./jobs/ranks/telemetry.jsonl.gz" in page.values("href")
+    assert html.index(">Interconnect</h2>") < html.index("GPU dashboard") < html.index(">Single-GPU training</h2>")
+
+
+def test_a_trial_without_telemetry_says_nothing_of_it() -> None:
+    text = Page(render(samples.accepted())).text
+    assert "dashboard" not in text
+    assert "Telemetry" not in text
+
+
+def test_dashboards_belong_to_their_phase_and_gpus_come_first() -> None:
+    both = boards(telemetry("n0", 4), Phase.INTERCONNECT, [CHECK])
+    assert [one.title for one in both] == ["GPU dashboard", "CPU dashboard"]
+    assert [len(one.loads) for one in both] == [4, 0]
+    assert boards(telemetry("n0", 4), Phase.DEVICE, [CHECK]) == []
+
+
+def test_the_page_of_a_fleet_grows_little() -> None:
+    plain = samples.accepted()
+    fleet = render(plain.model_copy(update={"telemetry": telemetry("n0", 512)}))
+    assert len(fleet) - len(render(plain)) < 60_000
