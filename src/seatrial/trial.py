@@ -22,7 +22,7 @@ from seatrial.config import CheckSchema, Resolved
 from seatrial.diagnose import diagnose
 from seatrial.judge import judge, site
 from seatrial.judge.decision import decide
-from seatrial.launch import by_slurm, elsewhere, launcher_for
+from seatrial.launch import by_slurm, elsewhere, end_earlier_jobs, launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -147,6 +147,8 @@ def _site(settings: Config) -> Baseline | None:
 
 def _take_up(collected: Collected, here: Machine) -> None:
     """Take in what an earlier run left in the directory, but for errors, and for what another machine measured."""
+    for words in end_earlier_jobs(collected.settings, collected.run_dir.path):
+        collected.show.complain(words)
     kept = collected.run_dir.recover()
     for complaint in kept.complaints:
         collected.show.complain(complaint)
