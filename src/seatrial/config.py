@@ -243,7 +243,9 @@ def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> C
     _refuse_unknown(tree, Config, source, ())
     checks = tree.get("checks")
     if not isinstance(checks, dict) or not checks:
-        raise UsageError(f"{source.of(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings")
+        raise UsageError(
+            f"{source.of(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings"
+        )
     for name, settings in checks.items():
         checks[name] = _validated_check(name, {} if settings is None else settings, source, known)
     return _build(Config, tree, source, ())
@@ -251,11 +253,15 @@ def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> C
 
 def _validated_check(name: str, settings: Any, source: Source, known: Mapping[str, CheckSchema]) -> Tree:
     if name not in known:
-        raise UsageError(f"{source.of(['checks', name])}: unknown check {name!r}{_nearest(name, known)}; `seatrial checks` lists them all")
+        near = _nearest(name, known)
+        who = source.of(["checks", name])
+        raise UsageError(f"{who}: unknown check {name!r}{near}; `seatrial checks` lists them all")
     path = ("checks", name)
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
-        raise UsageError(f"{source.of(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})")
+        raise UsageError(
+            f"{source.of(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})"
+        )
     _refuse_unknown(settings, CheckSettings, source, path)
     checked = _build(CheckSettings, settings, source, path)
     options = known[name].options

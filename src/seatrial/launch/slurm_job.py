@@ -62,7 +62,7 @@ class SlurmJob:
     _trouble: str = ""  # why Slurm's last answer was none
     _last: Job | None = None
     _begun: bool = False
-    _ended: float = 0.0  # when it was first seen to have ended
+    _ended: float = 0.0  # when it was first seen to be completing
 
     def poll(self) -> int | None:
         job = self._look()
@@ -84,8 +84,8 @@ class SlurmJob:
             return None
         if job.pending:
             return self._requeued(job) if self._begun else self._in_the_queue(job)
-        if job.ended:
-            told = f"job {self.id} is {job.state}, and Slurm still clears up on {job.nodes or 'its nodes'}"
+        if _is_completing(job):
+            told = f"job {self.id} has ended, and Slurm still clears up on {job.nodes or 'its nodes'}"
             late = time.monotonic() - self._ended > _COMPLETING_TOLD_S
             return Waiting(reason=told if late else "", hopeless=False)
         return None
@@ -130,7 +130,7 @@ class SlurmJob:
             self.collector.end_early(job.nodes)
             if self.collector.fetched:
                 over = self._until_over(15, cancel=False)  # it ends by itself now, and tidies up on its nodes
-                if over is not None and not over.ended:
+                if over is not None and over.state == "RUNNING":
                     self.collector.clear()
         self.collector.close()
         job = self._until_over(_GONE_S, cancel=True)
@@ -162,15 +162,16 @@ class SlurmJob:
             self._asked = time.monotonic()
             if self._last is not None:
                 self._begun = self._begun or not self._last.pending
-                self._ended = self._ended or (time.monotonic() if self._last.ended else 0.0)
+                self._ended = self._ended or (time.monotonic() if _is_completing(self._last) else 0.0)
         return self._last
 
 
 def cancel_what_is_left(run_dir: Path, settings: Config) -> Iterator[str]:
     """End the jobs that a run in this directory, which was killed, has left in the queue: a word before each.
 
-    They are gone when this is. Ours is whose script lies in this directory, or was given the token that we wrote beside it. Raises SeatrialError
-    where Slurm cannot be asked, or such a job cannot be ended: what it writes later would count as measured by us.
+    When this is at its end, they are gone. Ours is whose script lies in this directory, or was given the token that we
+    wrote beside it. Raises SeatrialError where Slurm cannot be asked, or such a job cannot be ended: what it writes
+    later would count as measured by us.
     """
     folders = {token.read_text(encoding="utf-8"): token.parent for token in run_dir.rglob(f"attempt*/{TOKEN}")}
     if not folders:
@@ -210,3 +211,8 @@ def in_service(settings: Config) -> str:
 def _is_over(job: Job) -> bool:
     """Nothing is left of it, on its nodes either; of a job that Slurm has forgotten there is nothing."""
     return job.gone or not job.known
+
+
+def _is_completing(job: Job) -> bool:
+    """It has ended; its nodes are not free yet. Text knows but one word for the state of such a job (22.05)."""
+    return "COMPLETING" in (job.state, *job.flags)
