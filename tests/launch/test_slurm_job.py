@@ -90,6 +90,19 @@ def test_what_may_start_later_is_given_up_when_its_time_is_over(
     assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
 
 
+def test_more_time_than_the_partition_gives_is_told_in_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    desk = Desk(monkeypatch, tmp_path, partition="short")
+    pending = show("PENDING", "PartitionConfig", "(null)")
+    waiting = desk.says(said(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
+    assert waiting
+    assert "partition short gives a job 5 minutes, 60 are asked for. Run first: scontrol show job 7" in waiting.reason
+
+
+def test_a_script_that_slurmd_could_not_start_is_told_with_where_its_log_would_be(desk: Desk) -> None:
+    desk.says(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
+    assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.epitaph()
+
+
 def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: Desk) -> None:
     assert desk.says(show("RUNNING")).job.poll() is None
     assert desk.says(DOWN).job.waiting() is None, "a moment is not worth a word"

@@ -41,6 +41,7 @@ _HOPELESS = re.compile(
 _FIRST = (
     ("TimeLimit|WallDuration", "sinfo -o '%P %l'; then --set slurm.time_min=MINUTES, or fewer checks"),
     ("^QOS|^Assoc|Account", "sacctmgr show qos; sacctmgr show associations user=$USER; squeue --me"),
+    ("PartitionConfig", "sinfo -o '%P %a %l %D %c %m %G %f'; a shorter time is --set slurm.time_min=MINUTES"),
     ("Partition|BadConstraints", "sinfo -o '%P %a %l %D %c %m %G %f'"),
     ("Reserv", "scontrol show reservations; sinfo -R"),
     ("ReqNodeNotAvail|DOWN|NodeDown", "sinfo -R"),
@@ -97,7 +98,8 @@ class SlurmJob:
         if not hopeless and waited <= self.settings.slurm.queue_s:
             return Waiting(reason=reason, hopeless=False)
         why = "waiting will not help" if hopeless else f"after {waited:.0f} s (slurm.queue_s)"
-        told = [f"{reason}; {why}", in_service(self.settings), f"Run first: {self._first(job.reason)}"]
+        facts = [in_service(self.settings), too_long(job, self.settings)]
+        told = [f"{reason}; {why}", *facts, f"Run first: {self._first(job.reason)}"]
         return Waiting(reason=". ".join(filter(None, told)), hopeless=True)
 
     def _requeued(self, job: Job) -> Waiting:
@@ -118,7 +120,10 @@ class SlurmJob:
             return ""
         said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
         nodes = in_service(self.settings) if job.state == "NODE_FAIL" else ""
-        told = [self.collector.lost(), said if job.state != "COMPLETED" else "", nodes]
+        scratch = self.settings.slurm.scratch  # where Slurm itself opens the log
+        launch = f"slurmd could not start its script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl -u slurmd"
+        launch = launch if job.reason == "JobLaunchFailure" else ""
+        told = [self.collector.lost(), said if job.state != "COMPLETED" else "", launch, nodes]
         return ". ".join(filter(None, told))
 
     def cancel(self) -> str:
@@ -206,6 +211,21 @@ def in_service(settings: Config) -> str:
     whose = f" of partition {wanted.partition}" if wanted.partition else ""
     asked = f"{able} of {len(nodes)} nodes{whose} can take jobs, {settings.cluster.nodes} are asked for"
     return f"{asked}: {those}{more}" if out else asked
+
+
+def too_long(job: Job, settings: Config) -> str:
+    """Whether more time is asked for than the partition gives; empty where not, or where nobody knows."""
+    try:
+        found = slurm.partitions()
+    except (SeatrialError, ValueError):
+        return ""  # as above
+    name = settings.slurm.partition
+    for partition in found:
+        ours = partition.name == name if name else partition.default
+        most, asked = partition.max_time_s, job.time_limit_s
+        if ours and isinstance(most, int) and isinstance(asked, int) and asked > most:
+            return f"partition {partition.name} gives a job {most // 60} minutes, {asked // 60} are asked for"
+    return ""
 
 
 def _is_over(job: Job) -> bool:
