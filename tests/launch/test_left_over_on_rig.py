@@ -21,7 +21,7 @@ TRIAL = """
 slurm: {queue_s: 20}
 checks:
   host.inventory:
-  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: 25}}
+  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: 12}}
 """
 
 
@@ -29,12 +29,14 @@ def test_a_job_of_a_killed_run_is_ended_by_the_next(make_cluster: Callable[..., 
     two, out = make_cluster(2), tmp_path / "it's a run"
     (tmp_path / "two.yaml").write_text(TRIAL)
     program = Program("run", tmp_path / "two.yaml", "--launcher", "slurm", "--nodes", "2", "--out", out, env=two.env)
-    until(lambda: all_doing(out, "ranks", CHECK, 4))
+    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
+    two.on("node1", ["kill", "-STOP", str(victim["pid"])])  # so that the job does not end by itself
     program.process.kill()
     program.finish()
     job_id = (out / "jobs/ranks/attempt1/slurm_job_id").read_text()
     assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [job_id]
-    stranger = two.run(["sbatch", "--parsable", "--job-name=seatrial-ranks", "--wrap", "sleep 300"]).stdout.strip()
+    held = ["sbatch", "--parsable", "--job-name=seatrial-ranks", "--hold", "--wrap", "sleep 300"]
+    stranger = two.run(held).stdout.strip()
 
     code, _, err = Program("run", "--resume", out, env=two.env).finish()
     assert code == 0, err
