@@ -208,6 +208,28 @@ def test_a_torchrun_that_is_killed_is_named_by_its_node(tmp_path: Path) -> None:
     assert (found.culprit, found.cause) == ("node1", "torchrun there was killed by SIGKILL: its ranks ended with it")
 
 
+def test_a_node_that_was_reset_is_named_not_the_peers_that_lost_it(tmp_path: Path) -> None:
+    """srun 22.05, of two nodes of which one was reset and its slurmd came back."""
+    told(tmp_path, 0, error(0, "Connection reset by peer", at=50.0))
+    told(tmp_path, 1)
+    (tmp_path / "launcher.err").write_text(
+        labelled(0, FAILURE.format(index=0, rank=0, code=1, pid=100))
+        + "srun: error: node0: task 0: Exited with exit code 1\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=1.2\n"
+        "srun: First task exited 30s ago\n"
+        "srun: StepId=1.2 task 1: running\n"
+        "srun: StepId=1.2 task 0: exited abnormally\n"
+        "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
+        "srun: error: Timed out waiting for job step to complete\n"
+    )
+    two = job(TOGETHER).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    ranks = read(tmp_path)
+    assert ranks[1].pulse
+    ranks[1].pulse = ranks[1].pulse.model_copy(update={"node": "n1"})
+    found = blame.ended(two, ranks, 1, tmp_path)
+    assert (found.culprit, "was it reset?" in found.cause) == ("n1", True)
+
+
 def test_a_node_that_slurm_lost_is_named(tmp_path: Path) -> None:
     told(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     (tmp_path / "launcher.err").write_text("srun: error: Node failure on node1\n")

@@ -32,6 +32,9 @@ _REFUSED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<nod
 _TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
 _NODE_LOST = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.MULTILINE)
+# srun, of tasks that it could neither end nor hear of again: their node was reset, say, and is back by now
+_UNANSWERED = re.compile(r"^srun: StepId=\S+ tasks? (?P<tasks>[\d,-]+): running$", re.MULTILINE)
+_STEP_LOST = "Timed out waiting for job step to complete"
 _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
@@ -89,7 +92,7 @@ def damaged(rank: Rank) -> Blame:
 
 def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> Blame:
     """The job exited with an error. ``epitaph`` is what a scheduler says of it, for want of a better cause."""
-    if missing := _missing(folder):
+    if missing := _missing(folder) or _unanswering(ranks, job, folder):
         return missing
     tasks = _tasks(folder)
     if job.placement == "ranks":
@@ -220,6 +223,16 @@ def _missing(folder: Path) -> Blame | None:
     whats = [(sorted(those), what.replace("\0", min(those))) for what, those in lacking.items()]
     cause = "; ".join(what if len(nodes) == 1 else f"{', '.join(those[:8])}: {what}" for those, what in whats)
     return Blame(", ".join(nodes[:8]), cause, None)
+
+
+def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> Blame | None:
+    """Nodes whose task did not end when srun ended it, nor tell of its end: what their peers say comes of that."""
+    text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
+    found = _UNANSWERED.findall(text) if _STEP_LOST in text else []
+    first = [ranks[task * job.ranks_per_node] for tasks in found for task in id_list(tasks) if task < job.nodes]
+    nodes = ", ".join(sorted({rank.pulse.node if rank.pulse else rank.name for rank in first})[:8])
+    cause = "its task neither ended with the others nor answered srun; was it reset? Run first, there: uptime; dmesg"
+    return Blame(nodes, f"{cause}; journalctl -u slurmd -n 50", None) if nodes else None
 
 
 def _refusal(node: str, words: str) -> str:

@@ -43,8 +43,8 @@ _FIRST = (
     ("^QOS|^Assoc|Account", "sacctmgr show qos; sacctmgr show associations user=$USER; squeue --me"),
     ("PartitionConfig", "sinfo -o '%P %a %l %D %c %m %G %f'; a shorter time is --set slurm.time_min=MINUTES"),
     ("Partition|BadConstraints", "sinfo -o '%P %a %l %D %c %m %G %f'"),
-    ("Reserv", "scontrol show reservations; sinfo -R"),
-    ("ReqNodeNotAvail|DOWN|NodeDown", "sinfo -R"),
+    ("UnavailableNodes|DOWN|NodeDown", "sinfo -R"),
+    ("[Rr]eserv", "scontrol show reservations; sinfo -R"),
     ("Held|held|Requeue", "scontrol release {id}, or scancel {id}"),
     ("Resources|Priority", "squeue --start --job {id}; sinfo"),
 )
@@ -187,7 +187,7 @@ def cancel_what_is_left(run_dir: Path, settings: Config) -> Iterator[str]:
                 yield f"job {job_id} of an earlier run here is still in Slurm's queue: it is cancelled"
                 job = SlurmJob(job_id, settings, collector_of(job_id, settings, folder))
                 if left := job.cancel():
-                    raise SeatrialError(f"{left}, and may still write here. Run first: scancel {job_id}; squeue --me")
+                    raise SeatrialError(f"what an earlier run here left may still write here: {left}")
 
 
 def collector_of(job_id: str, settings: Config, folder: Path) -> Collector:
