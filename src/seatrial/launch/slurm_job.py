@@ -33,7 +33,7 @@ _GONE_S = 60.0  # after scancel; KillWait again
 # A job that is pending for one of these never starts by waiting (slurm.schedmd.com, "Job reason codes"). Whatever is
 # too much for one job alone (QOSMaxNodePerJobLimit, AssocMaxWallDurationPerJobLimit, …) does not shrink either.
 _HOPELESS = re.compile(
-    "AssocGrpCpuLimit|BadConstraints|DeadLine|InvalidAccount|InvalidQOS|JobHeldAdmin|JobHeldUser|JobHoldMaxRequeue"
+    "BadConstraints|DeadLine|InvalidAccount|InvalidQOS|JobHeldAdmin|JobHeldUser|JobHoldMaxRequeue"
     "|PartitionConfig|PartitionDown|PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|AccountNotAllowed"
     "|QOSNotAllowed|ReservationDeleted|launch failed requeued held|[A-Za-z]+PerJob.*"
 )
@@ -141,10 +141,9 @@ class SlurmJob:
         job = self._until_over(_GONE_S, cancel=True)
         if job is not None and _is_over(job):
             return ""
-        state = job.state if job else "perhaps"
-        return (
-            f"Slurm job {self.id} is still {state} a minute after scancel{f' ({self._trouble})' * bool(self._trouble)}"
-        )
+        state, why = job.state if job else "perhaps there", f" ({self._trouble})" if self._trouble else ""
+        told = f"Slurm job {self.id} is still {state} a minute after scancel{why}"
+        return f"{told}. Run first: scontrol show job {self.id}; sinfo -R"
 
     def _until_over(self, seconds: float, *, cancel: bool) -> Job | None:
         """What Slurm says of the job when it is over, or when the time is up. A scancel that fails is tried again."""
