@@ -66,3 +66,16 @@ def test_ctrl_c_before_the_first_fetch_leaves_nothing_on_the_nodes(
     assert program.finish()[0] == 130
     assert nothing_is_left(two)
     assert "".join(two.on(node, ["find", str(scratch), "-mindepth", "1"]).stdout for node in two.nodes) == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_check_that_is_ended_leaves_no_job_of_its_own(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, number: signal.Signals
+) -> None:
+    one = make_cluster(1)
+    (tmp_path / "one.yaml").write_text("checks: {slurm.binding: }")
+    program = Program("run", tmp_path / "one.yaml", "--out", tmp_path / "run", env=one.env)
+    until(lambda: not nothing_is_left(one))
+    program.process.send_signal(number)
+    program.finish()
+    until(lambda: nothing_is_left(one), 20)
