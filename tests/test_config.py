@@ -287,3 +287,25 @@ def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
 def test_set_reads_yaml() -> None:
     assert parse_assignment("a.b=[1, 2]") == ("a.b", [1, 2])
     assert parse_assignment("a= > 3 GB/s ") == ("a", "> 3 GB/s")
+
+
+@pytest.mark.parametrize(
+    ("override", "environ", "words"),
+    [
+        (("--set", "slurm.partitoin", "x"), {}, "--set: unknown key 'slurm.partitoin'"),
+        (("--nodes", "cluster.nodes", 0), {}, "--nodes: cluster.nodes: "),
+        (("--set", "checks.train.ddp.limit_s", -1), {}, "--set: checks.train.ddp.limit_s: "),
+        (("--set", "checks.collectives.all_reduce.options.sizes", ["x"]), {}, "--set: checks.collectives.all_reduce"),
+        (("--set", "slurm.mem", "1"), {"SEATRIAL_SET_LIMITS__SILENCE_S": "-4"}, "$SEATRIAL_SET_LIMITS__SILENCE_S: lim"),
+    ],
+)
+def test_an_error_names_who_set_the_value(override: tuple[str, str, Any], environ: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        resolved("quick", override, environ=environ)
+    assert str(error.value).startswith(words)
+
+
+def test_an_error_of_the_file_is_the_file_s_whatever_else_was_set(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, "slurm: {time_min: soon}\nchecks: {host.inventory: }\n")
+    with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}: slurm.time_min"):
+        resolved(path, ("--set", "slurm.mem", "1"))

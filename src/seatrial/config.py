@@ -40,6 +40,22 @@ class CheckSchema:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Who set what: the trial file, and what came over it."""
+
+    file: str
+    origins: Mapping[str, str]
+
+    def of(self, path: Iterable[str]) -> str:
+        """Who set the value at ``path``, the group around it, or something in it; the file where nobody else did."""
+        parts = list(path)
+        around = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+        inside = [key for key in self.origins if parts and key.startswith(f"{around[0]}.")]
+        overridden = (self.origins[key] for key in [*around, *inside] if key in self.origins)
+        return next((origin for origin in overridden if origin != self.file), self.file)
+
+
+@dataclass(frozen=True)
 class Resolved:
     config: Config
     origins: dict[str, str]
@@ -65,7 +81,7 @@ def resolve(
         path = _split(key, known)
         _assign(tree, path, value, origin)
         _record(value, origin, path, origins)
-    config = _validate(tree, source, known)
+    config = _validate(tree, Source(source, origins), known)
     return Resolved(config, {**_defaults(config, origins), **origins})
 
 
@@ -222,24 +238,30 @@ def _defaults(config: Config, origins: dict[str, str]) -> dict[str, str]:
     return {key: origin for key, origin in every.items() if key not in origins}
 
 
-def _validate(tree: Tree, source: str, known: Mapping[str, CheckSchema]) -> Config:
+def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> Config:
     _refuse_harmful(tree, source, ())
     _refuse_unknown(tree, Config, source, ())
     checks = tree.get("checks")
     if not isinstance(checks, dict) or not checks:
-        raise UsageError(f"{source}: 'checks' must name at least one check, as a mapping of names to settings")
+        raise UsageError(
+            f"{source.of(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings"
+        )
     for name, settings in checks.items():
         checks[name] = _validated_check(name, {} if settings is None else settings, source, known)
     return _build(Config, tree, source, ())
 
 
-def _validated_check(name: str, settings: Any, source: str, known: Mapping[str, CheckSchema]) -> Tree:
+def _validated_check(name: str, settings: Any, source: Source, known: Mapping[str, CheckSchema]) -> Tree:
     if name not in known:
-        raise UsageError(f"{source}: unknown check {name!r}{_nearest(name, known)}; `seatrial checks` lists them all")
+        near = _nearest(name, known)
+        who = source.of(["checks", name])
+        raise UsageError(f"{who}: unknown check {name!r}{near}; `seatrial checks` lists them all")
     path = ("checks", name)
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
-        raise UsageError(f"{source}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})")
+        raise UsageError(
+            f"{source.of(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})"
+        )
     _refuse_unknown(settings, CheckSettings, source, path)
     checked = _build(CheckSettings, settings, source, path)
     options = known[name].options
@@ -251,7 +273,7 @@ def _validated_check(name: str, settings: Any, source: str, known: Mapping[str, 
         if wrong := _wrong_metric(metric, chosen, known[name].metrics) or _wrong_limit(
             limit, declared_unit(metric, known[name].metrics)
         ):
-            raise UsageError(f"{source}: {where}: {wrong}")
+            raise UsageError(f"{source.of([*path, 'expect', metric])}: {where}: {wrong}")
     return settings
 
 
@@ -313,7 +335,7 @@ def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
     return metrics.get(family) if "." in metric else None
 
 
-def _refuse_harmful(value: Any, source: str, path: tuple[str, ...]) -> None:
+def _refuse_harmful(value: Any, source: Source, path: tuple[str, ...]) -> None:
     """No number without end and no control character, wherever it stands; a description may have several lines."""
     problem = ""
     if isinstance(value, dict):
@@ -330,30 +352,31 @@ def _refuse_harmful(value: Any, source: str, path: tuple[str, ...]) -> None:
     elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
         problem = f"control characters and line breaks have no place here (got {value[:80]!r})"
     if problem:
-        raise UsageError(f"{source}: {'.'.join(path) or 'trial'}: {problem}")
+        raise UsageError(f"{source.of(path)}: {'.'.join(path) or 'trial'}: {problem}")
 
 
-def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: str, path: tuple[str, ...]) -> None:
+def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
     for key, value in tree.items():
         field = model.model_fields.get(key)
         if field is None:
             where = ".".join((*path, key))
             near, valid = _nearest(key, model.model_fields), ", ".join(model.model_fields) or "none"
-            raise UsageError(f"{source}: unknown key {where!r}{near} (valid: {valid})")
+            raise UsageError(f"{source.of([*path, key])}: unknown key {where!r}{near} (valid: {valid})")
         inner = field.annotation
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
             _refuse_unknown(value, inner, source, (*path, key))
 
 
-def _build(model: type[Model], tree: Any, source: str, path: tuple[str, ...]) -> Model:
+def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...]) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join((*path, *(str(part) for part in first["loc"])))
-        raise UsageError(f"{source}: {where or 'trial'}: {first['msg']} (got {str(first['input'])[:80]!r})") from error
+        where = (*path, *(str(part) for part in first["loc"]))
+        told = f"{'.'.join(where) or 'trial'}: {first['msg']} (got {str(first['input'])[:80]!r})"
+        raise UsageError(f"{source.of(where)}: {told}") from error
     except OverflowError as error:
-        raise UsageError(f"{source}: {'.'.join(path) or 'trial'}: a number is too large: {error}") from error
+        raise UsageError(f"{source.of(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}") from error
 
 
 def _nearest(word: str, valid: Iterable[str]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
+
+from seatrial.records import Frozen
 
 Kind = Literal["gpu", "host"]
 HOST = "host"  # the device that stands for the node itself
@@ -61,11 +63,7 @@ HEAT_OR_POWER = (
 THROTTLED = "throttled"  # the gauge of a dashboard that counts the GPUs for which a reason was given
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Load(_Record):
+class Load(Frozen):
     """What one GPU did during one check. ``throttled`` has the share of the samples that a reason was seen in.
 
     ``sm_clock_mhz_min`` is of the samples with a utilisation of at least half: an idle GPU lowers its clock.
@@ -82,7 +80,7 @@ class Load(_Record):
     throttled: dict[str, FiniteFloat] = {}
 
 
-class Span(_Record):
+class Span(Frozen):
     """When a check ran: seconds since the phase began, without what was cut out of it."""
 
     check: str
@@ -90,7 +88,7 @@ class Span(_Record):
     end: FiniteFloat
 
 
-class Track(_Record):
+class Track(Frozen):
     """One curve: a value for each step of its dashboard, None where nothing was read.
 
     Of many devices there are the least, the median and the greatest value, and those that keep away from the rest.
@@ -102,7 +100,7 @@ class Track(_Record):
     values: tuple[FiniteFloat | None, ...]
 
 
-class Dashboard(_Record):
+class Dashboard(Frozen):
     """The gauges of one kind over one phase. Each value is the mean over a step."""
 
     phase: str
@@ -115,7 +113,7 @@ class Dashboard(_Record):
     tracks: tuple[Track, ...]
 
 
-class Telemetry(_Record):
+class Telemetry(Frozen):
     """What was sampled beside a trial's jobs, as far as the record keeps it."""
 
     files: tuple[str, ...] = Field(default=(), description="the samples, relative to the run directory")

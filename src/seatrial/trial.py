@@ -24,7 +24,7 @@ from seatrial.diagnose.throttling import throttled
 from seatrial.gauges import Telemetry
 from seatrial.judge import judge, lint, read, site, to_repeat
 from seatrial.judge.decision import decide
-from seatrial.launch import by_slurm, elsewhere, launcher_for
+from seatrial.launch import by_slurm, elsewhere, end_earlier_jobs, launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -172,6 +172,8 @@ def _sampled(plan: Plan, collected: Collected) -> Telemetry | None:
 
 def _take_up(collected: Collected, here: Machine) -> None:
     """Take in what an earlier run left in the directory, but for errors, and for what another machine measured."""
+    for words in end_earlier_jobs(collected.settings, collected.run_dir.path):
+        collected.show.complain(words)
     kept = collected.run_dir.recover()
     for complaint in kept.complaints:
         collected.show.complain(complaint)

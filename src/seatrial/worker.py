@@ -42,6 +42,7 @@ from seatrial.model import (
 
 PULSE_S = 1.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+TIDY_S = 4.0  # less than what ends us waits before SIGKILL: shell.stop
 ENDING = "ending on SIGTERM"  # said by a rank from which no pulse is to be expected any more
 Kind = TypeVar("Kind")
 
@@ -77,17 +78,18 @@ class Pulse:
 
     It also ends the process on SIGTERM, and says so first: a rank that torchrun ends because another one failed must
     not look as if it had gone silent. Python runs no handler while the main thread waits inside a collective; the
-    wake-up descriptor is written all the same.
+    wake-up descriptor is written all the same. ``tidy_s`` seconds are left to a check that has to tidy up first.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tidy_s: float = 0.0) -> None:
         self._path = path
+        self._tidy_s = tidy_s
         self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
         self.say("starting")
         self._stopping = threading.Event()
         self._signals, wake_up = os.pipe2(os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_up)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, _leave if tidy_s else lambda *_: None)
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def __enter__(self) -> Pulse:
@@ -117,12 +119,17 @@ class Pulse:
             self.say(ENDING)
             with contextlib.suppress(OSError):
                 self._write()
+            self._stopping.wait(self._tidy_s)
             os._exit(128 + signal.SIGTERM)
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(json.dumps({**self._state, "time": time.time()}), encoding="utf-8")
         temporary.replace(self._path)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def work(job: Job, run_dir: Path, folder: Path) -> None:
@@ -132,7 +139,9 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
     """
     me = Identity.from_environment()
     journal = Journal(folder / f"rank{me.rank}.jsonl")
-    with Pulse(folder / f"rank{me.rank}.alive") as pulse:
+    # checks of the control job hand in jobs of their own to Slurm, which must not outlive them
+    tidy_s = TIDY_S if job.placement == "control" else 0.0
+    with Pulse(folder / f"rank{me.rank}.alive", tidy_s) as pulse:
         device, gpu_index = _open_device(job, me, folder)
         for name in job.checks:
             check = catalog()[name]

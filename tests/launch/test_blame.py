@@ -135,6 +135,108 @@ def test_logs_are_read_from_their_end(tmp_path: Path) -> None:
     assert (found.culprit, found.cause) == ("launcher", "exit code 1. Last line of its log: OSError: the last words")
 
 
+def labelled(node: int, text: str) -> str:
+    return "".join(f"{node}: {line}\n" for line in text.splitlines())
+
+
+def test_the_torchrun_of_each_node_is_read_by_itself(tmp_path: Path) -> None:
+    """Pids of two nodes may be the same: what one torchrun ended is not what the other saw die."""
+    told(tmp_path, 0, pulse="ending on SIGTERM")
+    told(tmp_path, 1)
+    two = job(TOGETHER).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    died = FAILURE.format(index=0, rank=1, code=-9, pid=4711)
+    (tmp_path / "launcher.err").write_text(labelled(0, ENDED.format(pid=4711)) + labelled(1, died))
+    found = blame.ended(two, read(tmp_path), 1, tmp_path)
+    assert (found.rank, found.cause.startswith("killed by SIGKILL")) == (1, True)
+
+
+def test_a_rank_that_leaves_with_exit_code_0_is_the_cause_of_what_its_peer_says(tmp_path: Path) -> None:
+    told(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
+    told(tmp_path, 1)
+    found = blamed(tmp_path, {0: 1})
+    assert (found.rank, found.cause) == (1, f"exit code 0 in {TOGETHER}, before its end")
+
+
+def test_a_rank_that_torchrun_ended_did_not_leave(tmp_path: Path) -> None:
+    told(tmp_path, 0, error(0, "CUDA error", at=50.0))
+    told(tmp_path, 1)
+    assert blamed(tmp_path, {0: 1}, ended_by_torchrun=(1,)).rank == 0
+
+
+# As srun 22.05 wrote it: tests/fixtures/slurm-22.05/srun-bad-exit-kills.err
+_KILLS = """srun: error: node1: task 1: {how}
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+0: slurmstepd-node0: error: *** STEP 12.0 ON node0 CANCELLED AT 2026-11-21T10:13:25 ***
+srun: error: node0: task 0: Terminated
+srun: Force Terminated StepId=12.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("Exited with exit code 3", f"exit code 3 in {TOGETHER}"),
+        ("Killed", f"killed by SIGKILL in {TOGETHER}; SIGKILL from outside is often"),
+        ("Segmentation fault (core dumped)", f"killed by SIGSEGV in {TOGETHER}"),
+        ("Out Of Memory", f"killed by SIGKILL in {TOGETHER}; SIGKILL from outside is often"),
+    ],
+)
+def test_srun_names_the_node_whose_worker_ended(how: str, cause: str, tmp_path: Path) -> None:
+    for rank in 0, 1:
+        told(tmp_path, rank)
+    (tmp_path / "launcher.err").write_text(_KILLS.format(how=how))
+    two = job(TOGETHER, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    found = blame.ended(two, read(tmp_path), 1, tmp_path, "Slurm says that job 7 is FAILED")
+    assert (found.rank, found.cause.startswith(cause)) == (1, True)
+
+
+def test_a_job_that_somebody_cancels_is_no_fault_of_its_tasks(tmp_path: Path) -> None:
+    for rank in 0, 1:
+        told(tmp_path, rank)
+    aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+    (tmp_path / "launcher.err").write_text(aborted + "srun: error: node0: task 0: Terminated\n")
+    two = job(TOGETHER, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    found = blame.ended(two, read(tmp_path), 1, tmp_path, "Slurm says that job 7 is CANCELLED")
+    assert (found.culprit, found.cause) == ("launcher", "Slurm says that job 7 is CANCELLED")
+
+
+def test_a_torchrun_that_is_killed_is_named_by_its_node(tmp_path: Path) -> None:
+    told(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
+    told(tmp_path, 1, pulse="ending on SIGTERM")
+    (tmp_path / "launcher.err").write_text(_KILLS.format(how="Killed"))
+    found = blame.ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    assert (found.culprit, found.cause) == ("node1", "torchrun there was killed by SIGKILL: its ranks ended with it")
+
+
+def test_a_node_that_was_reset_is_named_not_the_peers_that_lost_it(tmp_path: Path) -> None:
+    """srun 22.05, of two nodes of which one was reset and its slurmd came back."""
+    told(tmp_path, 0, error(0, "Connection reset by peer", at=50.0))
+    told(tmp_path, 1)
+    (tmp_path / "launcher.err").write_text(
+        labelled(0, FAILURE.format(index=0, rank=0, code=1, pid=100))
+        + "srun: error: node0: task 0: Exited with exit code 1\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=1.2\n"
+        "srun: First task exited 30s ago\n"
+        "srun: StepId=1.2 task 1: running\n"
+        "srun: StepId=1.2 task 0: exited abnormally\n"
+        "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
+        "srun: error: Timed out waiting for job step to complete\n"
+    )
+    two = job(TOGETHER).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    ranks = read(tmp_path)
+    assert ranks[1].pulse
+    ranks[1].pulse = ranks[1].pulse.model_copy(update={"node": "n1"})
+    found = blame.ended(two, ranks, 1, tmp_path)
+    assert (found.culprit, "was it reset?" in found.cause) == ("n1", True)
+
+
+def test_a_node_that_slurm_lost_is_named(tmp_path: Path) -> None:
+    told(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
+    (tmp_path / "launcher.err").write_text("srun: error: Node failure on node1\n")
+    found = blame.ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    assert (found.culprit, "scontrol show node node1" in found.cause) == ("node1", True)
+
+
 LATE = f"measured(0, {TOGETHER!r}, 'RuntimeError: Connection closed by peer'); sys.exit(1)"
 ENDS = {
     "exit code 3 in nodes.reachable": "os._exit(3)",

@@ -101,7 +101,7 @@ def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collect
     log.write_text("1")
     wait_for(collector, collector.folder / "logs" / "0.log", "1")
     log.write_text("2")
-    collector.end_early()
+    collector.end_early("node0")
     assert collector.finished
     assert (collector.folder / "logs" / "0.log").read_text() == "2"
     assert rank.wait(1) == -signal.SIGKILL

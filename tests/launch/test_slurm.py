@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,47 @@ def test_values_that_a_shell_would_read_stay_words(tmp_path: Path) -> None:
     out = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert out.split("|")[:4] == list(hostile.values())
     assert not (tmp_path / "pwned").exists()
+
+
+WHOLE = {
+    "prints": "echo hello; echo trouble >&2; printf whole",
+    "reads what is not set": "echo $NOT_SET; true",
+    "is strict itself, and changes the directory": "set -euo pipefail; cd /",
+    "has names that we might have had": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x words=x",
+}
+BROKEN = {
+    "fails": "false",
+    "ends the shell": "exit 0",
+    "ends the shell with an error": "exit 3",
+    "reads what is not set, and minds": "set -u; echo $NOT_SET",
+}
+
+
+@pytest.mark.parametrize("text", [*WHOLE.values(), *BROKEN.values()], ids=[*WHOLE, *BROKEN])
+def test_an_environment_file_is_tried_before_it_is_relied_on(text: str, tmp_path: Path) -> None:
+    source = tmp_path / "it's our env.sh"
+    source.write_text(f"export FOUND=yes; {text}\n")
+    settings = Config(name="t", checks={}, environment=Environment(source=str(source)))
+    script = SlurmLauncher(settings).render(NODES, tmp_path).text
+    preflight = script[script.index("missing() {") : script.index("if ! found=")]
+    environment = script[script.index("here=$PWD") : script.index("python=(")]
+    begin = f"set -euo pipefail; export SLURMD_NODENAME=n0 SEATRIAL_RUN_DIR={tmp_path} SEATRIAL_TOKEN=\n"
+    tried = _bash(f'{begin}{preflight}\nbash -c "$(declare -f missing shares_run_dir preflight); preflight"', tmp_path)
+    assert ("environment.source" in tried.stdout) == (text in BROKEN.values())
+    if text in WHOLE.values():
+        done = _bash(f'{begin}{environment}\necho "$SEATRIAL_RUN_DIR $PWD ${{FOUND-}}"', tmp_path)
+        assert done.stdout.splitlines()[-1].endswith(f"{tmp_path} {tmp_path} yes")
+
+
+def _bash(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_value_with_blanks_and_quotes_is_one_value_of_the_header(tmp_path: Path) -> None:
+    hostile = Slurm(partition='it\'s $(a) "b" #c', constraint="a&b|c")
+    text = SlurmLauncher(Config(name="t", checks={}, slurm=hostile)).render(NODES, tmp_path).text
+    header = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    words = [word for line in header for word in shlex.split(line)]
+    assert '--partition=it\'s $(a) "b" #c' in words
+    assert "--constraint=a&b|c" in words
+    assert len(words) == len(header)

@@ -64,7 +64,7 @@ def test_a_trial_across_nodes(two: Cluster, trial: Path, tmp_path: Path) -> None
     assert "2 nodes" in output
     assert [one.nodes for one in record.results] == ["node[0-1]", "node[0-1]"]
     assert len({one.scheduler_id for one in record.results}) == 2
-    assert "#SBATCH --nodelist=node[0-1]" in (out / "jobs/ranks/attempt1/command.sh").read_text()
+    assert "#SBATCH --nodelist='node[0-1]'" in (out / "jobs/ranks/attempt1/command.sh").read_text()
     assert nothing_is_left(two)
     script = (out / "jobs" / "ranks" / "attempt1" / "command.sh").read_text()
     assert script.strip() == (out / "jobs" / "ranks" / "attempt1" / "job.sbatch").read_text().strip()

@@ -5,14 +5,38 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from seatrial import shell
+from seatrial.journal import Follower
+from seatrial.launch.ranks import Rank
+from seatrial.launch.watch import _rest
 from seatrial.model import JobState
 from tests.launch.scripted import ALONE, TOGETHER, Scripted, job, played
+
+
+def test_a_rank_that_ends_after_an_error_is_not_silent_while_its_job_ends(tmp_path: Path) -> None:
+    script = (
+        "start(0, TOGETHER); start(1, TOGETHER); measured(1, TOGETHER, 'CUDA error')\n"
+        "pulse(0, 'ending on SIGTERM'); time.sleep(2); sys.exit(1)"
+    )
+    (result,), _ = played(Scripted(script), job(TOGETHER), tmp_path, silence_s=0.8)
+    assert (result.state, result.cause) == (JobState.FAILED, f"{TOGETHER}: CUDA error")
+
+
+def test_ranks_that_were_stopped_with_us_are_not_silent(tmp_path: Path) -> None:
+    ranks = [Rank(0, (ALONE,), Follower(tmp_path / "rank0.jsonl"), tmp_path / "rank0.alive", seen=time.monotonic())]
+    pid, before = os.getpid(), ranks[0].seen or 0.0
+    helper = subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {pid}; sleep 2; kill -CONT {pid}"])
+    while helper.poll() is None:
+        _rest(ranks)
+    assert (ranks[0].seen or 0.0) > before + 1
+    assert time.monotonic() - (ranks[0].seen or 0.0) < 1.5
+
 
 MEASURED = "for rank in 0, 1: start(rank, ALONE); measured(rank, ALONE)\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -46,7 +45,8 @@ class Desk:
         """
         deadline = f"--deadline=now+{int(self.wait_s) + 60 * (minutes + 1)}seconds"
         size = ["--nodes=1", "--ntasks=1", f"--time={minutes}", deadline, f"--job-name={self.name}"]
-        return ["env", *_outside_any_job(), f"SEATRIAL_PROBE={self.name}", tool, *size, *self.words, *more]
+        outside = slurm.outside_any_job() or ["env"]
+        return [*outside, f"SEATRIAL_PROBE={self.name}", tool, *size, *self.words, *more]
 
     def submit(self, script: str, *more: str, minutes: int = _MINUTES) -> str:
         """A batch job's id. Raises SlurmUnavailable or SlurmRefused."""
@@ -64,7 +64,7 @@ class Desk:
     def step(self, job_id: str, size: tuple[str, ...], command: list[str]) -> str:
         """What a step of that job printed, a label before each line. Raises SlurmUnavailable or SlurmRefused."""
         words = ["srun", f"--jobid={job_id}", "--overlap", "--label", *size]
-        return slurm.call(["env", *_outside_any_job(), *words, *command], RUN_S)
+        return slurm.call([*slurm.outside_any_job(), *words, *command], RUN_S)
 
     def follow(self, job_id: str, until: Callable[[Job], bool], run_s: float, wait_s: float | None = None) -> Job:
         """The job once ``until`` holds or it has run for ``run_s``. Raises SeatrialError where it never starts."""
@@ -116,10 +116,3 @@ def opened(place: Place, options: SubmitOptions) -> Iterator[Desk]:
         yield desk
     finally:
         desk.clear()
-
-
-def _outside_any_job() -> list[str]:
-    """Words for env(1) that hide a job we may be in ourselves: srun would start a step of it, not a job."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return []
-    return [f"--unset={name}" for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]

@@ -59,7 +59,7 @@ _CAUSES: dict[Fault, str] = {"error": train_victim.RAISED, "kill": "SIGKILL", "s
 # What our launcher set for this check, and not for the runs that it starts. GLOO_SOCKET_IFNAME, where it is "lo", too.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _LOOK_EVERY_S = 0.2
-_CANCEL_S = 90.0  # an interrupted run cancels its job of Slurm, and waits a minute for its end
+_CANCEL_S = 120.0  # an interrupted run fetches from its job of Slurm, cancels it, and waits a minute for its end
 _AGREE_S = 1.0  # two clocks may differ by so much, or we may not subtract times of one from those of the other
 
 

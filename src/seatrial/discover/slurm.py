@@ -6,6 +6,7 @@ Nothing here needs slurmdbd. Every call costs the controller one request: poll g
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -75,6 +76,16 @@ _UNREACHABLE = (
     ),
 )
 _REFUSALS = (
+    Trouble(
+        r"(?i)time limit",
+        "more time is asked for than there is",
+        "sinfo -o '%P %l'; then --set slurm.time_min=MINUTES, or fewer checks",
+    ),
+    Trouble(
+        r"(?i)violates|policy|MaxSubmit|job submit limit",
+        "a limit of the account or of the QOS stands in the way",
+        "sacctmgr show associations user=$USER; sacctmgr show qos; squeue --me",
+    ),
     Trouble(r"(?i)partition", "no such partition, or not for us", "sinfo -s"),
     Trouble(r"(?i)account|association", "no such account", "sacctmgr show associations user=$USER"),
     Trouble(r"(?i)qos", "no such QOS, or not for us", "sacctmgr show qos"),
@@ -172,6 +183,19 @@ def job(job_id: str | int) -> Job:
     """
     known = _remembered(str(job_id))
     return known[0] if known else _forgotten(str(job_id))
+
+
+def scripts() -> dict[str, str]:
+    """The script of each of our own jobs in the queue, with its arguments, by the job's id. Raises SlurmUnavailable."""
+    argv = ["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A %o"]
+    rows = [line.strip().partition(" ") for line in call(argv).splitlines()]
+    return {job_id: command for job_id, _, command in rows if job_id}
+
+
+def outside_any_job() -> list[str]:
+    """Words before a command, for env(1): they hide a job that we may be in ourselves, whose settings it would take."""
+    names = [name for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]
+    return ["env", *(f"--unset={name}" for name in names)] if "SLURM_JOB_ID" in os.environ else []
 
 
 def call(argv: Sequence[str], timeout_s: float = ANSWER_S) -> str:

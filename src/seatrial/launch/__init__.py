@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from seatrial.launch.base import Launcher
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
+from seatrial.launch.slurm_job import cancel_what_is_left
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import UsageError
 from seatrial.settings import Config
@@ -35,3 +39,13 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
     if reason:
         raise UsageError(f"the {launcher.name} launcher cannot be used: {reason}")
     return launcher
+
+
+def end_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
+    """End what an earlier run in this directory has left running, should it have been killed: a word before each.
+
+    On this machine the kernel has ended it already (``shell.die_with_parent``). Raises SeatrialError where it cannot
+    be ended.
+    """
+    if by_slurm(settings):
+        yield from cancel_what_is_left(run_dir, settings)

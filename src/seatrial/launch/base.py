@@ -17,7 +17,10 @@ class Rendered(Frozen):
 
 
 class Waiting(Frozen):
-    """Why a job has not begun. A hopeless one never will by waiting longer."""
+    """Why there is nothing to watch: a job has not begun, or nobody knows how it goes. Longer may be hopeless.
+
+    ``reason`` is empty while it is not worth a word.
+    """
 
     reason: str
     hopeless: bool
@@ -37,7 +40,7 @@ class Running(Protocol):
         """Its number in the queue and its nodes, as far as they are known."""
 
     def waiting(self) -> Waiting | None:
-        """Why the job has not begun yet; None once it has."""
+        """Why the job has not begun yet, or is not to be seen; None while it runs."""
 
     def poll(self) -> int | None:
         """The exit code once the job has ended, None before."""

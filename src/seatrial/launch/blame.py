@@ -14,7 +14,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from seatrial.discover.reading import id_list
 from seatrial.launch.ranks import Rank
 from seatrial.model import Job
 
@@ -23,9 +25,18 @@ _FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
 # what the sbatch script says of a node that lacks something (sbatch.sh.j2)
-_PREFLIGHT = re.compile(r"^preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
+_PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
 # srun, of a node whose slurmd refuses its step or does not answer (seen with 22.05 and two munge keys)
 _REFUSED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
+# srun, of the end of tasks, and from where on it ends them itself (seen with 22.05; one task a node is ours)
+_TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
+_ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
+_NODE_LOST = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.MULTILINE)
+# srun, of tasks that it could neither end nor hear of again: their node was reset, say, and is back by now
+_UNANSWERED = re.compile(r"^srun: StepId=\S+ tasks? (?P<tasks>[\d,-]+): running$", re.MULTILINE)
+_STEP_LOST = "Timed out waiting for job step to complete"
+_LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 # killed by it, or ended by our own handler of it
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -39,6 +50,14 @@ class Blame:
     culprit: str
     cause: str
     rank: int | None
+
+
+class _Task(NamedTuple):
+    """How one of srun's tasks ended: its exit code, negative for a signal."""
+
+    node: str
+    number: int
+    code: int
 
 
 def silent(rank: Rank, seconds: float) -> Blame:
@@ -73,10 +92,16 @@ def damaged(rank: Rank) -> Blame:
 
 def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> Blame:
     """The job exited with an error. ``epitaph`` is what a scheduler says of it, for want of a better cause."""
-    if missing := _missing(folder):
+    if missing := _missing(folder) or _unanswering(ranks, job, folder):
         return missing
-    alone = {0: code} if len(ranks) == 1 and not epitaph else {}
-    exits = _exits(folder, len(ranks)) if job.placement == "ranks" else alone
+    tasks = _tasks(folder)
+    if job.placement == "ranks":
+        exits = _exits(folder, ranks, job)
+        if not exits and tasks and tasks[0].code < 0:
+            return Blame(tasks[0].node, f"torchrun there was {_how(tasks[0].code)}: its ranks ended with it", None)
+    else:
+        exits = {task.number: task.code for task in tasks if task.number < len(ranks)}
+        exits = exits or ({0: code} if len(ranks) == 1 and not epitaph else {})
     raised = _from_error_files(ranks, folder)
     wordless = [number for number in exits if _died_wordless(ranks[number], exits[number], raised)]
     if wordless:
@@ -91,12 +116,55 @@ def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, epitaph: str
     return Blame("launcher", ". ".join(filter(None, [epitaph or _how(code), _last_line(_logs(folder))])), None)
 
 
-def _exits(folder: Path, count: int) -> dict[int, int]:
-    """Exit codes by rank, without those that torchrun ended itself because of another."""
+def _exits(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
+    """Exit codes by rank, without those that torchrun ended itself because of another.
+
+    Who ends in the middle of a check with exit code 0 is no failure to torchrun, nor is it told to end.
+    """
+    found: dict[int, int] = {}
+    for node, log in _by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG)).items():
+        closed = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
+        failures = {int(match["rank"]): match for match in _FAILURE.finditer(log) if int(match["rank"]) < len(ranks)}
+        found |= {rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in closed}
+        if failures:
+            own = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
+            found |= {one.number: 0 for one in own if one.number not in failures and _left(one, closed)}
+    return found
+
+
+def _left(rank: Rank, closed: set[str]) -> bool:
+    """Whether a rank of which torchrun says nothing is no longer there, though it had not done its check."""
+    return rank.current is not None and rank.at_work and rank.pulse is not None and str(rank.pulse.pid) not in closed
+
+
+def _by_node(log: str) -> dict[int, str]:
+    """What each node's torchrun said: pids of several nodes may be the same."""
+    lines: dict[int, list[str]] = {}
+    for match in map(_LABEL.match, log.splitlines()):
+        if match:
+            lines.setdefault(int(match["task"] or 0), []).append(match["line"])
+    return {node: "\n".join(own) for node, own in lines.items()}
+
+
+def _tasks(folder: Path) -> list[_Task]:
+    """How srun's tasks ended, the first to end first, up to where it ended the others."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG)
-    ended_by_torchrun = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
-    failures = [match for match in _FAILURE.finditer(log) if match["pid"] not in ended_by_torchrun]
-    return {int(match["rank"]): int(match["code"]) for match in failures if int(match["rank"]) < count}
+    end = _ENDED_BY_SRUN.search(log)
+    ends = [(match, _task_code(match["how"])) for match in _TASK.finditer(log[: end.start()] if end else log)]
+    return [
+        _Task(match["node"], number, code)
+        for match, code in ends
+        for number in id_list(match["tasks"])
+        if code is not None
+    ]
+
+
+def _task_code(how: str) -> int | None:
+    """``Exited with exit code 3`` → 3, ``Segmentation fault (core dumped)`` → -11."""
+    if exited := re.fullmatch(r"Exited with exit code (\d+)", how):
+        return int(exited[1])
+    number = _SIGNALS.get(how.removesuffix(" (core dumped)"))
+    return None if number is None else -number
 
 
 def _died_wordless(rank: Rank, code: int, raised: Sequence[_Told]) -> bool:
@@ -136,8 +204,14 @@ def _told_to_end(ranks: Sequence[Rank], exits: dict[int, int]) -> list[_Told]:
 
 
 def _missing(folder: Path) -> Blame | None:
-    """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it."""
+    """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it.
+
+    Or a node that Slurm lost while it ran.
+    """
     text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
+    if lost := _NODE_LOST.search(text):
+        first = f"scontrol show node {lost['node']}; ping {lost['node']}"
+        return Blame(lost["node"], f"Slurm lost the node while the job ran. Run first: {first}", None)
     found = [(match["node"], _refusal(match["node"], match["what"])) for match in _REFUSED.finditer(text)]
     found = found or [(match["node"], match["what"]) for match in _PREFLIGHT.finditer(text)]
     lacking: dict[str, list[str]] = {}
@@ -151,13 +225,24 @@ def _missing(folder: Path) -> Blame | None:
     return Blame(", ".join(nodes[:8]), cause, None)
 
 
+def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> Blame | None:
+    """Nodes whose task did not end when srun ended it, nor tell of its end: what their peers say comes of that."""
+    text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
+    found = _UNANSWERED.findall(text) if _STEP_LOST in text else []
+    first = [ranks[task * job.ranks_per_node] for tasks in found for task in id_list(tasks) if task < job.nodes]
+    nodes = ", ".join(sorted({rank.pulse.node if rank.pulse else rank.name for rank in first})[:8])
+    cause = "its task neither ended with the others nor answered srun; was it reset? Run first, there: uptime; dmesg"
+    return Blame(nodes, f"{cause}; journalctl -u slurmd -n 50", None) if nodes else None
+
+
 def _refusal(node: str, words: str) -> str:
     first = f"sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
     return f"srun cannot start anything there: {words}. Run first: {first}"
 
 
 def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> Blame:
-    hint = "; SIGKILL from outside is often the kernel's out-of-memory killer: see dmesg" if code == -9 else ""
+    hints = {-9: "; SIGKILL from outside is often the kernel's out-of-memory killer: see dmesg", 0: ", before its end"}
+    hint = hints.get(code, "")
     words = [f"{_how(code)} in {rank.last_words}{hint}", _last_line(logs)]
     return Blame(rank.name, ". ".join(filter(None, words)), rank.number)
 
@@ -166,7 +251,7 @@ def _how(code: int) -> str:
     """``killed by SIGKILL``, or ``exit code 3``."""
     if code in _TERMINATED:
         return "ended by SIGTERM from outside"
-    if code > 0:
+    if code >= 0:
         return f"exit code {code}"
     try:
         return f"killed by {signal.Signals(-code).name}"
@@ -218,7 +303,8 @@ def _logs(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
 
 def _last_line(logs: Sequence[Path]) -> str:
     """The last line of these logs that says something."""
-    lines = [line.strip() for log in logs for line in _tail(log, _RANK_LOG).splitlines()[-40:] if _tells(line)]
+    tails = [_tail(log, _RANK_LOG).splitlines()[-40:] for log in logs]
+    lines = [match["line"].strip() for tail in tails for match in map(_LABEL.match, tail) if match and _tells(match[0])]
     return f"Last line of its log: {lines[-1][:300]}" if lines else ""
 
 

@@ -81,9 +81,9 @@ class Collector:
     _complete: set[str] = field(default_factory=set)
 
     @property
-    def active(self) -> bool:
-        """Whether nodes have sent something, and not yet everything."""
-        return self._nodes > 0 and not self.finished
+    def fetched(self) -> bool:
+        """Whether all that the nodes kept for us is here."""
+        return self.finished and self._nodes > 0
 
     def look(self, nodelist: str = "") -> None:
         """Take in what has come, without waiting for more. ``nodelist``: all nodes of the job, as Slurm names them."""
@@ -125,13 +125,21 @@ class Collector:
             f"Run first, from here: srun --nodes=1 hostname"
         )
 
-    def end_early(self) -> None:
-        """Fetch what there is from a job that is about to be cancelled, and let it end; gives up after a while."""
-        self._ask("touch", f"{self.node_dir}/ended")
-        deadline = time.monotonic() + END_S
+    def end_early(self, nodelist: str) -> None:
+        """Fetch what there is from a job that is about to be cancelled, and let it end; gives up after a while.
+
+        Its script may not have come so far yet that it knows whether the run directory is shared.
+        """
+        deadline, told = time.monotonic() + END_S, False
+        self.look(nodelist)
         while not self.finished and time.monotonic() < deadline:
+            told = told or self._ask("touch", f"{self.node_dir}/ended").code == 0
             self.look()
             time.sleep(0.1)
+
+    def clear(self) -> None:
+        """Remove what the nodes keep, from a job that does not come to do it itself."""
+        self._ask("rm", "-rf", self.node_dir)
 
     def close(self) -> None:
         """End the step, and remove what only it needed."""

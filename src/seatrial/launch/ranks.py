@@ -51,6 +51,11 @@ class Rank:
         return not self.done and not self.ending
 
     @property
+    def leaving(self) -> bool:
+        """Whether its last word was of an error, after which it may have ended."""
+        return self.current is None and any(measured.error for measured in list(self.measured.values())[-1:])
+
+    @property
     def failed(self) -> bool:
         """Whether it has told of an error: it ended, and is not the one that went silent."""
         return any(measured.error for measured in self.measured.values())

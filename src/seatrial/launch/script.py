@@ -15,18 +15,23 @@ def environment(settings: Config, job: Job) -> list[str]:
     """Lines of bash that make the environment of a job."""
     wanted = settings.environment
     checked = "# shellcheck source=/dev/null"  # not there where the script is checked
-    lines = [checked, f"source {shlex.quote(wanted.source)}"] if wanted.source else []
-    lines += [f"module load {shlex.join(wanted.modules)}"] if wanted.modules else []
-    lines += [checked, f"source {shlex.quote(wanted.venv)}/bin/activate"] if wanted.venv else []
-    lines += [f"export HF_HOME={shlex.quote(wanted.hf_home)}"] if wanted.hf_home else []
-    return lines + [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
+    foreign = [checked, f"source {shlex.quote(wanted.source)} || exit"] if wanted.source else []
+    foreign += [f"module load {shlex.join(wanted.modules)} || exit"] if wanted.modules else []
+    foreign += [checked, f"source {shlex.quote(f'{wanted.venv}/bin/activate')} || exit"] if wanted.venv else []
+    if foreign:  # a site's files are not written for such a strict shell, and some change the directory
+        foreign = ["here=$PWD", "set +euo pipefail", *foreign, "set -euo pipefail", 'cd "$here"']
+    lines = [f"export HF_HOME={shlex.quote(wanted.hf_home)}"] if wanted.hf_home else []
+    return [*foreign, *lines, *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
 
 
-def python(settings: Config) -> str:
-    """What starts Python on a node, in words of bash. pyxis needs nothing here, but flags for srun."""
+def python(settings: Config, run_dir: str = "RUN_DIR") -> str:
+    """What starts Python on a node, in words of bash. pyxis needs nothing here, but flags for srun.
+
+    ``run_dir`` is the name of the variable that holds the run directory.
+    """
     container = settings.container
     if container.runtime == "apptainer":
-        binds = ['--bind "$RUN_DIR:$RUN_DIR"', *(f"--bind {shlex.quote(mount)}" for mount in container.mounts)]
+        binds = [f'--bind "${run_dir}:${run_dir}"', *(f"--bind {shlex.quote(mount)}" for mount in container.mounts)]
         return " ".join(["apptainer exec --nv", *binds, shlex.quote(container.image or ""), "python3"])
     if container.runtime == "pyxis":
         return "python3"

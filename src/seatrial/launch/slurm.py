@@ -7,42 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shlex
 import shutil
 import sys
-import time
 import uuid
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial import shell
+from seatrial import journal
 from seatrial.discover import slurm
-from seatrial.discover.slurm import SlurmUnavailable
-from seatrial.discover.slurm_facts import Job as JobFacts
 from seatrial.launch import script
-from seatrial.launch.base import Rendered, Waiting, Whereabouts
-from seatrial.launch.collect_srun import Collector
-from seatrial.model import Job
+from seatrial.launch.base import Rendered
+from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_what_is_left, collector_of
+from seatrial.model import Job, SeatrialError
 from seatrial.settings import Config, Container
 from seatrial.settings import Slurm as Header
-
-# A job that is pending for one of these never starts by waiting (slurm.schedmd.com, "Job reason codes").
-HOPELESS = {
-    "AssocGrpCpuLimit",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-    "JobHeldAdmin",
-    "JobHeldUser",
-    "PartitionConfig",
-    "PartitionDown",
-    "PartitionInactive",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "QOSNotAllowed",
-}
-_ASK_EVERY_S = 1.0
 
 
 class SlurmLauncher:
@@ -69,93 +49,34 @@ class SlurmLauncher:
             header=_header(job, settings.slurm),
             needs=_needs(settings),
             environment=script.environment(settings, job),
-            cpus=settings.slurm.cpus_per_task or '"$SLURM_CPUS_ON_NODE"',
+            cpus=settings.slurm.cpus_per_task,
             interface=settings.slurm.interface,
             srun_flags=_srun_flags(settings.container),
-            python=script.python(settings),
+            python=script.python(settings, "SEATRIAL_RUN_DIR"),
         )
         return Rendered(argv=("sbatch", "--parsable"), env={}, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
-        batch, token = folder / "job.sbatch", uuid.uuid4().hex
-        batch.write_text(rendered.text, encoding="utf-8", errors="surrogateescape")
-        (folder / "token").write_text(token, encoding="utf-8")
-        job_id = slurm.call([*rendered.argv, str(batch), token]).strip().partition(";")[0]
-        node_dir = f"{self._settings.slurm.scratch}/seatrial-{job_id}"
-        return SlurmJob(job_id, self._settings.slurm.queue_s, Collector(job_id, node_dir, folder))
+        batch, token = folder / SCRIPT, uuid.uuid4().hex
+        journal.keep(batch, rendered.text)
+        journal.keep(folder / TOKEN, token)  # before Slurm knows of the job: it is how we find it again
+        try:
+            said = slurm.call([*slurm.outside_any_job(), *rendered.argv, str(batch), token])
+            job_id = _job_id(said)
+        except BaseException:  # Ctrl-C, or no answer in time: Slurm may have taken the job all the same
+            with contextlib.suppress(SeatrialError):
+                list(cancel_what_is_left(folder.parent, self._settings))
+            raise
+        journal.keep(folder / JOB_ID, job_id)
+        return SlurmJob(job_id, self._settings, collector_of(job_id, self._settings, folder))
 
 
-@dataclass
-class SlurmJob:
-    """A submitted job. Slurm is asked once a second: a controller has more to do than to answer us."""
-
-    id: str
-    queue_s: float
-    collector: Collector
-    submitted: float = field(default_factory=time.monotonic)
-    _asked: float = 0.0
-    _last: JobFacts | None = None
-
-    def poll(self) -> int | None:
-        job = self._look()
-        if job is None or job.pending:
-            return None
-        self.collector.look(job.nodes)
-        if not (job.gone or not job.known):
-            return 1 if self.collector.trouble() else None
-        self.collector.close()
-        return 0 if job.state == "COMPLETED" and self.collector.finished else job.exit_code or 1
-
-    def waiting(self) -> Waiting | None:
-        job = self._look()
-        if job is None or not job.pending:
-            return None
-        waited = time.monotonic() - self.submitted
-        reason = f"job {self.id} is {job.state}: {job.reason or 'Slurm has given no reason yet'}"
-        if waited > self.queue_s:
-            return Waiting(reason=f"{reason}, after {waited:.0f} s (slurm.queue_s)", hopeless=True)
-        hopeless = (job.reason or "").partition(",")[0] in HOPELESS
-        advice = f"; waiting will not help. Run first: scontrol show job {self.id}; sinfo -s" if hopeless else ""
-        return Waiting(reason=reason + advice, hopeless=hopeless)
-
-    def whereabouts(self) -> Whereabouts:
-        return Whereabouts(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
-
-    def epitaph(self) -> str:
-        job = self._last
-        if job is None:
-            return ""
-        said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
-        return ". ".join(filter(None, [self.collector.lost(), said if job.ended and job.state != "COMPLETED" else ""]))
-
-    def cancel(self) -> str:
-        job = self._look(now=True)
-        if job is not None and job.gone:
-            self.collector.close()
-            return ""
-        if self.collector.active:
-            self.collector.end_early()
-            self._wait(15)
-        self.collector.close()
-        shell.ask(["scancel", self.id], timeout_s=30)
-        job = self._wait(60)  # KillWait is 30 s by default: SIGTERM first, SIGKILL then
-        gone = job is not None and job.gone
-        return "" if gone else f"Slurm job {self.id} is still {job.state if job else 'there'} a minute after scancel"
-
-    def _wait(self, seconds: float) -> JobFacts | None:
-        """For the job to be gone: what Slurm says of it then, or when the time is up."""
-        deadline = time.monotonic() + seconds
-        while (job := self._look(now=True)) is not None and not job.gone and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return job
-
-    def _look(self, now: bool = False) -> JobFacts | None:
-        """What Slurm says, at most once a second. A controller that does not answer for a while changes nothing."""
-        if now or time.monotonic() - self._asked > _ASK_EVERY_S:
-            self._asked = time.monotonic()
-            with contextlib.suppress(SlurmUnavailable):
-                self._last = slurm.job(self.id)
-        return self._last
+def _job_id(said: str) -> str:
+    """``sbatch --parsable`` prints ``7`` or ``7;cluster``; a wrapper or plugin of the site may print more before it."""
+    found = re.findall(r"^(\d+)(?:;\S+)?$", said, re.MULTILINE)
+    if not found:
+        raise SeatrialError(f"sbatch told no job id, but {said[:200]!r}. Run first: type -a sbatch; squeue --me")
+    return str(found[-1])
 
 
 def _header(job: Job, wanted: Header) -> list[str]:
@@ -178,9 +99,10 @@ def _header(job: Job, wanted: Header) -> list[str]:
         ("mem", wanted.mem),
         ("time", minutes),
         # until the script knows where its log belongs: no run directory need be where Slurm would open it
-        ("output", shlex.quote(f"{wanted.scratch}/seatrial-%j.log")),
+        ("output", f"{wanted.scratch}/seatrial-%j.log"),
     ]
-    lines = [f"--{name}={value}" for name, value in options if value is not None]
+    # sbatch reads quotes as a shell does, and expands nothing
+    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
     # a job that Slurm starts again would overwrite what it measured before
     return [*lines, *(["--exclusive"] if wanted.exclusive else []), "--no-requeue", *wanted.extra]
 
@@ -199,11 +121,12 @@ def _needs(settings: Config) -> list[Need]:
     needs = []
     if wanted.source:
         path = shlex.quote(wanted.source)
-        # shellcheck cannot follow what is not there where it runs
-        test = f"# shellcheck source=/dev/null\n    {{ [ -r {path} ] && source {path}; }} >/dev/null 2>&1"
-        needs.append(
-            Need(test, f"environment.source {wanted.source} cannot be read, or fails", f"ls -l {wanted.source}")
-        )
+        # In a shell of its own first: a file that ends the shell would end this test, and say nothing.
+        # shellcheck cannot follow what is not there where it runs.
+        twice = f"[[ $(source {path} && echo whole) == *whole ]] && source {path}"
+        test = f"# shellcheck source=/dev/null\n    {{ {twice}; }} >/dev/null 2>&1"
+        missing = f"environment.source {wanted.source} cannot be read, fails, or ends the shell"
+        needs.append(Need(test, missing, shlex.join(["bash", "-x", wanted.source])))
     if wanted.modules:
         names = shlex.join(wanted.modules)
         needs.append(
@@ -211,10 +134,12 @@ def _needs(settings: Config) -> list[Need]:
         )
     if wanted.venv:
         python = f"{wanted.venv}/bin/python"
-        needs.append(Need(_is("-x", python), f"environment.venv: there is no {python}", f"ls -l {python}"))
+        needs.append(
+            Need(_is("-x", python), f"environment.venv: there is no {python}", shlex.join(["ls", "-l", python]))
+        )
     elif container.runtime == "none":
         ours = f"the python that seatrial runs in, {sys.executable}, is not there: set environment.venv"
-        needs.append(Need(_is("-x", sys.executable), ours, f"ls -l {sys.executable}"))
+        needs.append(Need(_is("-x", sys.executable), ours, shlex.join(["ls", "-l", sys.executable])))
     return needs + _container_needs(container)
 
 
@@ -228,7 +153,7 @@ def _container_needs(container: Container) -> list[Need]:
         test = "srun --help 2>&1 | grep -q -e --container-image"
         needs.append(Need(test, "container.runtime: Slurm has no pyxis", "scontrol show config | grep -i plugstack"))
     if image.startswith(("/", "./")):  # any other is a registry's, and for the runtime to find
-        needs.append(Need(_is("-e", image), f"container.image {image} is not there", f"ls -l {image}"))
+        needs.append(Need(_is("-e", image), f"container.image {image} is not there", shlex.join(["ls", "-l", image])))
     return needs
 
 
@@ -241,4 +166,4 @@ def _srun_flags(container: Container) -> list[str]:
         return []
     mounts = "".join(f",{mount}" for mount in container.mounts)
     image, more = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
-    return [f"--container-image={image}", f'--container-mounts="$RUN_DIR:$RUN_DIR"{more}']
+    return [f"--container-image={image}", f'--container-mounts="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR"{more}']

@@ -21,6 +21,10 @@ from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope
 from seatrial.settings import Limits
 
 _LOOK_EVERY_S = 0.1
+_STOPPED_S = 1.0  # no machine is so busy that a sleep takes this much longer
+# Once a rank has failed, the others are ended, and what started them too: torchrun gives its ranks 30 s for that, and
+# Slurm as much to what is left (KillWait).
+_LEAVING_S = 60.0
 
 
 class Listener(Protocol):
@@ -143,14 +147,24 @@ def _watch(
         if code is not None:
             return Watched(JobState.FAILED, blame.ended(job, ranks, code, folder, running.epitaph()), elapsed_s)
         if waiting := running.waiting():
-            listener.doing(f"waiting: {waiting.reason}")
+            if waiting.reason:
+                listener.doing(f"waiting: {waiting.reason}")
             if waiting.hopeless:
                 return Watched(JobState.TIMEOUT, Blame("the queue", waiting.reason, None), elapsed_s)
             begun = time.monotonic()  # the limits count from when it runs
-        stuck = _stuck(job, ranks, begun, folder, limits, checks)
-        if stuck:
+        elif stuck := _stuck(job, ranks, begun, folder, limits, checks):
             return Watched(stuck[0], stuck[1], elapsed_s)
-        time.sleep(_LOOK_EVERY_S)
+        _rest(ranks)
+
+
+def _rest(ranks: list[Rank]) -> None:
+    """Until the next look. Where that takes far longer we were stopped, and so may the ranks have been: no silence."""
+    clock = time.monotonic()
+    time.sleep(_LOOK_EVERY_S)
+    stopped_s = time.monotonic() - clock - _LOOK_EVERY_S
+    for rank in ranks:
+        if rank.seen is not None and stopped_s > _STOPPED_S:
+            rank.seen += stopped_s
 
 
 def _read_all(ranks: list[Rank], checks: Mapping[str, Check], listener: Listener) -> None:
@@ -171,13 +185,15 @@ def _stuck(
     job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits, checks: Mapping[str, Check]
 ) -> tuple[JobState, Blame] | None:
     now = time.monotonic()
-    silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > limits.silence_s and rank.at_work]
+    patience = limits.silence_s + (_LEAVING_S if any(rank.leaving for rank in ranks) else 0)
+    silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > patience and rank.at_work]
     if silent:
         _try_to_write(folder)
         # the first to fall silent: the others may have ended because of it
         first = min(silent, key=lambda rank: (rank.failed, rank.seen))
         return JobState.HUNG, blame.silent(first, now - (first.seen or now))
-    if all(rank.seen is not None and now - rank.seen > limits.silence_s and not rank.at_work for rank in ranks):
+    # once nobody was to be seen for a while, from when somebody was again
+    if all(rank.seen and now - max(rank.seen, begun) > patience and not rank.at_work for rank in ranks):
         cause = f"all ranks ended {limits.silence_s:g} s ago or more, and what started them has not"
         return JobState.HUNG, Blame("launcher", cause, None)
     if late := _over_limit(job, ranks, checks, now):

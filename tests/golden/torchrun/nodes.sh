@@ -1,7 +1,7 @@
 #!/bin/bash
 # seatrial, job nodes: nodes.reachable, train.ddp
 # bash torchrun.sh 0 on the first node, and so on to 1 on the last, all at about the same time.
-# They share the run directory. Once all have ended: seatrial run --resume /shared/runs/today
+# They share the run directory. Once all have ended: seatrial run --resume, with that directory
 # shellcheck disable=SC2016 # what stands in single quotes is meant as it is
 set -euo pipefail
 

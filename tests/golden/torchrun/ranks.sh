@@ -1,7 +1,7 @@
 #!/bin/bash
 # seatrial, job ranks: nodes.reachable, train.ddp
 # bash torchrun.sh 0 on the first node, and so on to 1 on the last, all at about the same time.
-# They share the run directory. Once all have ended: seatrial run --resume /shared/runs/today
+# They share the run directory. Once all have ended: seatrial run --resume, with that directory
 # shellcheck disable=SC2016 # what stands in single quotes is meant as it is
 set -euo pipefail
 
@@ -9,11 +9,15 @@ RUN_DIR=/shared/runs/today
 MASTER_ADDR=${MASTER_ADDR:?set it to the name or address at which all nodes reach the first one}
 MASTER_PORT=${MASTER_PORT:-29500}
 
+here=$PWD
+set +euo pipefail
 # shellcheck source=/dev/null
-source '/shared/my env.sh'
-module load cuda/13.0 nccl
+source '/shared/my env.sh' || exit
+module load cuda/13.0 nccl || exit
 # shellcheck source=/dev/null
-source /shared/venv/bin/activate
+source /shared/venv/bin/activate || exit
+set -euo pipefail
+cd "$here"
 export HF_HOME=/shared/hf
 export NCCL_DEBUG=INFO
 export NOTE='it'"'"'s "quoted" $HOME'

@@ -1,0 +1,214 @@
+"""What is made of Slurm's answers, and of none, while a job waits, runs and ends. Slurm is a stand-in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from seatrial.launch import slurm_job
+from seatrial.launch.base import Rendered
+from seatrial.launch.slurm import SlurmLauncher
+from seatrial.launch.slurm_job import SlurmJob, cancel_what_is_left, collector_of, in_service
+from seatrial.model import SeatrialError
+from seatrial.settings import Cluster, Config, Slurm
+from seatrial.shell import Answer
+from tests.fakes.slurm import FakeSlurm, Reply, cluster, recorded, refused, said
+
+SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))
+VERSION = {"scontrol --version": recorded("sinfo-version.txt")}
+DOWN = refused("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+
+
+def show(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> Answer:
+    return said(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
+
+
+class Desk:
+    """Job 7 in the queue of a stand-in, asked anew at every look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **slurm: object) -> None:
+        monkeypatch.setattr(slurm_job, "_ASK_EVERY_S", -1.0)
+        self.fake = FakeSlurm({**VERSION, **cluster("troubled")}).install(monkeypatch)
+        settings = SETTINGS.model_copy(update={"slurm": Slurm.model_validate(slurm)})
+        (folder / "shared").touch()
+        self.job = SlurmJob("7", settings, collector_of("7", settings, folder))
+
+    def says(self, reply: Reply) -> Desk:
+        self.fake.replies["scontrol show job 7"] = reply
+        return self
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    return Desk(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reason", "first"),
+    [
+        ("PartitionTimeLimit", "sinfo -o '%P %l'; then --set slurm.time_min=MINUTES"),
+        ("QOSMaxNodePerJobLimit", "sacctmgr show qos"),
+        ("AssocMaxWallDurationPerJobLimit", "sinfo -o '%P %l'"),
+        ("BadConstraints", "sinfo -o '%P %a %l %D %c %m %G %f'"),
+        ("JobHeldAdmin", "scontrol release 7"),
+        ("launch_failed_requeued_held", "scontrol release 7"),
+    ],
+)
+def test_what_never_starts_is_given_up_at_once_with_the_first_command(reason: str, first: str, desk: Desk) -> None:
+    waiting = desk.says(show("PENDING", reason, "(null)")).job.waiting()
+    assert waiting
+    assert waiting.hopeless
+    assert f"Run first: scontrol show job 7; {first}" in waiting.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "first"),
+    [
+        ("ReqNodeNotAvail,_UnavailableNodes:node1", "sinfo -R"),
+        ("ReqNodeNotAvail,_Reserved_for_maintenance", "scontrol show reservations"),
+        ("Resources", "squeue --start --job 7"),
+        ("QOSMaxJobsPerUserLimit", "sacctmgr show qos"),
+    ],
+)
+def test_what_may_start_later_is_given_up_when_its_time_is_over(
+    reason: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    desk = Desk(monkeypatch, tmp_path, queue_s=100)
+    waiting = desk.says(show("PENDING", reason, "(null)")).job.waiting()
+    assert waiting
+    assert not waiting.hopeless
+    assert "Run first" not in waiting.reason
+    desk.job.submitted -= 101
+    waiting = desk.job.waiting()
+    assert waiting
+    assert waiting.hopeless
+    assert first in waiting.reason.partition("Run first: ")[2]
+    assert "2 of 4 nodes can take jobs, 4 are asked for: node1 is DOWN+NOT_RESPONDING" in waiting.reason
+    assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
+
+
+def test_more_time_than_the_partition_gives_is_told_in_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    desk = Desk(monkeypatch, tmp_path, partition="short")
+    pending = show("PENDING", "PartitionConfig", "(null)")
+    waiting = desk.says(said(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
+    assert waiting
+    assert "partition short gives a job 5 minutes, 60 are asked for. Run first: scontrol show job 7" in waiting.reason
+
+
+def test_a_script_that_slurmd_could_not_start_is_told_with_where_its_log_would_be(desk: Desk) -> None:
+    desk.says(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
+    assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.epitaph()
+
+
+def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: Desk) -> None:
+    assert desk.says(show("RUNNING")).job.poll() is None
+    assert desk.says(DOWN).job.waiting() is None, "a moment is not worth a word"
+    desk.job._answered -= 11
+    waiting = desk.job.waiting()
+    assert waiting
+    assert not waiting.hopeless
+    assert "Slurm no longer says what has become of job 7: the controller does not answer" in waiting.reason
+    assert desk.says(show("RUNNING")).job.waiting() is None
+    desk.says(refused("slurm_load_jobs error: Slurm backup controller in standby mode")).job._answered -= 601
+    waiting = desk.job.waiting()
+    assert waiting
+    assert waiting.hopeless
+
+
+def test_a_job_that_is_requeued_is_given_up(desk: Desk) -> None:
+    assert desk.says(show("RUNNING")).job.waiting() is None
+    waiting = desk.says(show("PENDING", "BeginTime", "(null)")).job.waiting()
+    assert waiting
+    assert waiting.hopeless
+    assert "job 7 had begun, and was put back into the queue (BeginTime)" in waiting.reason
+
+
+def test_while_nodes_are_cleared_up_silence_is_none_but_that_has_an_end(desk: Desk) -> None:
+    assert desk.says(show("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
+    waiting = desk.job.waiting()
+    assert waiting
+    assert (waiting.reason, waiting.hopeless) == ("", False)
+    desk.job._ended -= 10
+    waiting = desk.job.waiting()
+    assert waiting
+    assert waiting.reason == "job 7 has ended, and Slurm still clears up on node[0-1]"
+    desk.job._ended -= 180
+    assert desk.job.poll() == 3
+
+
+def test_a_cancelled_job_that_slurm_has_forgotten_is_gone(desk: Desk) -> None:
+    desk.fake.replies["scancel 7"] = said("")
+    assert desk.says(refused("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
+
+
+RENDERED = Rendered(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
+SQUEUE = f"squeue --all --noheader --user={os.getuid()} '--format=%A %o'"
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's a run" / "jobs" / "ranks" / "attempt1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("words", ["7\n", "7;cluster\n", "Welcome! 3 news\n7\n", "note: 12 GPUs\n7;c\n"])
+def test_the_job_id_is_found_in_what_sbatch_prints_and_kept(
+    words: str, monkeypatch: pytest.MonkeyPatch, attempt: Path
+) -> None:
+    FakeSlurm({"sbatch": said(words)}).install(monkeypatch)
+    assert SlurmLauncher(SETTINGS).start(RENDERED, attempt).id == "7"
+    assert (attempt / "slurm_job_id").read_text() == "7"
+
+
+@pytest.mark.parametrize(
+    "failure", [said("thank you\n"), refused("sbatch: error: Socket timed out"), KeyboardInterrupt()]
+)
+def test_a_job_that_slurm_took_without_telling_us_is_cancelled(
+    failure: Answer | BaseException, monkeypatch: pytest.MonkeyPatch, attempt: Path
+) -> None:
+    queue: list[str] = []
+
+    def sbatch(argv: Sequence[str]) -> Answer:
+        queue[:] = [f"6 /elsewhere/job.sbatch x\n7 {' '.join(argv[-2:])}\n"]
+        if isinstance(failure, BaseException):
+            raise failure
+        return failure
+
+    gone = refused("slurm_load_jobs error: Invalid job id specified")
+    answers: dict[str, Reply] = {"sbatch": sbatch, SQUEUE: lambda _: said(queue[0]), "scontrol show job 7": gone}
+    fake = FakeSlurm({**VERSION, **cluster(), **answers}).install(monkeypatch)
+    with pytest.raises((SeatrialError, KeyboardInterrupt)):
+        SlurmLauncher(SETTINGS).start(RENDERED, attempt)
+    assert "scontrol show job 7" in fake.asked
+    assert not any("6" in command.split() for command in fake.asked)
+
+
+def test_a_job_that_cannot_be_ended_stops_the_next_run(monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:
+    monkeypatch.setattr(slurm_job, "_GONE_S", 0.3)
+    (attempt / "token").write_text("secret")
+    (attempt / "shared").touch()
+    answers = {SQUEUE: said(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
+    fake = FakeSlurm({**VERSION, **answers}).install(monkeypatch)
+    with pytest.raises(SeatrialError, match=r"earlier run .*still RUNNING .*Run first: scontrol show job 7"):
+        list(cancel_what_is_left(attempt.parents[2], SETTINGS))
+    assert fake.asked.count("scancel 7") > 1, "one that fails is tried again"
+
+
+def test_a_new_run_asks_slurm_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeSlurm({}).install(monkeypatch)
+    assert list(cancel_what_is_left(tmp_path, SETTINGS)) == []
+
+
+def test_nodes_that_suffice_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeSlurm(cluster("healthy")).install(monkeypatch)
+    assert in_service(SETTINGS) == ""
+
+
+def test_too_few_nodes_are_counted_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeSlurm(cluster("healthy")).install(monkeypatch)
+    settings = SETTINGS.model_copy(update={"slurm": Slurm(partition="short")})
+    assert in_service(settings) == "2 of 2 nodes of partition short can take jobs, 4 are asked for"
