@@ -57,12 +57,14 @@ def told(*measurements: Measurement, limit: str = "", nodes: int = 1) -> dict[st
     return {one.title: one for one in read(config, measurements, verdicts, catalog())}
 
 
-def contrast(algorithm: str, protocol: str = "Simple") -> Measurement:
+def contrast(algorithm: str, protocol: str = "SIMPLE") -> Measurement:
     chosen = {format_bytes(size): {"algorithm": algorithm, "protocol": protocol, "channels": 24} for size in SIZES}
-    return Measurement(check="collectives.contrast", subject="cluster", facts={"algorithms": chosen})
+    return Measurement(
+        check="collectives.contrast", subject="cluster", facts={"path_by_size": {"default": chosen, "no_p2p": {}}}
+    )
 
 
-RING = contrast("Ring")
+RING = contrast("RING")
 TWO_NODES = [*hosts([port()] * 8), gpus(*[18] * 8), IB]
 
 
@@ -70,7 +72,7 @@ def test_the_line_is_told_with_its_regime() -> None:
     assert told(collective("all_reduce", 360, 4, 1))["time over size"].text == (
         "T = α + S/β: 1MiB to 8GiB: α 30 µs, β 360 GB/s busbw, 4 sizes off it by 0.0% at most"
     )
-    assert "Ring/Simple, 1MiB" in told(collective("all_reduce", 360, 4, 1), RING)["time over size"].text
+    assert "Ring/SIMPLE, 1MiB" in told(collective("all_reduce", 360, 4, 1), RING)["time over size"].text
 
 
 def test_inside_a_node_nvlink_binds_and_the_line_rate_is_the_discovered_one() -> None:

@@ -29,6 +29,16 @@ _HARDLY_NETWORK = 0.7
 _Chosen = Mapping[str, Mapping[str, tuple[str, str]]]  # operation → size label → algorithm and protocol
 
 
+# NCCL's log has them in capitals; the variable by which a person forces one, as here
+_AS_NCCL_ALGO = {
+    "RING": "Ring",
+    "TREE": "Tree",
+    "NVLS_TREE": "NVLSTree",
+    "COLLNET_CHAIN": "CollNetChain",
+    "COLLNET_DIRECT": "CollNetDirect",
+}
+
+
 @dataclass(frozen=True)
 class _Scene:
     """One measured collective: what, among how many, over which links."""
@@ -101,20 +111,17 @@ def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
 def _algorithms(measurements: Sequence[Measurement]) -> _Chosen:
     """Operation → size label → algorithm and protocol, as collectives.contrast has them from NCCL's log.
 
-    Its fact ``algorithms`` is by size for all-reduce, or by operation and size.
+    Its fact ``path_by_size`` is of all-reduce; that of other operations nobody has looked for.
     """
-    told: dict[str, dict[str, tuple[str, str]]] = {}
+    told: dict[str, tuple[str, str]] = {}
     for one in measurements:
-        fact = one.facts.get("algorithms")
-        if not one.check.startswith(_CHECK) or not isinstance(fact, dict):
-            continue
-        own = one.check.removeprefix(_CHECK)
-        operation = "all_reduce" if own in ("contrast", "path") else own
-        for label, choice in fact.items():
-            if isinstance(choice, dict) and "algorithm" in choice:
-                pair = (str(choice["algorithm"]), str(choice.get("protocol") or ""))
-                told.setdefault(operation, {})[label] = pair
-    return told
+        ways = one.facts.get("path_by_size") if one.check == f"{_CHECK}contrast" else None
+        default = ways.get("default") if isinstance(ways, dict) else None
+        for label, way in default.items() if isinstance(default, dict) else ():
+            if isinstance(way, dict) and way.get("algorithm") not in (None, "not told"):
+                name = str(way["algorithm"])
+                told[label] = _AS_NCCL_ALGO.get(name, name), str(way.get("protocol") or "")
+    return {"all_reduce": told} if told else {}
 
 
 def _lines(scene: _Scene, busbw: Series, latency: Series, chosen: _Chosen) -> Iterator[Insight]:
