@@ -25,10 +25,14 @@ OUTLYING = 3.5
 
 
 class Sku(Frozen):
-    """One GPU model. ``nvml_names`` are matched exactly: a near miss is another GPU."""
+    """One GPU model. ``nvml_names`` are matched exactly: a near miss is another GPU.
+
+    ``peak`` is what the vendor states, by which a training's MFU is reckoned; it judges nobody.
+    """
 
     name: str
     nvml_names: tuple[str, ...]
+    peak: Mapping[str, Expected] = {}
     expected: Mapping[str, tuple[Expected, ...]]
 
 
