@@ -166,6 +166,19 @@ def render(
 
 
 @app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A training config, such as configs/throughput.yaml.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what it writes; by default a new one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model: alone, or as one of many ranks under torchrun."""
+    from seatrial.train import word
+
+    word.train(config, set_ or [], out, as_json)
+
+
+@app.command()
 def judge(
     run: RunPath,
     baseline: Annotated[Path | None, typer.Option(help="Judge by this file of `baseline learn`.")] = None,

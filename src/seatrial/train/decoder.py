@@ -140,12 +140,10 @@ class Output(nn.Module):
         tied = shape.tie_word_embeddings
         self.lm_head = None if tied else Linear(shape.hidden_size, shape.vocab_size)
 
-    def weight(self, tied: Tensor) -> Tensor:
-        return tied if self.lm_head is None else self.lm_head.weight
-
-    def forward(self, x: Tensor, tied: Tensor, targets: Tensor | None, chunks: int) -> Tensor:
+    def forward(self, x: Tensor, tied: Tensor | None, targets: Tensor | None, chunks: int) -> Tensor:
+        """``tied``: the embedding, where it is the head as well."""
         x = self.norm(x)
-        weight = self.weight(tied).to(x.dtype)
+        weight = cast(Tensor, tied if self.lm_head is None else self.lm_head.weight).to(x.dtype)
         if targets is None:
             return F.linear(x, weight)
         return summed_loss(x.flatten(0, 1), weight, targets.flatten(), chunks)
@@ -174,7 +172,8 @@ class Decoder(nn.Module):
             x = block(x, cosine, sine)
             if number == 0 and self.on_gradient is not None and x.requires_grad:
                 x.register_hook(self.on_gradient)
-        return cast(Tensor, self.output(x, self.embed_tokens.weight, targets, chunks))
+        tied = self.embed_tokens.weight if self.shape.tie_word_embeddings else None
+        return cast(Tensor, self.output(x, tied, targets, chunks))
 
     def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines [length, head_dim] of the rotary embedding (arXiv 2104.09864), kept for the next step."""
