@@ -286,6 +286,20 @@ def schema() -> None:
     _print_json(Trial.model_json_schema())
 
 
+@app.command()
+def evaluate(
+    config: Annotated[Path, typer.Argument(help="A training config, such as configs/toolcalls-qwen2-7b.yaml.")],
+    out: Annotated[Path, typer.Option(help="The training's --out.")],
+    set_: SetOption = None,
+) -> None:
+    """Score function calling before and after a training. Exit code 1: it did not get better."""
+    from seatrial.train import hf, settings
+
+    record = hf.evaluate(settings.load(config, set_ or ()), out)
+    _print_json(record)
+    raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
+
+
 def _overrides(
     launcher: str | None, nodes: int | None, gpus_per_node: int | None, assignments: list[str] | None
 ) -> list[tuple[str, str, Any]]:

@@ -17,7 +17,7 @@ from seatrial.train.settings import TrainConfig
 CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
 # not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["seatrial.train.loop", __name__])
+_FORK.set_forkserver_preload(["seatrial.train.loop", "seatrial.train.hf.run", __name__])
 
 
 @dataclass

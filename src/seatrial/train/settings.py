@@ -24,7 +24,9 @@ class Model(Frozen):
     """``name``: a preset of seatrial, or a local folder with Hugging Face's config.json."""
 
     name: str
-    weights: str = Field(default="random", description="random, or a folder with *.safetensors")
+    weights: str = Field(
+        default="random", description="random, or a folder with *.safetensors; with stack hf also hub:OWNER/NAME"
+    )
 
     def architecture(self) -> Architecture:
         """Raises UsageError where ``name`` is neither."""
@@ -40,6 +42,10 @@ class Data(Frozen):
     tokenizer: str | None = Field(default=None, description="a tokenizer.json; else one is trained on the rows")
     samples: int | None = Field(default=None, gt=0, description="rows to read; of generated ones, sequences to make")
     cache: str | None = Field(default=None, description="a folder that all nodes share; else it lies in --out")
+    layout: Literal["walks", "no_robots", "alpaca", "toolcalls"] = Field(
+        default="walks", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
+    )
+    packing: bool = Field(default=False, description="stack hf: several rows a sequence, where one would be padding")
 
 
 class Schedule(Frozen):
@@ -68,9 +74,13 @@ class Optimizer(Frozen):
 
 
 class Parallel(Frozen):
-    """How ranks share the work. ddp: every rank holds the model. fsdp2: every rank holds its share of each weight."""
+    """How ranks share the work. ddp: every rank holds the model. fsdp2: every rank holds its share of each weight.
 
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    zero3: DeepSpeed's way of the latter, with stack hf; where DeepSpeed is not installed it is fsdp2, and called so.
+    """
+
+    strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
+    deepspeed: str | None = Field(default=None, description="zero3: DeepSpeed's own config file, JSON")
     cpu_offload: bool = False
     # sums of bf16 lose small gradients as ranks are added; bf16 halves what goes over the wire
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -85,6 +95,12 @@ class Parallel(Frozen):
             raise ValueError("cpu_offload and reshard_after_forward go with strategy fsdp2")
         return self
 
+    @model_validator(mode="after")
+    def _zero3_has_its_file(self) -> Parallel:
+        if (self.strategy == "zero3") != (self.deepspeed is not None):
+            raise ValueError("strategy zero3 and a deepspeed file go together, such as configs/deepspeed/zero3.json")
+        return self
+
 
 class Checkpoint(Frozen):
     """Off by default: a throughput run has nothing to keep."""
@@ -93,6 +109,17 @@ class Checkpoint(Frozen):
     asynchronous: bool = False
     keep: int = Field(default=2, gt=0, description="the newest so many stay")
     resume: bool = Field(default=False, description="go on from the newest whole checkpoint in --out, if there is one")
+
+
+class Evaluation(Frozen):
+    """Of function calling: what `seatrial evaluate` asks the model before and after the training."""
+
+    cases: int = Field(default=200, gt=0, description="at most so many of each split")
+    bsz: int = Field(default=16, gt=0)
+    max_new_tokens: int = Field(default=256, gt=0)
+    # one-sided sign test of the cases that only one of the two got right: an improvement that chance would explain
+    # one time in 20 is none
+    significance: float = Field(default=0.05, gt=0, lt=1)
 
 
 class TrainConfig(Frozen):
@@ -119,6 +146,8 @@ class TrainConfig(Frozen):
     optimizer: Optimizer = Optimizer()
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation = Evaluation()
+    tensorboard: bool = Field(default=False, description="stack hf: logs for TensorBoard in --out")
     # Adam's updates are far below bf16's resolution of the weights (8 bits): they would mostly be lost
     master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
     compile: bool = Field(default=True, description="torch.compile, block by block; GPUs only")
@@ -134,6 +163,12 @@ class TrainConfig(Frozen):
     def _steps_are_left_to_measure(self) -> TrainConfig:
         if self.settle_steps >= self.max_steps:
             raise ValueError(f"settle_steps {self.settle_steps} leave none of {self.max_steps} steps to measure")
+        return self
+
+    @model_validator(mode="after")
+    def _the_stack_can(self) -> TrainConfig:
+        if self.stack == "native" and (self.parallel.strategy == "zero3" or self.tensorboard):
+            raise ValueError("strategy zero3 and tensorboard go with stack hf")
         return self
 
     def architecture(self) -> Architecture:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import settings
+from seatrial.train import hf, settings
 
 
 def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
@@ -24,10 +24,12 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
         raise UsageError(
             f"training needs {error.name}, which is not installed: pip install 'seatrial[torch]'"
         ) from error
-    if wanted.stack != "native":
-        raise UsageError(f"{config}: stack {wanted.stack!r} is not one that this version trains with")
     try:
-        found = loop.train(wanted, out, started)
+        if wanted.stack == "hf":
+            # one name on all ranks, which have not met yet
+            found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
+        else:
+            found = loop.train(wanted, out, started)
     except OSError as error:
         raise SeatrialError(f"training stopped: {error}") from error
     if os.environ.get("RANK", "0") == "0":
