@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from seatrial.model import SeatrialError, UsageError
 from tests.train import ranks
@@ -85,8 +88,6 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_rank(
 
 
 def test_an_export_that_is_not_what_was_trained_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors.torch import load_file, save_file
-
     from seatrial.train.hf.watch import CountingTrainer
 
     real = CountingTrainer.save_model
@@ -128,19 +129,49 @@ def on_two(name: str, out: Path, *overrides: str) -> dict[str, Any]:
     return found[0]  # type: ignore[no-any-return]
 
 
-def test_lora_under_ddp_and_zero3_with_activation_checkpointing(tmp_path: Path) -> None:
-    """DDP: no parameter is ready twice. ZeRO-3: its shards take the very same steps. Both export the adapters alone."""
-    name = "toolcalls-qwen2-7b"
-    fewer = ["max_steps=3", "settle_steps=0", f"data.cache={tmp_path}", "lora_dropout=0"]
-    pytest.importorskip("deepspeed")
-    sharded = on_two(name, tmp_path / "zero3", DEEPSPEED, *fewer)
-    shared = on_two(name, tmp_path / "ddp", "parallel.strategy=ddp", "parallel.deepspeed=null", *fewer)
-    assert (shared["strategy"], sharded["strategy"]) == ("ddp", "zero3")
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """LoRA with activation checkpointing on two ranks: here a parameter used to be ready twice."""
+    out = tmp_path_factory.mktemp("ranks") / "ddp"
+    return out, on_two("toolcalls-qwen2-7b", out, "parallel.strategy=ddp", "parallel.deepspeed=null", *fewer(out))
+
+
+def fewer(out: Path) -> list[str]:
+    return ["max_steps=3", "settle_steps=0", f"data.cache={out.parent}", "lora_dropout=0", "checkpoint.every=3"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [("zero3", [DEEPSPEED]), ("fsdp2", ["parallel.strategy=fsdp2", "parallel.deepspeed=null"])],
+)
+def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
+    ddp: tuple[Path, dict[str, Any]], strategy: str, settings: list[str]
+) -> None:
+    if strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("deepspeed is not installed: see tools/setup.sh")
+    shared_out, shared = ddp
+    out = shared_out.parent / strategy
+    sharded = on_two("toolcalls-qwen2-7b", out, *settings, *fewer(shared_out))
+    assert (shared["strategy"], sharded["strategy"]) == ("ddp", strategy)
     assert shared["world_size"] == sharded["world_size"] == 2
     assert shared["trained_parameters"] == sharded["trained_parameters"] < shared["parameters"] / 10
-    for one, other in zip(runs.steps(tmp_path / "ddp"), runs.steps(tmp_path / "zero3"), strict=True):
+    for one, other in zip(runs.steps(shared_out), runs.steps(out), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
-    for out in (tmp_path / "ddp", tmp_path / "zero3"):
-        assert not (out / "final" / "model.safetensors").exists()
-        assert list((out / "tensorboard").rglob("events.*"))
+    whole = load_file(shared_out / "final" / "adapter_model.safetensors")
+    assert not (out / "final" / "model.safetensors").exists()
+    for folder in (out / "final", out / "checkpoints" / "checkpoint-3"):
+        adapters = load_file(folder / "adapter_model.safetensors")
+        assert {name: tensor.shape for name, tensor in adapters.items()} == {
+            name: tensor.shape for name, tensor in whole.items()
+        }
+    assert list((out / "tensorboard").rglob("events.*"))
+
+
+def test_without_deepspeed_nothing_is_called_zero3(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seatrial.train.hf import arguments
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deepspeed" else real(name))
+    said = arguments.strategy(runs.config("toolcalls-qwen2-7b", DEEPSPEED))
+    assert said == "fsdp2, in place of zero3: deepspeed is not installed"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import DistributedType, PartialState
 from transformers import TrainingArguments
 
 from seatrial.model import UsageError
@@ -72,8 +72,6 @@ def arguments(config: TrainConfig, out: Path) -> TrainingArguments:
 def _refuse(config: TrainConfig) -> None:
     if strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(f"strategy {config.parallel.strategy} needs ranks: start this with torchrun")
-    if strategy(config) not in ("ddp", "zero3") and not torch.cuda.is_available():
-        raise UsageError(f"strategy {strategy(config)}: accelerate shards on GPUs only; on CPUs use stack native")
     if config.checkpoint.asynchronous:
         raise UsageError("checkpoint.asynchronous: transformers saves synchronously; use stack native")
     if config.learning_rate.shape == "linear" and config.learning_rate.floor:
@@ -86,6 +84,10 @@ def _device(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
     if strategy(config) == "zero3":
         _join_deepspeed_on_cpu()
         return {"accelerator_config": {"use_configured_state": True}}
+    if strategy(config) != "ddp":
+        # accelerate leaves FSDP out, without a word, where ranks have no GPU: a rehearsal would rehearse DDP
+        PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
+        return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
     return {"use_cpu": True, "ddp_backend": "gloo" if "WORLD_SIZE" in os.environ else None}
 
 
@@ -102,13 +104,22 @@ def _join_deepspeed_on_cpu() -> None:
 
 
 def _recompute(config: TrainConfig) -> dict[str, Any]:
-    """Activation checkpointing. FSDP2 has its own (below): the Trainer's would gather weights once more than needed."""
-    if not config.gradient_checkpointing or strategy(config) not in ("ddp", "zero3"):
+    """The Trainer's activation checkpointing, in all cases but FSDP2's own (below)."""
+    if not config.gradient_checkpointing or _fsdp_recomputes(config):
         return {}
     # ZeRO-3 gathers other metadata when it recomputes frozen weights, which non-reentrant checkpointing refuses
     # (transformers issue 47254); DDP with reentrant checkpointing sees a parameter ready twice (peft issue 313)
     reentrant = strategy(config) == "zero3" and config.use_lora
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+
+
+def _fsdp_recomputes(config: TrainConfig) -> bool:
+    """Whether FSDP2 recomputes activations itself, which saves it one gathering of weights.
+
+    Not with LoRA: it wraps modules in others, by whose names peft finds no adapters, and saves files without any
+    (seen with accelerate 1.15 and peft 0.21).
+    """
+    return config.gradient_checkpointing and strategy(config) not in ("ddp", "zero3") and not config.use_lora
 
 
 def _sharding(config: TrainConfig) -> dict[str, Any]:
@@ -121,7 +132,7 @@ def _sharding(config: TrainConfig) -> dict[str, Any]:
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": config.parallel.reshard_after_forward,
         "cpu_offload": config.parallel.cpu_offload,
-        "activation_checkpointing": config.gradient_checkpointing,
+        "activation_checkpointing": _fsdp_recomputes(config),
         "state_dict_type": "FULL_STATE_DICT",  # final/ must load without FSDP
     }
     return {"fsdp": True, "fsdp_config": fsdp}
