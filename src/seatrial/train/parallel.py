@@ -132,7 +132,7 @@ def build(settings: TrainConfig, world: World) -> Built:
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
     drawn = weights.random(settings.seed, shape.initializer_range)
     folder = settings.model.weights
-    weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn))
+    weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
     call = model if sharded or world.size == 1 else replicate(model, settings, world)
     return Built(model, call, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
