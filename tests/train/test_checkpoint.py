@@ -18,7 +18,7 @@ from tests.train import ranks
 from tests.train.ranks import Failed, config
 from tests.train.test_loop import losses
 
-SAVING = {"checkpoint": {"every": 3, "keep": 2}, "parallel": {"strategy": "fsdp2"}, "max_steps": 6}
+SAVING: dict[str, Any] = {"checkpoint": {"every": 3, "keep": 2}, "parallel": {"strategy": "fsdp2"}, "max_steps": 6}
 
 
 def resumed(settings: TrainConfig, **changes: Any) -> TrainConfig:
@@ -132,7 +132,7 @@ def _killed_while_saving(settings: TrainConfig, out: Path) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *arguments)
 
-    checkpoint.Saves._seal = seal  # type: ignore[method-assign]
+    checkpoint.Saves._seal = seal  # type: ignore[method-assign,assignment]
     return loop.train(settings, out)
 
 
@@ -159,7 +159,7 @@ def _no_room(settings: TrainConfig, out: Path) -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
         real(self, out, step, *arguments)
 
-    checkpoint.Saves.save = save  # type: ignore[method-assign]
+    checkpoint.Saves.save = save  # type: ignore[method-assign,assignment]
     return loop.train(settings, out)
 
 

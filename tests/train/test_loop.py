@@ -53,6 +53,27 @@ def test_one_process_ddp_and_fsdp2_compute_the_same(tmp_path: Path, kind: str) -
         assert losses(tmp_path / name) == pytest.approx(alone, rel=1e-5), name
 
 
+@pytest.mark.slow
+def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
+    variants: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "not prefetched": {"parallel": {"prefetch": 0}},
+        "kept gathered": {"parallel": {"prefetch": 2, "reshard_after_forward": False}},
+        "offloaded": {"parallel": {"cpu_offload": True}},
+        "recomputed": {"gradient_checkpointing": True},
+        "one chunk": {"loss_chunks": 1},
+        "coarse": {"bf16": True, "parallel": {"reduce_dtype": "bf16"}},
+    }
+    for name, changes in variants.items():
+        settings = config(max_steps=3, **{**changes, "parallel": {**FSDP, **changes.get("parallel", {})}})
+        found = ranks.run(2, ranks.train, settings, tmp_path / name)
+        assert not any(isinstance(one, Failed) for one in found), (name, found)
+        assert losses(tmp_path / name) == pytest.approx(
+            losses(tmp_path / "plain"), rel=0.01 if name == "coarse" else 1e-5
+        )
+    assert losses(tmp_path / "coarse") != losses(tmp_path / "plain")
+
+
 def test_metrics_have_the_names_that_scripts_print(tmp_path: Path) -> None:
     report = loop.train(config(grad_accum=2), tmp_path)
     assert json.loads((tmp_path / "metrics.json").read_text()) == report

@@ -159,7 +159,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
         self.output = Output(shape)
-        self.on_gradient: Callable[[Tensor], None] | None = None
+        self.on_gradient: Callable[[Tensor], Tensor | None] | None = None
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, chunks: int = 1) -> Tensor:

@@ -147,10 +147,11 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dt
     With tied weights head and embedding are one, in the outermost group.
     """
     parallel = settings.parallel
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     options: dict[str, Any] = {
         "mesh": init_device_mesh(world.device.type, (world.size,)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_TYPES[parallel.reduce_dtype]),
-        "offload_policy": CPUOffloadPolicy() if parallel.cpu_offload else OffloadPolicy(),
+        "offload_policy": offload if parallel.cpu_offload else OffloadPolicy(),
     }
     groups: list[nn.Module] = [*blocks(model)]
     for block in groups:
