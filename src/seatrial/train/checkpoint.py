@@ -84,7 +84,7 @@ class Saves:
         if self._world.first:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
-        dist.barrier(self._group)
+        self._meet(None)
         shapes, state = _shapes(built), _state(built.model, optimizer)
         writer = FileSystemWriter(beside, thread_count=THREADS)
         if not self._settings.asynchronous:
@@ -102,6 +102,12 @@ class Saves:
 
         self._running = self._thread.submit(seal)
 
+    def _meet(self, said: Any) -> list[Any]:
+        """What every rank said, in the checkpoints' own group."""
+        values: list[Any] = [None] * self._world.size
+        dist.all_gather_object(values, said, group=self._group)
+        return values
+
     def finish(self) -> None:
         """Wait for what is still being written. Raises SeatrialError where it could not be."""
         if self._running is not None:
@@ -115,9 +121,7 @@ class Saves:
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(beside.iterdir()) if _is_mine(path, self._world.rank)]
             mine = list(threads.map(_entry, paths))
-        entries: list[Any] = [None] * self._world.size
-        dist.all_gather_object(entries, mine, group=self._group)
-        files = {name: entry for share in entries for name, entry in share}
+        files = {name: entry for share in self._meet(mine) for name, entry in share}
         if self._world.first:
             write_json(beside / MANIFEST, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(place, ignore_errors=True)
@@ -125,7 +129,7 @@ class Saves:
             _to_disk(place.parent)
             for old in finished(place.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        dist.barrier(self._group)
+        self._meet(None)
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - began
         return Result(kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds)

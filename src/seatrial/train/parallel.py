@@ -75,13 +75,13 @@ def opened(timeout_s: float) -> Iterator[World]:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpus else "gloo",
-        timeout=timedelta(seconds=timeout_s),
-        device_id=device if gpus else None,
-        **alone,
-    )
-    yield World(rank, size, device, socket.gethostname())
+    # no device_id: it would be handed down to the checkpoints' group, which is gloo's
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
+    world = World(rank, size, device, socket.gethostname())
+    world.total(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
+    if gpus:
+        torch.cuda.synchronize()
+    yield world
     # Not after an error: others may never come, and torchrun ends what is left of them.
     if gpus:
         torch.cuda.synchronize()
