@@ -26,6 +26,7 @@ from seatrial.train.decoder import Block, Decoder
 from seatrial.train.settings import TrainConfig
 
 T = TypeVar("T")
+_AUTOTUNE: dict[str, str | int | bool] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _TYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
 
@@ -125,7 +126,8 @@ def build(settings: TrainConfig, world: World) -> Built:
     for block in blocks(model):
         block.recompute = settings.gradient_checkpointing
         if settings.compile and world.device.type == "cuda":
-            block.run = torch.compile(block.run)  # type: ignore[method-assign]
+            options = _AUTOTUNE if settings.autotune else None
+            block.run = torch.compile(block.run, options=options)  # type: ignore[method-assign]
     sharded = settings.parallel.strategy == "fsdp2"
     if sharded:
         shard(model, settings, world, compute)
