@@ -26,7 +26,7 @@ from seatrial.train.decoder import Block, Decoder
 from seatrial.train.settings import TrainConfig
 
 T = TypeVar("T")
-_AUTOTUNE: dict[str, str | int | bool] = {"max_autotune": True, "coordinate_descent_tuning": True}
+_AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _TYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
 
