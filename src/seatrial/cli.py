@@ -176,6 +176,9 @@ def train(
     from seatrial.train import word
 
     word.train(config, set_ or [], out, as_json)
+    from seatrial.bench.group import end_process  # not before: where torch is missing, the word says it better
+
+    end_process()
 
 
 @app.command()

@@ -18,7 +18,7 @@ from tests.train import ranks
 from tests.train.ranks import Failed, config
 from tests.train.test_loop import losses
 
-SAVING = {"checkpoint": {"every": 3, "keep": 2}, "parallel": {"strategy": "fsdp2"}, "max_steps": 6}
+SAVING: dict[str, Any] = {"checkpoint": {"every": 3, "keep": 2}, "parallel": {"strategy": "fsdp2"}, "max_steps": 6}
 
 
 def resumed(settings: TrainConfig, **changes: Any) -> TrainConfig:
@@ -48,9 +48,9 @@ def digests(path: Path) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
-def several(*steps: tuple[TrainConfig, Path]) -> list[dict[str, Any]]:
-    """Runs in turn within one set of ranks."""
-    return [loop.train(settings, out) for settings, out in steps]
+def state(path: Path) -> dict[str, str]:
+    """Digests of what was trained: DCP's own index names the folder, too."""
+    return {name: digest for name, digest in digests(path).items() if name.endswith(".distcp")}
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path, kind: 
     cut_back(tmp_path / "parts", 3)
     (first, _) = fine(ranks.run(2, ranks.train, resumed(wanted), tmp_path / "parts"))
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    last = [digests(checkpoint.folder(tmp_path / name, 6)) for name in ("whole", "parts")]
+    last = [state(checkpoint.folder(tmp_path / name, 6)) for name in ("whole", "parts")]
     assert last[0] == last[1]
     assert [(one["kind"], one["step"]) for one in first["checkpoints"]] == [("load", 3), ("save", 6)]
 
@@ -73,9 +73,6 @@ def test_other_numbers_of_ranks_go_on_from_it(tmp_path: Path) -> None:
     """4 → 2 → 4 ranks at one global batch, with a vocabulary of 257 words, which neither divides."""
     wanted = config("qwen2-tiny", **SAVING, bsz=2).model_copy(update={"max_steps": 9})
     fine(ranks.run(4, ranks.train, wanted, tmp_path / "whole"))
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(checkpoint.folder(tmp_path / "parts", 9))
-    shutil.rmtree(checkpoint.folder(tmp_path / "parts", 6))
     fine(ranks.run(4, ranks.train, wanted.model_copy(update={"max_steps": 3}), tmp_path / "start"))
     start, on = tmp_path / "start", resumed(wanted)
     fine(ranks.run(2, ranks.train, on.model_copy(update={"max_steps": 6, "bsz": 4}), start))
@@ -135,7 +132,7 @@ def _killed_while_saving(settings: TrainConfig, out: Path) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *arguments)
 
-    checkpoint.Saves._seal = seal  # type: ignore[method-assign]
+    checkpoint.Saves._seal = seal  # type: ignore[method-assign,assignment]
     return loop.train(settings, out)
 
 
@@ -162,7 +159,7 @@ def _no_room(settings: TrainConfig, out: Path) -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
         real(self, out, step, *arguments)
 
-    checkpoint.Saves.save = save  # type: ignore[method-assign]
+    checkpoint.Saves.save = save  # type: ignore[method-assign,assignment]
     return loop.train(settings, out)
 
 
@@ -184,7 +181,7 @@ def test_saving_beside_the_training_writes_the_same(tmp_path: Path) -> None:
     beside = wanted.model_copy(update={"checkpoint": Checkpoint(every=2, asynchronous=True, keep=1)})
     fine(ranks.run(2, ranks.train, wanted, tmp_path / "still"))
     (first, _) = fine(ranks.run(2, ranks.train, beside, tmp_path / "beside"))
-    assert digests(checkpoint.folder(tmp_path / "still", 6)) == digests(checkpoint.folder(tmp_path / "beside", 6))
+    assert state(checkpoint.folder(tmp_path / "still", 6)) == state(checkpoint.folder(tmp_path / "beside", 6))
     assert [path.name for path in checkpoint.finished(tmp_path / "beside")] == ["step-00000006"]
     assert [one["kind"] for one in first["checkpoints"]] == ["async save"] * 3
     assert all(one["blocked_s"] <= one["seconds"] and one["mb_per_s"] > 0 for one in first["checkpoints"])

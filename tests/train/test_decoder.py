@@ -12,6 +12,7 @@ from seatrial.train import architecture, weights
 from seatrial.train.decoder import Block, Decoder
 from seatrial.train.loss import IGNORED, summed_loss
 
+CPU = torch.device("cpu")
 FAMILIES = ("mistral-tiny", "qwen2-tiny", "smollm-tiny")
 
 
@@ -19,7 +20,7 @@ def filled(name: str, seed: int = 0, dtype: torch.dtype = torch.float) -> Decode
     shape = architecture.find(name)
     model = weights.build(shape, dtype, torch.float)
     model.to_empty(device="cpu")
-    weights.fill(model, weights.random(seed, shape.initializer_range))
+    weights.fill(model, weights.random(seed, shape.initializer_range), CPU)
     return model
 
 
@@ -49,7 +50,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     shape = architecture.find(str(tmp_path))
     ours = weights.build(shape, torch.float, torch.float)
     ours.to_empty(device="cpu")
-    weights.fill(ours, weights.from_folder(str(tmp_path), weights.random(0, 0.02)))
+    weights.fill(ours, weights.from_folder(str(tmp_path), weights.random(0, 0.02)), CPU)
     with torch.no_grad():
         found, expected = ours(tokens()), theirs(tokens()).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -61,7 +62,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     for name, complaint in (("qwen2-tiny", "is \\[256, 64\\], the model's is \\[257, 64\\]"),):
         model = weights.build(architecture.find(name), torch.float, torch.float).to_empty(device="cpu")
         with pytest.raises(UsageError, match=complaint):
-            weights.fill(model, weights.from_folder(str(tmp_path), weights.random(0, 0.02)))
+            weights.fill(model, weights.from_folder(str(tmp_path), weights.random(0, 0.02)), CPU)
     with pytest.raises(UsageError, match=r"no \*\.safetensors"):
         weights.from_folder(str(tmp_path / "nowhere"), weights.random(0, 0.02))
     file = tmp_path / "model.safetensors"

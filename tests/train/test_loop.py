@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import loop, metrics, parallel
+from seatrial.train import loop, metrics, parallel, weights
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import Schedule, TrainConfig
 from tests.train import ranks
@@ -51,6 +52,44 @@ def test_one_process_ddp_and_fsdp2_compute_the_same(tmp_path: Path, kind: str) -
     assert alone[-1] < alone[0] < math.log(257) + 0.2
     for name in outs:
         assert losses(tmp_path / name) == pytest.approx(alone, rel=1e-5), name
+
+
+@pytest.mark.slow
+def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
+    variants: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "not prefetched": {"parallel": {"prefetch": 0}},
+        "kept gathered": {"parallel": {"prefetch": 2, "reshard_after_forward": False}},
+        "offloaded": {"parallel": {"cpu_offload": True}},
+        "recomputed": {"gradient_checkpointing": True},
+        "one chunk": {"loss_chunks": 1},
+        "coarse": {"bf16": True, "parallel": {"reduce_dtype": "bf16"}},
+    }
+    for name, changes in variants.items():
+        settings = config(max_steps=3, **{**changes, "parallel": {**FSDP, **changes.get("parallel", {})}})
+        found = ranks.run(2, ranks.train, settings, tmp_path / name)
+        assert not any(isinstance(one, Failed) for one in found), (name, found)
+        assert losses(tmp_path / name) == pytest.approx(
+            losses(tmp_path / "plain"), rel=0.01 if name == "coarse" else 1e-5
+        )
+    assert losses(tmp_path / "coarse") != losses(tmp_path / "plain")
+
+
+def test_what_is_not_sharded_is_named(tmp_path: Path) -> None:
+    model = weights.build(config().architecture(), torch.float, torch.float)
+    faults = parallel.sharding_faults(model, 2)
+    assert faults[0] == "embed_tokens.weight is whole"
+    assert len(faults) == len(list(model.parameters()))
+    settings = config(parallel=FSDP)
+    assert ranks.run(2, _shares, settings) == [(0, 128), (0, 128)]
+
+
+def _shares(settings: TrainConfig) -> tuple[int, int]:
+    """Faults with the true number of ranks; rows of the embedding held here."""
+    with parallel.opened(60) as world:
+        model = parallel.build(settings, world).model
+        assert len(parallel.sharding_faults(model, 4)) == len(list(model.parameters()))
+        return len(parallel.sharding_faults(model, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
 
 
 def test_metrics_have_the_names_that_scripts_print(tmp_path: Path) -> None:

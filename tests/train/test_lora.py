@@ -7,7 +7,7 @@ from seatrial.model import UsageError
 from seatrial.train import architecture, lora, weights
 from seatrial.train.decoder import Decoder, count
 from seatrial.train.settings import ALL_LINEAR
-from tests.train.test_decoder import published, tokens
+from tests.train.test_decoder import CPU, published, tokens
 
 SHAPE = architecture.find("qwen2-tiny")
 
@@ -17,7 +17,7 @@ def adapted(targets: tuple[str, ...] = ALL_LINEAR, rank: int = 4, folder: Path |
     lora.attach(model, targets, rank, alpha=16, dropout=0.0)
     model.to_empty(device="cpu")
     drawn = weights.random(0, 0.02)
-    weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn)
+    weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn, CPU)
     return model
 
 
@@ -33,7 +33,7 @@ def test_only_adapters_train() -> None:
 
 def test_new_adapters_change_nothing() -> None:
     plain = weights.build(SHAPE, torch.float, torch.float).to_empty(device="cpu")
-    weights.fill(plain, weights.random(0, 0.02))
+    weights.fill(plain, weights.random(0, 0.02), CPU)
     torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=0)
 
 
@@ -83,7 +83,7 @@ def test_dropout_works_in_training_only() -> None:
     model = weights.build(SHAPE, torch.float, torch.float)
     lora.attach(model, ALL_LINEAR, 4, alpha=16, dropout=0.5)
     model.to_empty(device="cpu")
-    weights.fill(model, weights.random(0, 0.02))
+    weights.fill(model, weights.random(0, 0.02), CPU)
     with torch.no_grad():
         for parameter in lora.adapters(model).values():
             parameter.normal_(0, 0.1)

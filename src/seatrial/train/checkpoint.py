@@ -32,6 +32,7 @@ from seatrial.train.parallel import Built, World
 from seatrial.train.settings import Checkpoint
 
 MANIFEST = "manifest.json"
+THREADS = 4  # that write a rank's files, and read them: one does not fill a fast filesystem
 # What does not train is not kept: it is drawn again from the seed, or read again from where it came.
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
@@ -83,9 +84,9 @@ class Saves:
         if self._world.first:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
-        dist.barrier(self._group)
+        self._meet(None)
         shapes, state = _shapes(built), _state(built.model, optimizer)
-        writer = FileSystemWriter(beside)
+        writer = FileSystemWriter(beside, thread_count=THREADS)
         if not self._settings.asynchronous:
             with _explained(beside):
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
@@ -101,6 +102,12 @@ class Saves:
 
         self._running = self._thread.submit(seal)
 
+    def _meet(self, said: Any) -> list[Any]:
+        """What every rank said, in the checkpoints' own group."""
+        values: list[Any] = [None] * self._world.size
+        dist.all_gather_object(values, said, group=self._group)
+        return values
+
     def finish(self) -> None:
         """Wait for what is still being written. Raises SeatrialError where it could not be."""
         if self._running is not None:
@@ -111,10 +118,10 @@ class Saves:
         self, kind: str, beside: Path, place: Path, step: int, shapes: Any, began: float, blocked: float | None
     ) -> Result:
         """Digest what was written, each rank its own, and give the folder its name. Runs beside the training, too."""
-        mine = [_entry(path) for path in sorted(beside.iterdir()) if _is_mine(path, self._world.rank)]
-        entries: list[Any] = [None] * self._world.size
-        dist.all_gather_object(entries, mine, group=self._group)
-        files = {name: entry for share in entries for name, entry in share}
+        with ThreadPoolExecutor(THREADS) as threads:
+            paths = [path for path in sorted(beside.iterdir()) if _is_mine(path, self._world.rank)]
+            mine = list(threads.map(_entry, paths))
+        files = {name: entry for share in self._meet(mine) for name, entry in share}
         if self._world.first:
             write_json(beside / MANIFEST, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(place, ignore_errors=True)
@@ -122,7 +129,7 @@ class Saves:
             _to_disk(place.parent)
             for old in finished(place.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        dist.barrier(self._group)
+        self._meet(None)
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - began
         return Result(kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds)
@@ -161,7 +168,8 @@ class Saves:
     def _verify(self, found: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
         """Each rank reads its share of the files, and all learn what any of them found."""
         mine = sorted(files)[self._world.rank :: self._world.size]
-        faults = [fault for name in mine if (fault := _fault(found[-1] / name, files[name]))]
+        with ThreadPoolExecutor(THREADS) as threads:
+            faults = list(filter(None, threads.map(lambda name: _fault(found[-1] / name, files[name]), mine)))
         if every := [fault for share in self._world.gather(faults) for fault in share]:
             older = f"; {found[-2].name} is older, to go on from it remove {found[-1]}" if len(found) > 1 else ""
             raise SeatrialError(f"the checkpoint {found[-1]} is damaged: {'; '.join(every)}{older}")

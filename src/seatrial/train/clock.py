@@ -8,6 +8,32 @@ from typing import Any
 
 import torch
 
+MATRIX = 8192  # rows and columns: large enough for any GPU to be busy
+PRODUCTS = 600  # 0.9 s at 750 TFLOP/s: long enough for the power limit to bite
+
+
+def gemm_tflops(device: torch.device) -> float | None:
+    """bf16 TFLOP/s of plain matrix products on this device as warm as training left it; None without a GPU, or room.
+
+    What training reaches of it says how good the software is; what it is of the peak, how good the GPU.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.empty_cache()
+        a, b = torch.randn(2, MATRIX, MATRIX, device=device, dtype=torch.bfloat16)
+        product = torch.mm(a, b)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(PRODUCTS):
+            torch.mm(a, b, out=product)
+        end.record()
+        end.synchronize()
+    except torch.OutOfMemoryError:
+        return None
+    milliseconds: float = start.elapsed_time(end)
+    return PRODUCTS * 2 * MATRIX**3 / milliseconds / 1e9
+
 
 class Clock:
     """Marks are CUDA events, for which the CPU need not wait, or readings of its clock.

@@ -27,6 +27,10 @@ class Adapter(nn.Module):
         self.lora_B = nn.Parameter(torch.empty(outputs, rank))
         self.scale, self.dropout = alpha / rank, dropout
 
+    def raise_up(self, low: Tensor) -> Tensor:
+        """[..., rank] → [..., out], scaled. The small matrix is scaled, not the large result."""
+        return F.linear(low, (self.lora_B * self.scale).to(low.dtype))
+
 
 class Linear(nn.Linear):
     """x [..., in] → [..., out], with an adapter where one was attached."""
@@ -54,16 +58,9 @@ def project(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     low = F.linear(dropped, torch.cat([adapter.lora_A for adapter in adapters]).to(x.dtype))
     shares = iter(torch.split(low, [len(adapter.lora_A) for adapter in adapters], dim=-1))
     return [
-        result if layer.adapter is None else _add(result, next(shares), layer.adapter)
+        result if layer.adapter is None else result + layer.adapter.raise_up(next(shares))
         for result, layer in zip(results, layers, strict=True)
     ]
-
-
-def _add(result: Tensor, low: Tensor, adapter: Adapter) -> Tensor:
-    """``result + scale · low @ lora_Bᵀ`` in one pass over ``result``."""
-    up = adapter.lora_B.to(low.dtype).t()
-    added = torch.addmm(result.flatten(0, -2), low.flatten(0, -2), up, alpha=adapter.scale)
-    return added.view_as(result)
 
 
 class RMSNorm(nn.Module):
@@ -162,7 +159,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
         self.output = Output(shape)
-        self.on_gradient: Callable[[Tensor], None] | None = None
+        self.on_gradient: Callable[[Tensor], Tensor | None] | None = None
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, chunks: int = 1) -> Tensor:

@@ -204,8 +204,9 @@ class Trainer:
         # sticky: no step is taken on the weights that a broken one would have made
         self._broken = torch.maximum(self._broken, (~(mean.isfinite() & norm.isfinite())).float())
         # AdamW divides gradients by the one and does nothing where the other is 1, in its own kernel
-        optimizer.grad_scale = (norm / settings.optimizer.max_grad_norm).clamp(min=1.0)
-        optimizer.found_inf = self._broken
+        where = self.built.trained[0].device  # the CPU, where weights are offloaded to it
+        optimizer.grad_scale = (norm / settings.optimizer.max_grad_norm).clamp(min=1.0).to(where)
+        optimizer.found_inf = self._broken.to(where)
         lr = rate(settings.learning_rate, number, settings.max_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr

@@ -19,6 +19,7 @@ import yaml
 
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint
+from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
 from seatrial.train.decoder import count
 from seatrial.train.parallel import Built, World
@@ -115,6 +116,7 @@ def report(
     seconds = sorted(record.seconds for record in measured)
     speed = sum(record.tokens for record in measured) / sum(seconds) / world.size
     peak = peak_tflops(device)
+    gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
     flops = shape.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
     common = _common(settings, world, records, device)
     state = _state_bytes(settings, world, built)
@@ -133,6 +135,8 @@ def report(
         "mfu_percent": None if peak is None else 100 * speed * flops / (peak * 1e12),
         "mfu_formula": f"({4 if settings.use_lora else 6}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {shape.parameters:,}",
         "peak_tflops": "unknown" if peak is None else peak,
+        "gemm_percent": None if gemm is None else 100 * speed * flops / (gemm * 1e12),
+        "gemm_tflops": gemm,
         "step_p50_s": median(seconds),
         "step_p99_s": seconds[math.ceil(0.99 * len(seconds)) - 1],
         "data_wait_percent": 100 * sum(record.data_wait_s for record in measured) / sum(seconds),
@@ -188,6 +192,7 @@ def _this_rank(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "forward_p50_s": median(record.forward_s for record in measured),
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else 0.0,
         "memory_held_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else 0.0,
+        "gemm_tflops": gemm_tflops(world.device),  # last: it needs memory of its own
     }
 
 

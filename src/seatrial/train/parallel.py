@@ -26,6 +26,7 @@ from seatrial.train.decoder import Block, Decoder
 from seatrial.train.settings import TrainConfig
 
 T = TypeVar("T")
+_AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _TYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
 
@@ -75,13 +76,13 @@ def opened(timeout_s: float) -> Iterator[World]:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpus else "gloo",
-        timeout=timedelta(seconds=timeout_s),
-        device_id=device if gpus else None,
-        **alone,
-    )
-    yield World(rank, size, device, socket.gethostname())
+    # no device_id: it would be handed down to the checkpoints' group, which is gloo's
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
+    world = World(rank, size, device, socket.gethostname())
+    world.total(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
+    if gpus:
+        torch.cuda.synchronize()
+    yield world
     # Not after an error: others may never come, and torchrun ends what is left of them.
     if gpus:
         torch.cuda.synchronize()
@@ -125,14 +126,15 @@ def build(settings: TrainConfig, world: World) -> Built:
     for block in blocks(model):
         block.recompute = settings.gradient_checkpointing
         if settings.compile and world.device.type == "cuda":
-            block.run = torch.compile(block.run)  # type: ignore[method-assign]
+            options = _AUTOTUNE if settings.autotune else None
+            block.run = torch.compile(block.run, options=options)  # type: ignore[method-assign]
     sharded = settings.parallel.strategy == "fsdp2"
     if sharded:
         shard(model, settings, world, compute)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
     drawn = weights.random(settings.seed, shape.initializer_range)
     folder = settings.model.weights
-    weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn))
+    weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
     call = model if sharded or world.size == 1 else replicate(model, settings, world)
     return Built(model, call, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
@@ -147,10 +149,11 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dt
     With tied weights head and embedding are one, in the outermost group.
     """
     parallel = settings.parallel
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     options: dict[str, Any] = {
         "mesh": init_device_mesh(world.device.type, (world.size,)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_TYPES[parallel.reduce_dtype]),
-        "offload_policy": CPUOffloadPolicy() if parallel.cpu_offload else OffloadPolicy(),
+        "offload_policy": offload if parallel.cpu_offload else OffloadPolicy(),
     }
     groups: list[nn.Module] = [*blocks(model)]
     for block in groups:

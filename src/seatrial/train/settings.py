@@ -151,6 +151,7 @@ class TrainConfig(Frozen):
     # Adam's updates are far below bf16's resolution of the weights (8 bits): they would mostly be lost
     master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
     compile: bool = Field(default=True, description="torch.compile, block by block; GPUs only")
+    autotune: bool = Field(default=False, description="compile by trying kernels out: minutes, for a few percent")
     attention: Literal["auto", "flash", "cudnn"] = Field(default="auto", description="torch's kernel; GPUs only")
     loss_chunks: int = Field(default=4, gt=0, description="parts of a micro-batch whose logits are in memory at once")
     seed: int = Field(default=0, ge=0, lt=2**31)

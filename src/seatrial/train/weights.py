@@ -31,19 +31,18 @@ def build(shape: Architecture, dtype: torch.dtype, held: torch.dtype) -> Decoder
 
 
 @torch.no_grad()
-def fill(model: nn.Module, source: Source) -> None:
-    """Give every parameter that has memory, whole or sharded, its values. Each rank for itself: nothing is sent."""
+def fill(model: nn.Module, source: Source, device: torch.device) -> None:
+    """Give every parameter that has memory, whole or sharded, its values. Each rank for itself: nothing is sent.
+
+    They are drawn on ``device``, where the ranks compute, even if kept on the CPU: another device draws others.
+    """
     for name, parameter in model.named_parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        whole = source(name, parameter.shape, local.device)
         if isinstance(parameter, DTensor):
-            whole = distribute_tensor(
-                whole.to(parameter.device_mesh.device_type),
-                parameter.device_mesh,
-                parameter.placements,
-                src_data_rank=None,
-            ).to_local()
-        local.copy_(whole)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            whole = source(name, parameter.shape, device)
+            parameter.to_local().copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local())
+        else:
+            parameter.copy_(source(name, parameter.shape, device))
 
 
 def random(seed: int, spread: float) -> Source:

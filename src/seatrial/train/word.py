@@ -14,11 +14,10 @@ from seatrial.train import hf, settings
 
 
 def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
-    """Train, and say on the first rank's standard output where the results are. Ends the process where it succeeds."""
+    """Train, and say on the first rank's standard output where the results are."""
     wanted = settings.load(config, overrides)
     started = psutil.Process().create_time()
     try:
-        from seatrial.bench.group import end_process
         from seatrial.train import loop
     except ModuleNotFoundError as error:
         raise UsageError(
@@ -34,4 +33,3 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
         raise SeatrialError(f"training stopped: {error}") from error
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(found, indent=2) if as_json else f"Results: {found['out']}/metrics.json")
-    end_process()

@@ -12,6 +12,7 @@ from typing import Any
 import accelerate
 import peft
 import torch
+import torch.distributed as dist
 import transformers
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
@@ -61,6 +62,8 @@ def train(config: TrainConfig, out: Path) -> dict[str, Any]:
         "last_loss": watch.steps[-1]["loss"],
     }
     ranks.once(lambda: write_json(out / "metrics.json", metrics))
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return metrics
 
 
