@@ -29,6 +29,8 @@ def test_every_row_is_accounted_for(tmp_path: Path) -> None:
 def test_unseen_functions_are_nowhere_in_training(tmp_path: Path) -> None:
     preprocess(ROWS, tmp_path / "data", "generated", SHARES)
     train, seen, unseen = (read_split(tmp_path / "data", split) for split in SPLITS)
+    assert train
+    assert unseen
     known = {name for one in train for name in one.functions}
     assert all(not set(one.functions) <= known for one in unseen)
     texts = [json.dumps(one.record()) for one in [*train, *seen, *unseen]]
