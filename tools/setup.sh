@@ -27,3 +27,6 @@ fi
 echo "setup: $("$python" --version) in $venv; installing the pinned set (torch alone is 0.2 to 3 GB)" >&2
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+# DeepSpeed's setup imports torch, and would compile operators for GPUs: none is needed to train with ZeRO-3 on a CPU
+"$venv/bin/python" -m pip install --quiet --constraint constraints.txt setuptools
+DS_BUILD_OPS=0 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed

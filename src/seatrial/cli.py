@@ -166,6 +166,22 @@ def render(
 
 
 @app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A training config, such as configs/throughput.yaml.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what it writes; by default a new one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model: alone, or as one of many ranks under torchrun."""
+    from seatrial.train import word
+
+    word.train(config, set_ or [], out, as_json)
+    from seatrial.bench.group import end_process  # not before: where torch is missing, the word says it better
+
+    end_process()
+
+
+@app.command()
 def judge(
     run: RunPath,
     baseline: Annotated[Path | None, typer.Option(help="Judge by this file of `baseline learn`.")] = None,
@@ -271,6 +287,20 @@ def schema() -> None:
     from seatrial.model import Trial
 
     _print_json(Trial.model_json_schema())
+
+
+@app.command()
+def evaluate(
+    config: Annotated[Path, typer.Argument(help="A training config, such as configs/toolcalls-qwen2-7b.yaml.")],
+    out: Annotated[Path, typer.Option(help="The training's --out.")],
+    set_: SetOption = None,
+) -> None:
+    """Score function calling before and after a training. Exit code 1: it did not get better."""
+    from seatrial.train import hf, settings
+
+    record = hf.evaluate(settings.load(config, set_ or ()), out)
+    _print_json(record)
+    raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
 
 
 def _overrides(

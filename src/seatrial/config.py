@@ -85,6 +85,21 @@ def resolve(
     return Resolved(config, {**_defaults(config, origins), **origins})
 
 
+def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
+    """The YAML file at ``path`` as a ``model``, with (origin, dotted key, value) ``overrides`` in rising priority.
+
+    Raises UsageError, naming file and key.
+    """
+    tree = _parse_yaml(_read_file(path), path)
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: expected a mapping with the keys {', '.join(model.model_fields)}")
+    for origin, key, value in overrides:
+        _assign(tree, tuple(key.split(".")), value, origin)
+    _refuse_harmful(tree, path, ())
+    _refuse_unknown(tree, model, path, ())
+    return _build(model, tree, path, ())
+
+
 def parse_assignment(text: str) -> tuple[str, Any]:
     """``a.b=c`` → key and YAML value. Raises UsageError without an equals sign."""
     key, separator, value = text.partition("=")

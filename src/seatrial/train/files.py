@@ -1,10 +1,13 @@
-"""Files that are whole or not there at all."""
+"""Files and folders that are whole or not there at all."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,3 +29,23 @@ def write_json(path: Path, record: Mapping[str, object]) -> None:
     """Write ``record`` as indented JSON. Raises ValueError on a number that JSON does not know (NaN)."""
     text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     write_whole(path, lambda file: file.write(text.encode()))
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which is ``path`` from then on. Of a failure nothing is left.
+
+    Where another process has made ``path`` meanwhile, that one stays. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f"{path.name}.incomplete-", dir=path.parent))
+    try:
+        making.chmod(0o755)  # mkdtemp makes it ours alone
+        yield making
+        try:
+            making.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""How fast the native loop trains, and which lever gave what: a table for docs/results.
+
+    python benchmarks/training.py --out results            everything in training.yaml
+    python benchmarks/training.py --only 'seq 4096' --lever plain --lever 'cudnn*' --gpus 4 --set max_steps=20
+
+Each run is one `seatrial train` under torchrun, so that nothing of one is left in the next. One that fails is a line of
+the table with its reason; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = ("run", "lever", "GPUs", "tok/s/GPU", "MFU %", "p50 s", "p99 s", "peak GiB", "compile s", "first step s")
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    lever: str
+    config: Path
+    gpus: int
+    settings: dict[str, Any]
+
+
+def planned(plan: Path, only: str, levers: Sequence[str], gpus: Sequence[int]) -> Iterator[Run]:
+    """What ``plan`` asks for, of runs whose name holds ``only`` and levers that match one of ``levers``."""
+    for entry in yaml.safe_load(plan.read_text(encoding="utf-8")):
+        for count in gpus or entry["gpus"]:
+            for lever, settings in entry["levers"].items():
+                if only in entry["name"] and any(fnmatch(lever, pattern) for pattern in levers or ("*",)):
+                    yield Run(entry["name"], lever, ROOT / entry["config"], count, settings)
+
+
+def measure(run: Run, everywhere: Sequence[str], out: Path) -> dict[str, Any]:
+    """metrics.json of one run; or ``error``, the end of what it said. Its log is kept beside it."""
+    folder = out / f"{run.name}-{run.lever}-{run.gpus}".replace(" ", "-").replace(",", "").replace("=", "")
+    settings = [f"{key}={str(value).lower()}" for key, value in run.settings.items()] + list(everywhere)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.gpus)),
+        *("-m", "seatrial", "train", str(run.config), "--out", str(folder)),
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
+    folder.mkdir(parents=True)
+    with (folder / "log.txt").open("w") as log:
+        print(*command, file=log, flush=True)
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code == 0:
+        found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+        return found
+    said = [line for line in (folder / "log.txt").read_text().splitlines() if "Error" in line or "seatrial:" in line]
+    return {"error": (said or [f"exit code {code}"])[0][-200:]}
+
+
+def row(run: Run, found: dict[str, Any]) -> list[str]:
+    start = [run.name, run.lever, str(run.gpus)]
+    if "error" in found:
+        return [*start, found["error"], *[""] * (len(COLUMNS) - 4)]
+    mfu = found["mfu_percent"]
+    return [
+        *start,
+        f"{found['tokens_per_second_per_gpu']:,.0f}",
+        "unknown" if mfu is None else f"{mfu:.1f}",
+        f"{found['step_p50_s']:.4f}",
+        f"{found['step_p99_s']:.4f}",
+        f"{found['memory_peak_gib']:.1f}",
+        f"{found['compile_s']:.1f}",
+        f"{found['phases_s']['until_first_step']:.1f}",
+    ]
+
+
+def line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", type=Path, default=Path(__file__).with_suffix(".yaml"))
+    parser.add_argument("--only", default="", help="runs whose name holds this")
+    parser.add_argument("--lever", action="append", default=[], help="levers that match; may be given again")
+    parser.add_argument("--gpus", action="append", type=int, default=[], help="in place of what the plan says")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
+    parser.add_argument("--out", type=Path, default=Path("seatrial-runs", time.strftime("benchmark-%Y%m%d-%H%M%S")))
+    options = parser.parse_args()
+    print(line(COLUMNS), line(["---"] * len(COLUMNS)), sep="\n", flush=True)
+    failed = 0
+    table = []
+    for run in planned(options.plan, options.only, options.lever, options.gpus):
+        found = measure(run, options.set, options.out.absolute())
+        failed += "error" in found
+        table.append(line(row(run, found)))
+        print(table[-1], flush=True)
+    (options.out / "table.md").write_text("\n".join([line(COLUMNS), line(["---"] * len(COLUMNS)), *table]) + "\n")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""A decoder of the Llama, Mistral and Qwen2 family, from config.json; weights have Hugging Face's names.
+
+Weights may be held in another type than they are used in: every use casts to the type of the activations, which does
+nothing where they agree. Logits are those of transformers (tests/train/test_decoder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from seatrial.train.architecture import Architecture
+from seatrial.train.loss import summed_loss
+
+
+class Adapter(nn.Module):
+    """LoRA (arXiv 2106.09685): ``up(down(dropout(x)))``, scaled, is added to what a frozen layer makes of x."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, alpha: float, dropout: float) -> None:
+        super().__init__()
+        self.lora_A = nn.Parameter(torch.empty(rank, inputs))
+        self.lora_B = nn.Parameter(torch.empty(outputs, rank))
+        self.scale, self.dropout = alpha / rank, dropout
+
+    def raise_up(self, low: Tensor) -> Tensor:
+        """[..., rank] → [..., out], scaled. The small matrix is scaled, not the large result."""
+        return F.linear(low, (self.lora_B * self.scale).to(low.dtype))
+
+
+class Linear(nn.Linear):
+    """x [..., in] → [..., out], with an adapter where one was attached."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.adapter: Adapter | None = None
+
+    def plain(self, x: Tensor) -> Tensor:
+        """Without the adapter."""
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+def project(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
+    """What each of ``layers`` makes of the same x [batch, length, in].
+
+    Their adapters share one dropout mask and one product with all ``lora_A``: done apiece, layers of rank 8 spend more
+    time on reading x than on multiplying it.
+    """
+    results = [layer.plain(x) for layer in layers]
+    adapters = [layer.adapter for layer in layers if layer.adapter is not None]
+    if not adapters:
+        return results
+    dropped = F.dropout(x, adapters[0].dropout, layers[0].training)
+    low = F.linear(dropped, torch.cat([adapter.lora_A for adapter in adapters]).to(x.dtype))
+    shares = iter(torch.split(low, [len(adapter.lora_A) for adapter in adapters], dim=-1))
+    return [
+        result if layer.adapter is None else result + layer.adapter.raise_up(next(shares))
+        for result, layer in zip(results, layers, strict=True)
+    ]
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class Attention(nn.Module):
+    """Causal, with fewer heads for keys and values than for queries. No mask is built, so that fused kernels serve."""
+
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        queries, pairs = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, queries, bias=shape.attention_bias)
+        self.k_proj = Linear(shape.hidden_size, pairs, bias=shape.attention_bias)
+        self.v_proj = Linear(shape.hidden_size, pairs, bias=shape.attention_bias)
+        self.o_proj = Linear(queries, shape.hidden_size)
+        self.head_dim = shape.head_dim
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        parts = project(x, (self.q_proj, self.k_proj, self.v_proj))
+        queries, keys, values = (part.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(
+            rotate(queries, cosine, sine), rotate(keys, cosine, sine), values, is_causal=True, enable_gqa=True
+        )
+        return project(mixed.transpose(1, 2).flatten(2), (self.o_proj,))[0]
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.gate_proj = Linear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = project(x, (self.gate_proj, self.up_proj))
+        return project(F.silu(gate) * up, (self.down_proj,))[0]
+
+
+class Block(nn.Module):
+    """``run`` does the work, and is what gets compiled: hooks of FSDP and checkpointing stay around it, in eager."""
+
+    recompute = False  # activations are computed again in backward, not kept
+
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = MLP(shape)
+
+    def run(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosine, sine)
+        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(self.run, x, cosine, sine, use_reentrant=False))
+        return self.run(x, cosine, sine)
+
+
+class Output(nn.Module):
+    """The last norm and the head, with the loss: whole logits need never be in memory."""
+
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        tied = shape.tie_word_embeddings
+        self.lm_head = None if tied else Linear(shape.hidden_size, shape.vocab_size)
+
+    def forward(self, x: Tensor, tied: Tensor | None, targets: Tensor | None, chunks: int) -> Tensor:
+        """``tied``: the embedding, where it is the head as well."""
+        x = self.norm(x)
+        weight = cast(Tensor, tied if self.lm_head is None else self.lm_head.weight).to(x.dtype)
+        if targets is None:
+            return F.linear(x, weight)
+        return summed_loss(x.flatten(0, 1), weight, targets.flatten(), chunks)
+
+
+class Decoder(nn.Module):
+    """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
+
+    ``dtype`` is what it computes in. ``on_gradient`` is handed the gradient at the first block's output, as this rank
+    alone computed it: what goes wrong in any later block shows there.
+    """
+
+    def __init__(self, shape: Architecture, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.dtype = shape, dtype
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
+        self.output = Output(shape)
+        self.on_gradient: Callable[[Tensor], Tensor | None] | None = None
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, chunks: int = 1) -> Tensor:
+        x = F.embedding(tokens, self.embed_tokens.weight).to(self.dtype)
+        cosine, sine = self._rotation(tokens.shape[1], tokens.device)
+        for number, block in enumerate(self.layers):
+            x = block(x, cosine, sine)
+            if number == 0 and self.on_gradient is not None and x.requires_grad:
+                x.register_hook(self.on_gradient)
+        tied = self.embed_tokens.weight if self.shape.tie_word_embeddings else None
+        return cast(Tensor, self.output(x, tied, targets, chunks))
+
+    def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [length, head_dim] of the rotary embedding (arXiv 2104.09864), kept for the next step."""
+        if self._angles is None or len(self._angles[0]) < length or self._angles[0].device != device:
+            size = self.shape.head_dim
+            frequencies = self.shape.rope_theta ** -(torch.arange(0, size, 2, dtype=torch.float, device=device) / size)
+            angles = torch.outer(torch.arange(length, dtype=torch.float, device=device), frequencies).repeat(1, 2)
+            self._angles = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return self._angles[0][:length], self._angles[1][:length]
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Each pair (i, i + half) of x's last dimension, turned by the angle of its position."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-right, left), dim=-1) * sine
+
+
+def count(parameters: Sequence[nn.Parameter]) -> int:
+    """Numbers in ``parameters``: of sharded ones, in the whole."""
+    return sum(parameter.numel() for parameter in parameters)

@@ -1,0 +1,93 @@
+"""The network as transformers builds it: the architecture of the native stack, or pretrained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.utils import logging
+
+from seatrial.train.architecture import Architecture
+from seatrial.train.files import whole_folder
+from seatrial.train.hf import hub
+from seatrial.train.settings import TrainConfig
+
+_auto: Any = AutoModelForCausalLM  # untyped, as is the next
+_is_sharded: Any = is_deepspeed_zero3_enabled
+BASE = "base"  # in --out: random weights that were saved before the training
+
+
+def dtype(config: TrainConfig) -> torch.dtype:
+    """Of the weights in memory. Never transformers' "auto": it trains the same config at two precisions."""
+    low = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no master copy
+    return torch.bfloat16 if low else torch.float32
+
+
+def build(config: TrainConfig, device: torch.device, base: Path | None = None) -> PreTrainedModel:
+    """The base model on ``device``: random weights depend on the seed alone, or are those of ``base``.
+
+    Raises UsageError.
+    """
+    options: dict[str, Any] = {"dtype": dtype(config), "attn_implementation": "sdpa"}
+    name = str(base) if base else config.model.weights
+    if name == "random":
+        set_seed(config.seed)
+        with device:
+            model = _auto.from_config(_hf_config(config.architecture()), **options)
+    else:
+        with hub.asked_for(name):
+            model = _auto.from_pretrained(hub.repository(name) or name, **options)
+            if not _is_sharded():
+                model = model.to(device)
+    return cast("PreTrainedModel", model)
+
+
+def _hf_config(architecture: Architecture) -> Any:
+    fields = architecture.model_dump(exclude={"model_type", "rope_theta", "attention_bias", "sliding_window"})
+    rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
+    if architecture.model_type == "mistral":
+        fields["sliding_window"] = architecture.sliding_window
+    return AutoConfig.for_model(architecture.model_type, rope_parameters=rope, use_cache=False, **fields)
+
+
+def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
+    """``model``, frozen, with adapters. They are kept in fp32, but for ZeRO-3, whose buffers hold one dtype only."""
+    adapters = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # a scale: it need not be whole
+        lora_dropout=config.lora_dropout,
+        target_modules=list(config.lora_targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
+    assert isinstance(wrapped, PeftModel)
+    return wrapped
+
+
+def counts(model: torch.nn.Module) -> tuple[int, int]:
+    """Parameters that are trained, and all of them; whole ones, also where a rank holds a share (ZeRO-3, FSDP2)."""
+    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+
+
+def save_random(config: TrainConfig, folder: Path) -> None:
+    """Write the random base model to ``folder``, unless it is there."""
+    if not folder.exists():
+        with whole_folder(folder) as making:
+            build(config, torch.device("cpu")).save_pretrained(making)
+
+
+def load(folder: Path, config: TrainConfig) -> Any:
+    """The model that was saved whole in ``folder``, on the CPU."""
+    return _auto.from_pretrained(folder, dtype=dtype(config))
+
+
+def quiet() -> None:
+    """No progress bars: they fill logs."""
+    hide: Any = logging.disable_progress_bar
+    hide()

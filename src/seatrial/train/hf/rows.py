@@ -1,0 +1,95 @@
+"""Instruction rows in the layouts of no_robots and alpaca-cleaned: read, or generated where there are none.
+
+The generated tasks are small and follow rules, so that a training has something to learn in them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from seatrial.train.toolcalls.glaive import Conversation
+
+_WORDS = (
+    "anchor",
+    "beacon",
+    "current",
+    "deck",
+    "ebb",
+    "fathom",
+    "galley",
+    "harbour",
+    "island",
+    "jib",
+    "keel",
+    "lantern",
+)
+Task = tuple[str, str, str]  # instruction, input (may be empty), output
+
+
+def generate(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """``count`` rows in ``layout``, no_robots or alpaca; the same for the same seed."""
+    for number in range(count):
+        draw = random.Random(f"{seed}/{number}")
+        yield _ROWS[layout](*_TASKS[number % len(_TASKS)](draw))
+
+
+def _reverse(draw: random.Random) -> Task:
+    words = draw.sample(_WORDS, 3)
+    return "Write these words in reverse order.", " ".join(words), " ".join(reversed(words))
+
+
+def _add(draw: random.Random) -> Task:
+    first, second = draw.randint(1, 20), draw.randint(1, 20)
+    return f"What is {first} plus {second}?", "", f"{first} plus {second} is {first + second}."
+
+
+def _count(draw: random.Random) -> Task:
+    word, times = draw.choice(_WORDS), draw.randint(2, 4)
+    return f"Say {word} {times} times.", "", " ".join([word] * times)
+
+
+def _first_letter(draw: random.Random) -> Task:
+    word = draw.choice(_WORDS)
+    return "Which letter does this word begin with?", word, f"{word} begins with {word[0]}."
+
+
+_TASKS: tuple[Callable[[random.Random], Task], ...] = (_reverse, _add, _count, _first_letter)
+
+
+def _no_robots(instruction: str, given: str, output: str) -> dict[str, Any]:
+    prompt = f"{instruction}\n\n{given}" if given else instruction
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": output}]
+    return {"prompt": prompt, "messages": messages, "category": "Generated"}
+
+
+def _alpaca(instruction: str, given: str, output: str) -> dict[str, Any]:
+    return {"instruction": instruction, "input": given, "output": output}
+
+
+_ROWS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {"no_robots": _no_robots, "alpaca": _alpaca}
+
+
+def conversation(row: Mapping[str, Any]) -> Conversation:
+    """A row of no_robots. Raises ValueError, saying what is wrong, where it holds no messages that alternate."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("no messages")
+    roles = [message.get("role") for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
+        raise ValueError("turns out of order")
+    texts = [message.get("content") for message in messages]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("an empty turn")
+    return Conversation([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)], tools=[])
+
+
+def prompt_and_output(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A row of alpaca-cleaned as Instruction, Input (where there is one) and Response. Raises ValueError."""
+    instruction, given, output = row.get("instruction"), row.get("input") or "", row.get("output")
+    if not all(isinstance(text, str) for text in (instruction, given, output)) or not instruction or not output:
+        raise ValueError("no instruction, input and output")
+    parts = [f"### Instruction:\n{instruction}", *([f"### Input:\n{given}"] if given else []), "### Response:\n"]
+    return "\n\n".join(parts), str(output)

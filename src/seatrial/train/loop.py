@@ -1,0 +1,289 @@
+"""The training loop, from settings to metrics.json: read it from top to bottom.
+
+Nothing in a step waits for the device. A step's figures are read while the next one runs; until then the optimizer
+itself looks, on the device, whether loss and gradients are numbers, and does nothing from the first step on in which
+they are not.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import checkpoint, data, lora, metrics, parallel
+from seatrial.train.clock import Clock
+from seatrial.train.decoder import count
+from seatrial.train.files import write_json
+from seatrial.train.loss import IGNORED
+from seatrial.train.metrics import Step
+from seatrial.train.parallel import Built, World
+from seatrial.train.settings import Schedule, TrainConfig
+
+STEPS = "steps.jsonl"
+COLLECT_EVERY = 50  # steps: Python's garbage collector stops a rank when it likes, and with it all others
+
+
+class NotFinite(SeatrialError):
+    """A loss or gradient is no number: training was stopped before the step that would have taken it in."""
+
+
+def train(settings: TrainConfig, folder: Path | None = None, started: float | None = None) -> dict[str, Any]:
+    """Train as ``settings`` say; keep config.json, steps.jsonl, metrics.json, checkpoints in ``folder`` or a new one.
+
+    Returns what metrics.json holds. ``started`` is when the process began (Unix time), to say what the start cost.
+    Raises SeatrialError for what went wrong, on each rank that knows of it.
+    """
+    phases = metrics.Phases(started or time.time(), "imports")
+    with parallel.opened(settings.timeout_s) as world:
+        phases.next("init")
+        parallel.prepare_kernels(settings)
+        out = _announce(settings, world, folder)
+        cache = Path(settings.data.cache) if settings.data.cache else out / "data"
+        blocks = data.prepare(settings, cache, world.first, world.barrier)
+        phases.next("data")
+        with metrics.explained_memory(settings, world.device):
+            built = parallel.build(settings, world)
+            _refuse_faults(settings, built, world)
+            trainer = Trainer(settings, built, world, blocks)
+            phases.next("build")
+            done = trainer.resume(out) if settings.checkpoint.resume else 0
+            records = trainer.run(done, out, phases)
+        report = metrics.report(settings, world, built, blocks.facts, records, phases, trainer.saves.results)
+        report["out"] = str(out)
+        if settings.use_lora:
+            adapters = lora.gather(built.model)
+            if world.first:
+                lora.export(adapters, out / "final", built.model, settings.model.name)
+        if world.first:
+            write_json(out / "metrics.json", report)
+            metrics.say(report, sys.stderr)
+    return report
+
+
+def _announce(settings: TrainConfig, world: World, folder: Path | None) -> Path:
+    """The folder to write to, which the first rank chooses and makes, with the resolved config in it."""
+    new = f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}"
+    out = Path(world.gather(str((folder or Path("seatrial-runs", new)).absolute()))[0])
+    if world.first:
+        if not settings.checkpoint.resume and (out / STEPS).exists():
+            raise UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / "config.json", settings.model_dump(mode="json"))
+        except OSError as error:
+            raise UsageError(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
+    world.barrier()
+    return out
+
+
+def _refuse_faults(settings: TrainConfig, built: Built, world: World) -> None:
+    if settings.parallel.strategy == "fsdp2" and (faults := parallel.sharding_faults(built.model, world.size)):
+        raise SeatrialError(
+            f"rank {world.rank}: {len(faults)} parameters are not sharded as they should be: {faults[0]}"
+        )
+    if world.first:
+        parameters = list(built.model.parameters())
+        print(f"{count(built.trained):,} of {count(parameters):,} parameters train", file=sys.stderr)
+
+
+@dataclass
+class Pending:
+    """A step that may still be running: its figures on the device, and what the host knows already."""
+
+    number: int
+    figures: Tensor  # float64 [3], pinned on the host: global mean loss, gradient norm, counted tokens
+    own: Tensor  # bool [2]: this rank's loss is a number; so is the gradient it computed
+    lr: float
+    data_wait_s: float
+
+
+class Trainer:
+    """Model, optimizer and data of one run, a step at a time."""
+
+    def __init__(self, settings: TrainConfig, built: Built, world: World, blocks: data.Blocks) -> None:
+        self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
+        self.optimizer: Any = parallel.optimizer(settings, built.trained)
+        self.saves = checkpoint.Saves(settings.checkpoint, world)
+        self.clock = Clock(world.device)
+        self._broken = torch.zeros((), device=world.device)  # 1 from the first step on that is not finite
+        self._own_gradient = torch.ones((), dtype=torch.bool, device=world.device)
+        built.model.on_gradient = self._look
+        built.model.train()
+
+    def _look(self, gradient: Tensor) -> None:
+        self._own_gradient &= gradient.isfinite().all()
+
+    def resume(self, out: Path) -> int:
+        """Put back the newest whole checkpoint; the number of steps that had been taken. 0 where there is none."""
+        return self.saves.restore(out, self.built, self.optimizer)
+
+    def run(self, done: int, out: Path, phases: metrics.Phases) -> list[Step]:
+        """Take the steps from ``done`` on. One JSON line for each is in ``out``/steps.jsonl as soon as it is known."""
+        settings = self.settings
+        if done >= settings.max_steps:
+            raise SeatrialError(f"{out} has taken all of its {settings.max_steps} steps: nothing is left to resume")
+        records: list[Step] = []
+        batches = self._batches(done)
+        gc.collect()
+        gc.disable()
+        self.clock.restart()
+        with _lines(out, self.world.first, done) as file:
+            progress = metrics.Progress(settings, self.world, file)
+            waiting: Pending | None = None
+            for number in range(done + 1, settings.max_steps + 1):
+                taken = self.step(number, batches)
+                if waiting is not None:
+                    records.append(progress.note(self._read(waiting)))
+                    phases.first_step()
+                waiting = taken
+                if self.saves.due(number, settings.max_steps):
+                    records.append(progress.note(self._read(waiting)))
+                    waiting = None
+                    self.saves.save(out, number, self.built, self.optimizer)
+                    self.clock.restart()
+                if number % COLLECT_EVERY == 0:
+                    gc.collect(1)
+            if waiting is not None:
+                records.append(progress.note(self._read(waiting)))
+        gc.enable()
+        self.saves.finish()
+        return records
+
+    def _batches(self, done: int) -> Iterator[Tensor]:
+        """int64 [grad_accum, bsz, seq_len + 1] on the device, for ever."""
+        settings, world = self.settings, self.world
+        each = settings.bsz * settings.grad_accum
+        places = data.order(len(self.blocks), world.rank, world.size, settings.seed, skip=done * each)
+        while True:
+            batch = self.blocks.take(list(islice(places, each)))
+            if world.device.type == "cuda":
+                batch = batch.pin_memory().to(world.device, non_blocking=True)
+            yield batch.view(settings.grad_accum, settings.bsz, -1)
+
+    @staticmethod
+    def _targets(batch: Tensor) -> Tensor:
+        """The token behind each one."""
+        return batch[..., 1:].contiguous()
+
+    def step(self, number: int, batches: Iterator[Tensor]) -> Pending:
+        """One optimizer step over ``grad_accum`` micro-batches, queued on the device."""
+        settings, optimizer = self.settings, self.optimizer
+        # dropout's masks: others on each rank and in each step, the same when the step is repeated after a resume
+        torch.manual_seed((settings.seed * settings.max_steps + number) * self.world.size + self.world.rank)
+        before = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - before
+        inputs, targets = batch[..., :-1], self._targets(batch)
+        # every rank has another number of counted tokens; a mean of means would favour those who have few
+        tokens = self.world.total((targets != IGNORED).sum())
+        self.clock.begin()
+        share = self.world.size / tokens  # DDP and FSDP divide by the ranks
+        total = torch.zeros((), device=self.world.device)
+        self._own_gradient.fill_(True)
+        for place in range(settings.grad_accum):
+            with parallel.gradients_kept_apart(self.built.call, last=place == settings.grad_accum - 1):
+                loss = self.built.call(inputs[place], targets[place], settings.loss_chunks)
+                self.clock.forward_done()
+                (loss * share).backward()
+            total += loss.detach()
+        own = torch.stack([total.isfinite(), self._own_gradient])
+        norm = parallel.whole(nn.utils.get_total_norm([p.grad for p in self.built.trained if p.grad is not None]))
+        norm = norm.to(total.device, torch.float)
+        mean = self.world.total(total) / tokens
+        # sticky: no step is taken on the weights that a broken one would have made
+        self._broken = torch.maximum(self._broken, (~(mean.isfinite() & norm.isfinite())).float())
+        # AdamW divides gradients by the one and does nothing where the other is 1, in its own kernel
+        where = self.built.trained[0].device  # the CPU, where weights are offloaded to it
+        optimizer.grad_scale = (norm / settings.optimizer.max_grad_norm).clamp(min=1.0).to(where)
+        optimizer.found_inf = self._broken.to(where)
+        lr = rate(settings.learning_rate, number, settings.max_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
+        figures = _to_host(torch.stack([mean.double(), norm.double(), tokens.double()]))
+        self.clock.end()
+        return Pending(number, figures, own, lr, waited)
+
+    def _read(self, taken: Pending) -> Step:
+        """Wait for a step and say what it was. Raises NotFinite, on all ranks, where it was not."""
+        seconds, forward = self.clock.read()
+        loss, norm, tokens = taken.figures.tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NotFinite(_who(taken, loss, norm, self.world))
+        settings = self.settings
+        each = settings.bsz * settings.grad_accum
+        return Step(
+            step=taken.number,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=taken.lr,
+            epoch=data.epoch_after(taken.number, each, len(self.blocks), self.world.size),
+            tokens=int(tokens),
+            seconds=seconds,
+            forward_s=forward,
+            data_wait_s=taken.data_wait_s,
+        )
+
+
+def _who(taken: Pending, loss: float, norm: float, world: World) -> str:
+    """Names the ranks on which it began: beyond the exchange of gradients every rank has it."""
+    said = world.gather((world.host, *taken.own.tolist()))
+    began = [
+        f"rank {rank} ({host}): its {'gradient' if good_loss else 'loss'} is no number"
+        for rank, (host, good_loss, good_gradient) in enumerate(said)
+        if not (good_loss and good_gradient)
+    ]
+    where = "; ".join(began) or "on no rank before gradients were exchanged: a weight's gradient, or the exchange"
+    return (
+        f"step {taken.number}: loss {loss}, gradient norm {norm}. {where}. "
+        f"No weight was changed; repeat the run: what does not come again was a fault of hardware"
+    )
+
+
+def _to_host(figures: Tensor) -> Tensor:
+    if figures.device.type == "cpu":
+        return figures
+    pinned = torch.empty_like(figures, device="cpu", pin_memory=True)
+    return pinned.copy_(figures, non_blocking=True)
+
+
+def rate(schedule: Schedule, step: int, steps: int) -> float:
+    """The learning rate of ``step``, counted from 1: the peak at the end of the warm-up, the floor after the last."""
+    if step <= schedule.warmup_steps:
+        return schedule.peak * step / schedule.warmup_steps
+    if schedule.shape == "constant":
+        return schedule.peak
+    done = (step - 1 - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
+    left = 1 - done if schedule.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
+
+
+class _lines:
+    """steps.jsonl, kept by the first rank: lines of ``done`` steps stay, what came after them is overwritten."""
+
+    def __init__(self, out: Path, first: bool, done: int) -> None:
+        self._path, self._first, self._done = out / STEPS, first, done
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> TextIO | None:
+        if self._first:
+            kept = self._path.read_text().splitlines()[: self._done] if self._done and self._path.is_file() else []
+            self._file = self._path.open("w", buffering=1, encoding="utf-8")
+            self._file.writelines(f"{line}\n" for line in kept)
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,92 @@
+"""Low-rank adapters: attached to a decoder, the only thing that trains, kept in a file of their own like peft's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from seatrial.model import UsageError
+from seatrial.train.decoder import Adapter, Decoder, Linear
+from seatrial.train.files import write_whole
+
+_PREFIX = "base_model.model.model."  # peft wraps the causal model, which wraps the decoder
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+
+
+def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dropout: float) -> None:
+    """Give every linear layer named in ``targets`` an adapter, in fp32, and freeze all else. Adapters get no values."""
+    model.requires_grad_(False)
+    for name, layer in model.layers.named_modules():
+        if isinstance(layer, Linear) and name.rpartition(".")[2] in targets:
+            with torch.device(layer.weight.device):
+                layer.adapter = Adapter(layer.in_features, layer.out_features, rank, alpha, dropout)
+
+
+def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapters' parameters, under peft's names."""
+    return {peft_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
+
+
+def peft_name(name: str) -> str:
+    return f"{_PREFIX}{name.replace('.adapter.', '.')}.weight"
+
+
+def gather(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters whole, on the CPU, under peft's names. Where they are sharded, every rank must take part."""
+    found = {}
+    for name, parameter in adapters(model).items():
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        found[name] = whole.detach().cpu().contiguous()
+    return found
+
+
+def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) -> None:
+    """Write what ``gather`` gave as a folder that peft reads. Raises OSError."""
+    from safetensors.torch import save
+
+    found = [(name.rpartition(".")[2], layer.adapter) for name, layer in model.named_modules() if _adapted(layer)]
+    first = found[0][1]
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": len(first.lora_A),
+        "lora_alpha": first.scale * len(first.lora_A),
+        "lora_dropout": first.dropout,
+        "target_modules": sorted({name for name, _ in found}),
+        "bias": "none",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / WEIGHTS, lambda file: file.write(save(weights)))
+    write_whole(folder / SETTINGS, lambda file: file.write(json.dumps(settings, indent=2).encode()))
+
+
+def _adapted(layer: nn.Module) -> bool:
+    return isinstance(layer, Linear) and layer.adapter is not None
+
+
+@torch.no_grad()
+def load(model: nn.Module, folder: Path) -> None:
+    """Put back what ``export`` (or peft) wrote. Raises UsageError where adapters are missing, too many or of another
+    shape.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"cannot read the adapters in {folder}: {error}") from error
+    own = adapters(model)
+    if own.keys() != found.keys():
+        odd = sorted(own.keys() ^ found.keys())
+        raise UsageError(f"{folder / WEIGHTS} is not of this model: {len(odd)} adapters differ, {odd[0]} the first")
+    for name, parameter in own.items():
+        if parameter.shape != found[name].shape:
+            raise UsageError(f"{folder / WEIGHTS}: {name} is {list(found[name].shape)}, not {list(parameter.shape)}")
+        parameter.copy_(found[name])

@@ -1,0 +1,227 @@
+"""Who trains together, and how a model is spread over them: one process, DDP, or FSDP2."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from seatrial.model import SeatrialError
+from seatrial.train import lora, weights
+from seatrial.train.decoder import Block, Decoder
+from seatrial.train.settings import TrainConfig
+
+T = TypeVar("T")
+_AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
+_TYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that train together."""
+
+    rank: int
+    size: int
+    device: torch.device
+    host: str
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value, by rank, on every rank."""
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return cast("list[T]", values)
+
+    def barrier(self) -> None:
+        """Wait for all, without a kernel: a GPU may be busy, or not be there."""
+        self.gather(None)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over ranks, in place; queued on the device, not waited for."""
+        dist.all_reduce(value)
+        return value
+
+
+@contextmanager
+def opened(timeout_s: float) -> Iterator[World]:
+    """The group that torchrun's environment describes; without one, a group of this process alone.
+
+    NCCL where there are GPUs, one a process, and gloo beside it for what is on the CPU: checkpoints and offloading.
+    """
+    rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
+    gpus = torch.cuda.device_count()
+    if gpus and local_rank >= gpus:
+        raise SeatrialError(f"local rank {local_rank}, but this machine has {gpus} GPUs: start one process a GPU")
+    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    else:
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
+    # no device_id: it would be handed down to the checkpoints' group, which is gloo's
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
+    world = World(rank, size, device, socket.gethostname())
+    world.total(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
+    if gpus:
+        torch.cuda.synchronize()
+    yield world
+    # Not after an error: others may never come, and torchrun ends what is left of them.
+    if gpus:
+        torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def prepare_kernels(settings: TrainConfig) -> None:
+    """Choose attention's kernel for the whole process. One that cannot serve is then an error, not a slower one."""
+    if settings.attention != "auto":
+        torch.backends.cuda.enable_flash_sdp(settings.attention == "flash")
+        torch.backends.cuda.enable_cudnn_sdp(settings.attention == "cudnn")
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)
+
+
+@dataclass(frozen=True)
+class Built:
+    """``model`` holds the weights; ``call`` is what trains it, which under DDP is another module around it."""
+
+    model: Decoder
+    call: nn.Module
+    trained: list[nn.Parameter]
+
+
+def build(settings: TrainConfig, world: World) -> Built:
+    """The model that ``settings`` describe, spread and filled with its first weights.
+
+    What is frozen is held in the type that is computed in; what trains, in ``master_dtype``.
+    """
+    shape, compute = settings.architecture(), _TYPES["bf16" if settings.bf16 else "fp32"]
+    master = _TYPES[settings.master_dtype]
+    model = weights.build(shape, compute, compute if settings.use_lora else master)
+    if settings.use_lora:
+        dropout = settings.lora_dropout
+        lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
+        for adapter in lora.adapters(model).values():
+            adapter.data = adapter.data.to(master)
+    for block in blocks(model):
+        block.recompute = settings.gradient_checkpointing
+        if settings.compile and world.device.type == "cuda":
+            options = _AUTOTUNE if settings.autotune else None
+            block.run = torch.compile(block.run, options=options)  # type: ignore[method-assign]
+    sharded = settings.parallel.strategy == "fsdp2"
+    if sharded:
+        shard(model, settings, world, compute)
+    model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
+    drawn = weights.random(settings.seed, shape.initializer_range)
+    folder = settings.model.weights
+    weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
+    call = model if sharded or world.size == 1 else replicate(model, settings, world)
+    return Built(model, call, [parameter for parameter in model.parameters() if parameter.requires_grad])
+
+
+def blocks(model: Decoder) -> list[Block]:
+    return [cast(Block, block) for block in model.layers]
+
+
+def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dtype) -> None:
+    """FSDP2: a group for each block, one for norm and head, which backward needs first, one for the embedding.
+
+    With tied weights head and embedding are one, in the outermost group.
+    """
+    parallel = settings.parallel
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(world.device.type, (world.size,)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_TYPES[parallel.reduce_dtype]),
+        "offload_policy": offload if parallel.cpu_offload else OffloadPolicy(),
+    }
+    groups: list[nn.Module] = [*blocks(model)]
+    for block in groups:
+        fully_shard(block, reshard_after_forward=parallel.reshard_after_forward, **options)
+    if model.output.lm_head is not None:
+        fully_shard(model.output, reshard_after_forward=False, **options)
+        groups.append(model.output)
+    fully_shard(model, reshard_after_forward=False, **options)
+    if parallel.prefetch:
+        _prefetch(cast("list[FSDPModule]", groups), parallel.prefetch)
+
+
+def _prefetch(groups: list[FSDPModule], ahead: int) -> None:
+    """While a group computes, the weights of the next ``ahead`` are gathered, in both directions."""
+    for place, group in enumerate(groups):
+        group.set_modules_to_forward_prefetch(groups[place + 1 : place + 1 + ahead])
+        group.set_modules_to_backward_prefetch(groups[max(0, place - ahead) : place][::-1])
+
+
+def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
+    """DDP: every rank the whole model, gradients averaged."""
+    replica = DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
+    if settings.parallel.reduce_dtype == "bf16":
+        replica.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return replica
+
+
+def sharding_faults(model: nn.Module, ranks: int) -> list[str]:
+    """What is not spread as FSDP2 promises: every parameter by its rows, and no rank with more than its share."""
+    faults = []
+    for name, parameter in model.named_parameters():
+        rows = -(-parameter.shape[0] // ranks)
+        if not isinstance(parameter, DTensor):
+            faults.append(f"{name} is whole")
+        elif parameter.placements != (Shard(0),) or parameter.device_mesh.size() != ranks:
+            faults.append(f"{name} is {parameter.placements} over {parameter.device_mesh.size()} ranks")
+        elif len(parameter.to_local()) > rows:
+            faults.append(f"{name}: {len(parameter.to_local())} of {parameter.shape[0]} rows here, at most {rows} due")
+    return faults
+
+
+def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim.AdamW:
+    """Fused AdamW. Call it after sharding: it must hold the shares, not the whole weights."""
+    options = settings.optimizer
+    return torch.optim.AdamW(
+        trained,
+        lr=settings.learning_rate.peak,
+        betas=(options.beta1, options.beta2),
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        fused=True,
+    )
+
+
+@contextmanager
+def gradients_kept_apart(call: nn.Module, last: bool) -> Iterator[None]:
+    """Within, DDP exchanges gradients in the ``last`` micro-batch only. FSDP2 does in each: it has no room to wait."""
+    if isinstance(call, DistributedDataParallel) and not last:
+        with call.no_sync():
+            yield
+    else:
+        yield
+
+
+def whole(value: Tensor) -> Tensor:
+    """A sharded result, such as a norm, as every rank needs it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

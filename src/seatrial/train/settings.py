@@ -1,0 +1,190 @@
+"""What a training config may say: the schema of configs/*.yaml. The reason for a default stands beside it.
+
+The keys of the first group have the names that training scripts have as flags, the same on both stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from seatrial import config
+from seatrial.model import Frozen
+from seatrial.train import architecture
+from seatrial.train.architecture import Architecture
+
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Model(Frozen):
+    """``name``: a preset of seatrial, or a local folder with Hugging Face's config.json."""
+
+    name: str
+    weights: str = Field(
+        default="random", description="random, or a folder with *.safetensors; with stack hf also hub:OWNER/NAME"
+    )
+
+    def architecture(self) -> Architecture:
+        """Raises UsageError where ``name`` is neither."""
+        return architecture.find(self.name)
+
+
+class Data(Frozen):
+    """Rows of a local file, or walks through a Markov chain, whose entropy is known."""
+
+    path: str | None = Field(
+        default=None, description=".jsonl or .parquet with text or instruction rows; else generated"
+    )
+    tokenizer: str | None = Field(default=None, description="a tokenizer.json; else one is trained on the rows")
+    samples: int | None = Field(default=None, gt=0, description="rows to read; of generated ones, sequences to make")
+    cache: str | None = Field(default=None, description="a folder that all nodes share; else it lies in --out")
+    layout: Literal["walks", "no_robots", "alpaca", "toolcalls"] = Field(
+        default="walks", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
+    )
+    packing: bool = Field(default=False, description="stack hf: several rows a sequence, where one would be padding")
+
+
+class Schedule(Frozen):
+    """The learning rate: up in a line for ``warmup_steps``, then down to ``floor`` times the peak at the last step."""
+
+    peak: float = Field(default=5e-5, gt=0)
+    shape: Literal["constant", "linear", "cosine"] = "linear"
+    warmup_steps: int = Field(default=0, ge=0)
+    floor: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _constant_has_no_floor(self) -> Schedule:
+        if self.shape == "constant" and self.floor:
+            raise ValueError("a constant rate has no floor")
+        return self
+
+
+class Optimizer(Frozen):
+    """AdamW, as transformers sets it by default."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this norm")
+
+
+class Parallel(Frozen):
+    """How ranks share the work. ddp: every rank holds the model. fsdp2: every rank holds its share of each weight.
+
+    zero3: DeepSpeed's way of the latter, with stack hf; where DeepSpeed is not installed it is fsdp2, and called so.
+    """
+
+    strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
+    deepspeed: str | None = Field(default=None, description="zero3: DeepSpeed's own config file, JSON")
+    cpu_offload: bool = False
+    # sums of bf16 lose small gradients as ranks are added; bf16 halves what goes over the wire
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    reshard_after_forward: bool = Field(default=True, description="false keeps gathered weights until backward: ZeRO-2")
+    prefetch: int = Field(
+        default=1, ge=0, le=8, description="blocks whose weights are gathered ahead; 0 leaves it to torch"
+    )
+
+    @model_validator(mode="after")
+    def _only_fsdp_offloads(self) -> Parallel:
+        if self.strategy == "ddp" and (self.cpu_offload or not self.reshard_after_forward):
+            raise ValueError("cpu_offload and reshard_after_forward go with strategy fsdp2")
+        return self
+
+    @model_validator(mode="after")
+    def _zero3_has_its_file(self) -> Parallel:
+        if (self.strategy == "zero3") != (self.deepspeed is not None):
+            raise ValueError("strategy zero3 and a deepspeed file go together, such as configs/deepspeed/zero3.json")
+        return self
+
+
+class Checkpoint(Frozen):
+    """Off by default: a throughput run has nothing to keep."""
+
+    every: int = Field(default=0, ge=0, description="steps between two; 0: none. The last step saves as well")
+    asynchronous: bool = False
+    keep: int = Field(default=2, gt=0, description="the newest so many stay")
+    resume: bool = Field(default=False, description="go on from the newest whole checkpoint in --out, if there is one")
+
+
+class Evaluation(Frozen):
+    """Of function calling: what `seatrial evaluate` asks the model before and after the training."""
+
+    cases: int = Field(default=200, gt=0, description="at most so many of each split")
+    bsz: int = Field(default=16, gt=0)
+    max_new_tokens: int = Field(default=256, gt=0)
+    # one-sided sign test of the cases that only one of the two got right: an improvement that chance would explain
+    # one time in 20 is none
+    significance: float = Field(default=0.05, gt=0, lt=1)
+
+
+class TrainConfig(Frozen):
+    """A resolved training run."""
+
+    run_name: str = Field(min_length=1, pattern=r"^[^/\s]+$")
+    max_steps: int = Field(default=10, gt=0)
+    seq_len: int = Field(default=512, gt=1)
+    bsz: int = Field(default=1, gt=0, description="sequences a rank and micro-batch")
+    grad_accum: int = Field(default=1, gt=0, description="micro-batches a step")
+    bf16: bool = Field(default=True, description="compute in bf16; else in fp32")
+    gradient_checkpointing: bool = False
+    use_lora: bool = False
+    lora_r: int = Field(default=8, gt=0)
+    lora_alpha: float = Field(default=16, gt=0)
+    lora_dropout: float = Field(default=0.05, ge=0, lt=1)
+    lora_targets: tuple[Target, ...] = Field(default=ALL_LINEAR, min_length=1)
+
+    description: str = ""
+    stack: Literal["native", "hf"] = "native"
+    model: Model
+    data: Data = Data()
+    learning_rate: Schedule = Schedule()
+    optimizer: Optimizer = Optimizer()
+    parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation = Evaluation()
+    tensorboard: bool = Field(default=False, description="stack hf: logs for TensorBoard in --out")
+    # Adam's updates are far below bf16's resolution of the weights (8 bits): they would mostly be lost
+    master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
+    compile: bool = Field(default=True, description="torch.compile, block by block; GPUs only")
+    autotune: bool = Field(default=False, description="compile by trying kernels out: minutes, for a few percent")
+    attention: Literal["auto", "flash", "cudnn"] = Field(default="auto", description="torch's kernel; GPUs only")
+    loss_chunks: int = Field(default=4, gt=0, description="parts of a micro-batch whose logits are in memory at once")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    # DDP lays its buckets out anew after the first; allocator and clocks settle in the next ones
+    settle_steps: int = Field(default=3, ge=0, description="first steps, that speed is not measured in")
+    log_every_s: float = Field(default=10.0, gt=0, description="rank 0 writes a line so often")
+    timeout_s: float = Field(default=600.0, gt=0, description="a rank that waits longer for its peers gives up")
+
+    @model_validator(mode="after")
+    def _steps_are_left_to_measure(self) -> TrainConfig:
+        if self.settle_steps >= self.max_steps:
+            raise ValueError(f"settle_steps {self.settle_steps} leave none of {self.max_steps} steps to measure")
+        return self
+
+    @model_validator(mode="after")
+    def _the_stack_can(self) -> TrainConfig:
+        if self.stack == "native" and (self.parallel.strategy == "zero3" or self.tensorboard):
+            raise ValueError("strategy zero3 and tensorboard go with stack hf")
+        return self
+
+    def architecture(self) -> Architecture:
+        """The model's, once it is known to take ``seq_len`` tokens. Raises UsageError."""
+        found = self.model.architecture()
+        found.refuse_length(self.seq_len)
+        return found
+
+
+def load(path: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
+    """The YAML file at ``path`` with ``overrides`` such as ``parallel.strategy=ddp``, in rising priority.
+
+    Raises UsageError that names the file (or override), the key and what was expected.
+    """
+    assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *config.parse_assignment(text)) for text in overrides]
+    loaded = config.load_as(TrainConfig, str(path), assignments)
+    loaded.architecture()
+    return loaded

@@ -1,0 +1,42 @@
+"""Whether arguments fit a function's JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def is_valid(parameters: dict[str, Any]) -> bool:
+    """Whether ``parameters`` is a JSON Schema of an object."""
+    from jsonschema import Draft202012Validator  # only here: the other workloads train without it
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        Draft202012Validator.check_schema(parameters)
+    except (SchemaError, RecursionError):
+        return False
+    return parameters.get("type") == "object" and isinstance(parameters.get("properties", {}), dict)
+
+
+def fits(arguments: object, parameters: dict[str, Any]) -> bool:
+    """Whether a call's ``arguments`` fit the valid schema ``parameters``; what it does not declare does not fit."""
+    if not isinstance(arguments, dict) or not set(arguments) <= set(parameters.get("properties", {})):
+        return False
+    from referencing.exceptions import Unresolvable
+
+    try:
+        return bool(_validator(json.dumps(parameters)).is_valid(arguments))
+    except (Unresolvable, RecursionError):
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _validator(parameters: str) -> Any:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    # an empty registry: by default a "$ref" to the web would be fetched
+    return Draft202012Validator(json.loads(parameters), registry=Registry())

@@ -1,0 +1,35 @@
+"""``seatrial train``: what the command line does for one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import hf, settings
+
+
+def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
+    """Train, and say on the first rank's standard output where the results are."""
+    wanted = settings.load(config, overrides)
+    started = psutil.Process().create_time()
+    try:
+        from seatrial.train import loop
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"training needs {error.name}, which is not installed: pip install 'seatrial[torch]'"
+        ) from error
+    try:
+        if wanted.stack == "hf":
+            # one name on all ranks, which have not met yet
+            found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
+        else:
+            found = loop.train(wanted, out, started)
+    except OSError as error:
+        raise SeatrialError(f"training stopped: {error}") from error
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(found, indent=2) if as_json else f"Results: {found['out']}/metrics.json")

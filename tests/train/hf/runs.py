@@ -1,0 +1,25 @@
+"""Short trainings of tiny models with the Hugging Face stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from seatrial.train import hf, settings
+from seatrial.train.settings import TrainConfig
+
+CONFIGS = Path(__file__).parent.parent.parent.parent / "configs"
+
+
+def config(name: str, *overrides: str) -> TrainConfig:
+    """One of configs/tiny."""
+    return settings.load(CONFIGS / "tiny" / f"{name}.yaml", overrides)
+
+
+def train(wanted: TrainConfig, out: Path) -> dict[str, Any]:
+    return hf.train(wanted, out)
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]

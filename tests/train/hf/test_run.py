@@ -1,0 +1,177 @@
+"""Real trainings, in this process and on two ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seatrial.model import SeatrialError, UsageError
+from tests.train import ranks
+from tests.train.hf import runs
+
+# what training scripts write, by the same names
+FIELDS = {
+    *("train_runtime_s", "train_loss", "train_samples_per_second", "train_steps_per_second", "approx_tokens"),
+    *("approx_tokens_per_second", "wall_time_s", "approx_tokens_per_rank", "approx_tokens_per_s_per_rank"),
+    *("world_size", "gpu0", "torch", "model", "dataset", "use_lora", "bf16", "gradient_checkpointing"),
+}
+DEEPSPEED = f"parallel.deepspeed={runs.CONFIGS / 'deepspeed' / 'zero3.json'}"
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("sft") / "run"
+    return out, runs.train(runs.config("sft-smollm-135m"), out)
+
+
+def test_a_fine_tune_learns_and_says_what_it_was(sft: tuple[Path, dict[str, Any]]) -> None:
+    out, metrics = sft
+    assert json.loads((out / "metrics.json").read_text()) == metrics
+    assert set(metrics) >= FIELDS
+    assert (metrics["weights"], metrics["data"], metrics["strategy"]) == ("random", "generated", "ddp")
+    assert metrics["approx_tokens"] == 12 * 4 * 4 * 96
+    assert 0 < metrics["trained_tokens_rank0"] < metrics["approx_tokens"] / 4  # the answers alone, no padding
+    taken = runs.steps(out)
+    assert [step["step"] for step in taken] == list(range(1, 13))
+    assert taken[0]["loss"] == pytest.approx(math.log(1001), rel=0.05)  # random weights know nothing
+    assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
+    assert all(step["grad_norm"] > 0 and step["seconds"] > 0 for step in taken)
+    assert metrics["final"] == "loaded; equal bit by bit"
+
+
+def test_a_training_goes_on_from_its_checkpoint_as_if_never_stopped(
+    sft: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = sft
+    shutil.copytree(out / "checkpoints" / "checkpoint-6", tmp_path / "checkpoints" / "checkpoint-6")
+    (tmp_path / "checkpoints" / "checkpoint-9").mkdir()  # as a kill in the middle of a save leaves it
+    shutil.copytree(out / "data", tmp_path / "data")
+    runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true"), tmp_path)
+    assert [step["loss"] for step in runs.steps(tmp_path)] == [step["loss"] for step in runs.steps(out)][6:]
+    names = [(folder / "final" / "model.safetensors").read_bytes() for folder in (out, tmp_path)]
+    assert names[0] == names[1]
+
+
+def test_a_run_is_not_written_over(sft: tuple[Path, dict[str, Any]]) -> None:
+    with pytest.raises(UsageError, match="holds a run"):
+        runs.train(runs.config("sft-smollm-135m"), sft[0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_and_names_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float
+) -> None:
+    from seatrial.train.hf.watch import CountingTrainer
+
+    real = CountingTrainer.compute_loss
+
+    def compute_loss(self: CountingTrainer, *arguments: Any, **options: Any) -> Any:
+        loss: Any = real(self, *arguments, **options)
+        return loss * (bad if self.state.global_step == 5 else 1)
+
+    monkeypatch.setattr(CountingTrainer, "compute_loss", compute_loss)
+    with pytest.raises(SeatrialError, match=r"step 6: loss is (nan|inf).*not finite in rank 0 on ") as caught:
+        runs.train(runs.config("sft-smollm-135m"), tmp_path)
+    assert "Nothing was saved after step 5" in str(caught.value)
+    assert runs.steps(tmp_path)[-1]["loss"] is None
+    assert not list((tmp_path / "checkpoints").glob("*"))
+    assert not (tmp_path / "final").exists()
+
+
+def test_an_export_that_is_not_what_was_trained_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from seatrial.train.hf.watch import CountingTrainer
+
+    real = CountingTrainer.save_model
+
+    def save_model(self: CountingTrainer, output_dir: str | None = None, **options: Any) -> None:
+        real(self, output_dir, **options)
+        path = Path(str(output_dir)) / "model.safetensors"
+        tensors = load_file(path)
+        tensors["model.norm.weight"].view(torch.int16)[0] ^= 1
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    monkeypatch.setattr(CountingTrainer, "save_model", save_model)
+    wanted = runs.config("sft-mistral-7b-1gpu", "max_steps=2", "settle_steps=0")
+    with pytest.raises(SeatrialError, match=r"1 of \d+ tensors are not as trained, such as model\.norm\.weight"):
+        runs.train(wanted, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.strategy=fsdp2"], "start this with torchrun"),
+        (["checkpoint.asynchronous=true"], "saves synchronously"),
+        (["learning_rate.shape=linear", "learning_rate.floor=0.1"], "goes down to 0"),
+        (["seq_len=4096"], "longer than the model's"),
+        (["data.path=/nowhere/rows.jsonl"], r"cannot read data\.path /nowhere"),
+        (["model.weights=/nowhere/weights"], "cannot load /nowhere/weights"),
+        (["model.name=smollm-tiny", "seq_len=96"], "vocabulary of 256 cannot hold text"),
+    ],
+)
+def test_what_this_stack_cannot_do_is_said(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        runs.train(runs.config("sft-smollm-135m", *overrides), tmp_path / "run")
+
+
+def on_two(name: str, out: Path, *overrides: str) -> dict[str, Any]:
+    found = ranks.run(2, runs.train, runs.config(name, *overrides), out, seconds=240)
+    failed = [one.said for one in found if isinstance(one, ranks.Failed)]
+    assert not failed, failed[0]
+    return found[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """LoRA with activation checkpointing on two ranks: here a parameter used to be ready twice."""
+    out = tmp_path_factory.mktemp("ranks") / "ddp"
+    return out, on_two("toolcalls-qwen2-7b", out, "parallel.strategy=ddp", "parallel.deepspeed=null", *fewer(out))
+
+
+def fewer(out: Path) -> list[str]:
+    return ["max_steps=3", "settle_steps=0", f"data.cache={out.parent}", "lora_dropout=0", "checkpoint.every=3"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [("zero3", [DEEPSPEED]), ("fsdp2", ["parallel.strategy=fsdp2", "parallel.deepspeed=null"])],
+)
+def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
+    ddp: tuple[Path, dict[str, Any]], strategy: str, settings: list[str]
+) -> None:
+    if strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("deepspeed is not installed: see tools/setup.sh")
+    shared_out, shared = ddp
+    out = shared_out.parent / strategy
+    sharded = on_two("toolcalls-qwen2-7b", out, *settings, *fewer(shared_out))
+    assert (shared["strategy"], sharded["strategy"]) == ("ddp", strategy)
+    assert shared["world_size"] == sharded["world_size"] == 2
+    assert shared["trained_parameters"] == sharded["trained_parameters"] < shared["parameters"] / 10
+    for one, other in zip(runs.steps(shared_out), runs.steps(out), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
+    whole = load_file(shared_out / "final" / "adapter_model.safetensors")
+    assert not (out / "final" / "model.safetensors").exists()
+    for folder in (out / "final", out / "checkpoints" / "checkpoint-3"):
+        adapters = load_file(folder / "adapter_model.safetensors")
+        assert {name: tensor.shape for name, tensor in adapters.items()} == {
+            name: tensor.shape for name, tensor in whole.items()
+        }
+    assert list((out / "tensorboard").rglob("events.*"))
+
+
+def test_without_deepspeed_nothing_is_called_zero3(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seatrial.train.hf import arguments
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deepspeed" else real(name))
+    said = arguments.strategy(runs.config("toolcalls-qwen2-7b", DEEPSPEED))
+    assert said == "fsdp2, in place of zero3: deepspeed is not installed"

@@ -1,0 +1,194 @@
+"""Checkpoints: what is resumed goes on as if nothing had been, on any number of ranks; what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.train import checkpoint, loop
+from seatrial.train.settings import Checkpoint, TrainConfig
+from tests.train import ranks
+from tests.train.ranks import Failed, config
+from tests.train.test_loop import losses
+
+SAVING: dict[str, Any] = {"checkpoint": {"every": 3, "keep": 2}, "parallel": {"strategy": "fsdp2"}, "max_steps": 6}
+
+
+def resumed(settings: TrainConfig, **changes: Any) -> TrainConfig:
+    kept = settings.checkpoint.model_copy(update={"resume": True})
+    return settings.model_copy(update={"checkpoint": kept, **changes})
+
+
+def cut_back(out: Path, step: int) -> None:
+    """As if the run had ended at ``step``."""
+    for path in checkpoint.finished(out):
+        if path != checkpoint.folder(out, step):
+            shutil.rmtree(path)
+
+
+def fine(found: list[Any]) -> list[Any]:
+    assert not any(isinstance(one, Failed) or one is None for one in found), found
+    return found
+
+
+def failures(found: list[Any]) -> list[str]:
+    assert all(isinstance(one, Failed) for one in found), found
+    return [one.said for one in found]
+
+
+def digests(path: Path) -> dict[str, str]:
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+
+
+def state(path: Path) -> dict[str, str]:
+    """Digests of what was trained: DCP's own index names the folder, too."""
+    return {name: digest for name, digest in digests(path).items() if name.endswith(".distcp")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp2", "lora"])
+def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path, kind: str) -> None:
+    changes = SAVING if kind == "fsdp2" else SAVING | {"parallel": {"strategy": "ddp"}, "use_lora": True}
+    wanted = config("qwen2-tiny", **changes)
+    fine(ranks.run(2, ranks.train, wanted, tmp_path / "whole"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    cut_back(tmp_path / "parts", 3)
+    (first, _) = fine(ranks.run(2, ranks.train, resumed(wanted), tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    last = [state(checkpoint.folder(tmp_path / name, 6)) for name in ("whole", "parts")]
+    assert last[0] == last[1]
+    assert [(one["kind"], one["step"]) for one in first["checkpoints"]] == [("load", 3), ("save", 6)]
+
+
+@pytest.mark.slow
+def test_other_numbers_of_ranks_go_on_from_it(tmp_path: Path) -> None:
+    """4 → 2 → 4 ranks at one global batch, with a vocabulary of 257 words, which neither divides."""
+    wanted = config("qwen2-tiny", **SAVING, bsz=2).model_copy(update={"max_steps": 9})
+    fine(ranks.run(4, ranks.train, wanted, tmp_path / "whole"))
+    fine(ranks.run(4, ranks.train, wanted.model_copy(update={"max_steps": 3}), tmp_path / "start"))
+    start, on = tmp_path / "start", resumed(wanted)
+    fine(ranks.run(2, ranks.train, on.model_copy(update={"max_steps": 6, "bsz": 4}), start))
+    fine(ranks.run(4, ranks.train, on, start))
+    assert losses(start) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def _damage(path: Path) -> None:
+    name = max(digests(path), key=lambda name: (path / name).stat().st_size)
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    name = next(name for name in digests(path) if name.endswith(".distcp"))
+    os.truncate(path / name, 100)
+
+
+def _lose(path: Path) -> None:
+    (path / ".metadata").unlink()
+
+
+def _scribble(path: Path) -> None:
+    (path / checkpoint.MANIFEST).write_text("{")
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_found_and_named(tmp_path: Path) -> None:
+    wanted = config(**SAVING)
+    fine(ranks.run(2, ranks.train, wanted, tmp_path / "good"))
+    shutil.rmtree(checkpoint.folder(tmp_path / "good", 6))
+    for damage, complaint in (
+        (_damage, "is not what was written (SHA-256)"),
+        (_cut, "has 100 bytes"),
+        (_lose, ".metadata: No such file"),
+        (_scribble, "has no whole manifest.json"),
+    ):
+        out = tmp_path / damage.__name__
+        shutil.copytree(tmp_path / "good", out)
+        damage(checkpoint.folder(out, 3))
+        for said in failures(ranks.run(2, ranks.train, resumed(wanted), out)):
+            assert str(checkpoint.folder(out, 3)) in said
+            assert complaint in said
+    for name, changes in (("vocab_size", {"model": {"name": "qwen2-tiny"}}), ("lora", {"use_lora": True})):
+        other = resumed(config(**SAVING, **changes))
+        (said,) = failures(ranks.run(1, ranks.train, other, tmp_path / "good"))
+        assert "is of another model: " in said, name
+
+
+def _killed_while_saving(settings: TrainConfig, out: Path) -> Any:
+    """Rank 1 dies in its second save, when its file is written and nothing else."""
+    real = checkpoint.Saves._seal
+
+    def seal(self: checkpoint.Saves, *arguments: Any) -> Any:
+        if arguments[3] == 6 and self._world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *arguments)
+
+    checkpoint.Saves._seal = seal  # type: ignore[method-assign,assignment]
+    return loop.train(settings, out)
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path: Path) -> None:
+    wanted = config(**SAVING)
+    fine(ranks.run(2, ranks.train, wanted, tmp_path / "whole"))
+    found = ranks.run(2, _killed_while_saving, wanted, tmp_path / "cut")
+    assert found[1] is None
+    assert [path.name for path in checkpoint.finished(tmp_path / "cut")] == ["step-00000003"]
+    assert (tmp_path / "cut" / "checkpoints" / "step-00000006.incomplete").is_dir()
+    fine(ranks.run(2, ranks.train, resumed(wanted), tmp_path / "cut"))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert not list((tmp_path / "cut" / "checkpoints").glob("*.incomplete"))
+
+
+def _no_room(settings: TrainConfig, out: Path) -> Any:
+    """From the second save on, rank 1 can write no more than 64 KiB into a file."""
+    real = checkpoint.Saves.save
+
+    def save(self: checkpoint.Saves, out: Path, step: int, *arguments: Any) -> None:
+        if step == 6 and self._world.rank == 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+        real(self, out, step, *arguments)
+
+    checkpoint.Saves.save = save  # type: ignore[method-assign,assignment]
+    return loop.train(settings, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_where_there_is_no_room_the_one_before_is_kept(tmp_path: Path, asynchronous: bool) -> None:
+    wanted = config(**SAVING)
+    kept = wanted.checkpoint.model_copy(update={"asynchronous": asynchronous})
+    found = ranks.run(2, _no_room, wanted.model_copy(update={"checkpoint": kept}), tmp_path)
+    for said in failures(found):
+        assert f"cannot write the checkpoint {checkpoint.folder(tmp_path, 6)}.incomplete: rank 1: " in said
+        assert "Earlier ones were not touched" in said
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+@pytest.mark.slow
+def test_saving_beside_the_training_writes_the_same(tmp_path: Path) -> None:
+    wanted = config(**SAVING)
+    beside = wanted.model_copy(update={"checkpoint": Checkpoint(every=2, asynchronous=True, keep=1)})
+    fine(ranks.run(2, ranks.train, wanted, tmp_path / "still"))
+    (first, _) = fine(ranks.run(2, ranks.train, beside, tmp_path / "beside"))
+    assert state(checkpoint.folder(tmp_path / "still", 6)) == state(checkpoint.folder(tmp_path / "beside", 6))
+    assert [path.name for path in checkpoint.finished(tmp_path / "beside")] == ["step-00000006"]
+    assert [one["kind"] for one in first["checkpoints"]] == ["async save"] * 3
+    assert all(one["blocked_s"] <= one["seconds"] and one["mb_per_s"] > 0 for one in first["checkpoints"])
+
+
+def test_a_run_that_is_done_is_not_resumed(tmp_path: Path) -> None:
+    wanted = config(checkpoint={"every": 4})
+    (_,) = fine(ranks.run(1, ranks.train, wanted, tmp_path))
+    (said,) = failures(ranks.run(1, ranks.train, resumed(wanted), tmp_path))
+    assert "has taken all of its 4 steps" in said

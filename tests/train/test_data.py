@@ -1,0 +1,174 @@
+import itertools
+import json
+import multiprocessing
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import data, markov, text
+from seatrial.train.settings import TrainConfig
+
+ROWS: list[Any] = [
+    {"text": "The ship sails at dawn, and the crew is ready."},
+    {"instruction": "Name a port.", "input": "", "output": "Rotterdam"},
+    {"instruction": "Translate.", "input": "ahoj", "output": "ahoy"},
+    {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]},
+]
+
+
+def settings(**changes: Any) -> TrainConfig:
+    fields: dict[str, Any] = {"run_name": "t", "seq_len": 8, "model": {"name": "qwen2-tiny"}, "settle_steps": 0}
+    return TrainConfig.model_validate({**fields, **changes})
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def alone(wanted: TrainConfig, folder: Path) -> data.Blocks:
+    return data.prepare(wanted, folder, True, lambda: None)
+
+
+def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
+    blocks = alone(settings(data={"samples": 5}), tmp_path)
+    assert blocks.take([3, 1]).shape == (2, 9)
+    assert blocks.facts.floor == markov.ENTROPY
+    assert blocks.take([0, 1, 2, 3, 4]).equal(markov.sequences(5, 9, 0))
+
+
+def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS * 3)
+    blocks = alone(settings(data={"path": str(path)}), tmp_path)
+    rows = text.read(path, None)
+    encoder = text.tokenizer(None, rows, 257)
+    whole = list(itertools.chain.from_iterable(text.encode(encoder, rows)))
+    assert blocks.tokens.flatten().tolist() == whole[: blocks.tokens.size]
+    assert len(whole) - blocks.tokens.size < 9
+    assert encoder.decode(whole[: len(text.encode(encoder, rows)[0]) - 1]) == ROWS[0]["text"]
+    assert blocks.facts.floor is None
+
+
+def test_the_layouts_of_rows(tmp_path: Path) -> None:
+    found = text.read(write(tmp_path / "rows.jsonl", ROWS), None)
+    assert found[1] == "### Instruction:\nName a port.\n\n### Response:\nRotterdam"
+    assert found[2] == "### Instruction:\nTranslate.\n\n### Input:\nahoj\n\n### Response:\nahoy"
+    assert found[3] == "### User:\nWho?\n\n### Assistant:\nMe."
+    assert len(text.read(tmp_path / "rows.jsonl", 2)) == 2
+
+
+def test_parquet_says_the_same(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.Table.from_pylist(ROWS[1:3]), tmp_path / "rows.parquet")
+    assert text.read(tmp_path / "rows.parquet", None) == text.read(write(tmp_path / "rows.jsonl", ROWS[1:3]), None)
+    cut = (tmp_path / "rows.parquet").read_bytes()[:-20]
+    (tmp_path / "rows.parquet").write_bytes(cut)
+    with pytest.raises(UsageError, match="no whole parquet file"):
+        text.read(tmp_path / "rows.parquet", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"text": "a"}\n{"text": \n', "row 2 is no JSON"),
+        ('{"text": "a"}\n{"prompt": "b"}\n', r"row 2: expected text; .* \(got prompt\)"),
+        ("7\n", r"row 1: .* \(got int\)"),
+        ('{"messages": [{"role": "user"}]}\n', "row 1: a message needs role and content"),
+        ("", "holds no rows"),
+        ('{"text": "a"}\n', "fewer than one sequence"),
+    ],
+)
+def test_rows_that_are_damaged_are_named(tmp_path: Path, content: str, complaint: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=complaint):
+        alone(settings(data={"path": str(path)}), tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_what_cannot_serve_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(UsageError, match="cannot read the data"):
+        alone(settings(data={"path": str(tmp_path / "none.jsonl")}), tmp_path)
+    with pytest.raises(UsageError, match="cannot read the tokenizer"):
+        alone(settings(data={"path": str(path), "tokenizer": str(path)}), tmp_path)
+    with pytest.raises(UsageError, match="too small for text"):
+        alone(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
+
+
+def test_the_other_ranks_do_not_wait_for_what_failed(tmp_path: Path) -> None:
+    with pytest.raises(SeatrialError, match="cannot be read"):
+        data.prepare(settings(), tmp_path, False, lambda: None)
+
+
+def test_another_setting_makes_other_blocks_and_the_same_one_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS * 3)
+    for wanted in (settings(), settings(), settings(seq_len=9), settings(data={"path": str(path)})):
+        alone(wanted, tmp_path)
+    write(path, ROWS * 4)
+    alone(settings(data={"path": str(path)}), tmp_path)
+    assert len(list(tmp_path.glob("blocks-*"))) == 4
+
+
+@pytest.mark.parametrize(("blocks", "ranks"), [(12, 4), (13, 4), (7, 7), (5, 1)])
+def test_the_ranks_shares_are_disjoint_and_whole(blocks: int, ranks: int) -> None:
+    each = blocks // ranks
+    for epoch in (0, 1):
+        shares = [
+            list(itertools.islice(data.order(blocks, rank, ranks, 3, skip=epoch * each), each)) for rank in range(ranks)
+        ]
+        together = list(itertools.chain.from_iterable(shares))
+        assert len(set(together)) == len(together) == each * ranks
+
+
+def test_the_order_changes_with_epoch_and_seed_and_is_kept_when_resumed() -> None:
+    def reads(seed: int, skip: int = 0) -> list[int]:
+        return list(itertools.islice(data.order(20, 1, 2, seed, skip), 20))
+
+    assert reads(0) == reads(0) != reads(1)
+    assert reads(0)[:10] != reads(0)[10:]
+    assert sorted(reads(0)[:10]) != sorted(reads(0)[10:])  # another half of the data
+    assert reads(0)[13:] == reads(0, skip=13)[:7]
+    with pytest.raises(UsageError, match="3 sequences for 4 ranks"):
+        next(data.order(3, 0, 4, 0))
+
+
+def _one_rank(rank: int, folder: Path, made: Any, answers: Any, victim: bool) -> None:
+    dies = patch.object(data, "write_json", lambda *_: os.kill(os.getpid(), 9))
+    with dies if victim else nullcontext():  # where it can do most harm: all is written, nothing renamed
+        blocks = data.prepare(settings(data={"samples": 64}), folder, rank == 0, made.wait)
+    answers.put((rank, np.asarray(blocks.tokens).sum().item()))
+
+
+@pytest.mark.slow
+def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_path: Path) -> None:
+    """Eight processes, twenty times; before each, one was killed when it had written and not yet renamed."""
+    context = multiprocessing.get_context("forkserver")  # pytest has threads, which fork would not copy
+    context.set_forkserver_preload([__name__])
+    expected = int(markov.sequences(64, 9, 0).sum())
+    for attempt in range(20):
+        folder = tmp_path / str(attempt)
+        answers, made = context.Queue(), context.Barrier(8)
+        first = context.Process(target=_one_rank, args=(0, folder, made, answers, True), daemon=True)
+        first.start()
+        first.join(30)
+        assert first.exitcode == -9
+        assert not list(folder.glob("blocks-????????????????"))
+        ranks = [
+            context.Process(target=_one_rank, args=(rank, folder, made, answers, False), daemon=True)
+            for rank in range(8)
+        ]
+        for process in ranks:
+            process.start()
+        found = dict(answers.get(timeout=30) for _ in ranks)
+        for process in ranks:
+            process.join(30)
+        assert found == dict.fromkeys(range(8), expected)

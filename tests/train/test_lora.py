@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from seatrial.model import UsageError
+from seatrial.train import architecture, lora, weights
+from seatrial.train.decoder import Decoder, count
+from seatrial.train.settings import ALL_LINEAR
+from tests.train.test_decoder import CPU, published, tokens
+
+SHAPE = architecture.find("qwen2-tiny")
+
+
+def adapted(targets: tuple[str, ...] = ALL_LINEAR, rank: int = 4, folder: Path | None = None) -> Decoder:
+    model = weights.build(SHAPE, torch.float, torch.float)
+    lora.attach(model, targets, rank, alpha=16, dropout=0.0)
+    model.to_empty(device="cpu")
+    drawn = weights.random(0, 0.02)
+    weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn, CPU)
+    return model
+
+
+def test_only_adapters_train() -> None:
+    model = adapted(("q_proj", "v_proj"))
+    model(tokens(), tokens()).backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name in dict(model.named_parameters()) if "lora_" in name}
+    assert len(trained) == 2 * 2 * SHAPE.num_hidden_layers
+    expected = SHAPE.num_hidden_layers * 4 * (2 * 64 + 64 + 32)  # r · (in + out) of q and v
+    assert count([p for p in model.parameters() if p.requires_grad]) == expected
+
+
+def test_new_adapters_change_nothing() -> None:
+    plain = weights.build(SHAPE, torch.float, torch.float).to_empty(device="cpu")
+    weights.fill(plain, weights.random(0, 0.02), CPU)
+    torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=0)
+
+
+def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    base = published("qwen2-tiny", tmp_path / "base")
+    ours = adapted(folder=tmp_path / "base")
+    with torch.no_grad():
+        for parameter in lora.adapters(ours).values():
+            parameter.normal_(0, 0.1)
+    lora.export(lora.gather(ours), tmp_path / "adapter", ours, "base")
+    theirs = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_alone_are_loaded_back(tmp_path: Path) -> None:
+    first, second = adapted(), adapted()
+    with torch.no_grad():
+        for parameter in lora.adapters(first).values():
+            parameter.normal_()
+    lora.export(lora.gather(first), tmp_path, first, "base")
+    assert (tmp_path / lora.WEIGHTS).stat().st_size < 4 * count(list(lora.adapters(first).values())) + 10_000
+    lora.load(second, tmp_path)
+    assert torch.equal(first(tokens()), second(tokens()))
+
+
+@pytest.mark.parametrize(
+    ("targets", "rank", "complaint"),
+    [(("q_proj",), 4, "not of this model: 24 adapters differ"), (ALL_LINEAR, 8, "is \\[4, 64\\], not \\[8, 64\\]")],
+)
+def test_adapters_of_another_shape_are_refused(
+    tmp_path: Path, targets: tuple[str, ...], rank: int, complaint: str
+) -> None:
+    lora.export(lora.gather(adapted()), tmp_path, adapted(), "base")
+    with pytest.raises(UsageError, match=complaint):
+        lora.load(adapted(targets, rank), tmp_path)
+
+
+def test_adapters_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the adapters"):
+        lora.load(adapted(), tmp_path)
+
+
+def test_dropout_works_in_training_only() -> None:
+    model = weights.build(SHAPE, torch.float, torch.float)
+    lora.attach(model, ALL_LINEAR, 4, alpha=16, dropout=0.5)
+    model.to_empty(device="cpu")
+    weights.fill(model, weights.random(0, 0.02), CPU)
+    with torch.no_grad():
+        for parameter in lora.adapters(model).values():
+            parameter.normal_(0, 0.1)
+    assert not torch.equal(model(tokens()), model(tokens()))
+    model.eval()
+    assert torch.equal(model(tokens()), model(tokens()))

@@ -1,0 +1,69 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import UsageError
+from seatrial.train import settings
+from seatrial.train.settings import TrainConfig
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_what_ships_can_be_read(path: Path) -> None:
+    assert settings.load(path).run_name
+
+
+def test_each_config_has_a_tiny_twin_of_the_same_kind() -> None:
+    for path in CONFIGS.glob("*.yaml"):
+        real, tiny = settings.load(path), settings.load(CONFIGS / "tiny" / path.name)
+        assert real.parallel == tiny.parallel
+        assert (real.use_lora, real.stack, real.checkpoint.every > 0) == (
+            tiny.use_lora,
+            tiny.stack,
+            tiny.checkpoint.every > 0,
+        )
+        assert tiny.model.architecture().parameters < 2**20
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    path = write(tmp_path, "run_name: a\nmodel: {name: mistral-tiny}\nseq_len: 8\nparallel: {strategy: fsdp2}\n")
+    found = settings.load(path, ["parallel.strategy=ddp", "bsz=3", "data.samples=9"])
+    assert (found.parallel.strategy, found.bsz, found.data.samples) == ("ddp", 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "complaint"),
+    [
+        ("run_name: a\nmodel: {name: mistral-tiny}\nbzs: 3\n", [], "unknown key 'bzs'; did you mean 'bsz'"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["parallel.offload=1"], "'parallel.offload'"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["bsz=0"], "bsz: Input should be greater than 0"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["bsz"], "expected key=value"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["seq_len=257"], "sliding window of 256"),
+        ("run_name: a\nmodel: {name: qwen2-tiny}\n", ["seq_len=513"], "512 positions"),
+        ("run_name: a\nmodel: {name: mistral-8b}\n", [], "no model 'mistral-8b': expected one of mistral-7b"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\nmax_steps: 3\n", [], "leave none of 3 steps"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\nparallel: {cpu_offload: true}\n", [], "go with strategy fsdp2"),
+        ("- a\n", [], "expected a mapping"),
+        ("run_name: a\n", [], "model: Field required"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, overrides: list[str], complaint: str) -> None:
+    short = ["seq_len=64"] if not any("seq_len" in one for one in overrides) and text.startswith("run") else []
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        settings.load(write(tmp_path, text), [*short, *overrides])
+
+
+def test_every_setting_has_its_words() -> None:
+    assert {"run_name", "max_steps", "seq_len", "bsz", "grad_accum", "bf16", "gradient_checkpointing"} < set(
+        TrainConfig.model_fields
+    )
+    assert {"use_lora", "lora_r", "lora_alpha", "lora_dropout"} < set(TrainConfig.model_fields)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from seatrial.train.toolcalls.score import Call, emitted_calls, same, score, summary
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+        },
+        "required": ["city"],
+    },
+    "tip": {"type": "object", "properties": {"bill": {"type": "number"}}, "required": ["bill"]},
+}
+WEATHER = Call("weather", {"city": "New York", "days": 3})
+TIP = Call("tip", {"bill": 10})
+
+
+def said(*calls: Call) -> str:
+    blocks = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
+    return "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"city": "New York", "days": 3}, {"days": 3, "city": "new-york"}, {"city": "NEW YORK.", "days": 3.0}],
+)
+def test_the_right_call_in_other_words(arguments: dict[str, Any]) -> None:
+    got = score(said(Call("weather", arguments)), [WEATHER], SCHEMAS)
+    assert (got.full, got.names, got.arguments, got.json_valid, got.schema_valid) == (True,) * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema_valid"),
+    [
+        ({"city": "Boston", "days": 3}, True),
+        ({"city": "New York"}, True),  # an expected argument is missing
+        ({"days": 3}, False),  # … and is required
+        ({"city": "New York", "days": 3, "unit": "celsius"}, True),  # one too many, though declared
+        ({"city": "New York", "days": 3, "wind": 1}, False),  # not declared
+        ({"city": "New York", "days": "3"}, False),  # another type
+        ({"city": "New York", "days": True}, False),
+        ({"city": "New York", "days": 3, "unit": "kelvin"}, False),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], schema_valid: bool) -> None:
+    got = score(said(Call("weather", arguments)), [WEATHER], SCHEMAS)
+    assert got.names
+    assert (got.full, got.arguments, got.schema_valid) == (False, False, schema_valid)
+
+
+@pytest.mark.parametrize("name", ["Weather", "weather ", "forecast", "tip"])
+def test_names_are_exact(name: str) -> None:
+    got = score(said(Call(name, WEATHER.arguments)), [WEATHER], SCHEMAS)
+    assert (got.names, got.full) == (False, False)
+
+
+def test_calls_at_once_have_no_order_but_a_count() -> None:
+    other = Call("weather", {"city": "Oslo"})
+    assert score(said(TIP, other, WEATHER), [WEATHER, other, TIP], SCHEMAS).full
+    assert not score(said(WEATHER, WEATHER, TIP), [WEATHER, other, TIP], SCHEMAS).full
+    over, under = score(said(WEATHER, TIP), [WEATHER], SCHEMAS), score(said(WEATHER), [WEATHER, TIP], SCHEMAS)
+    assert (over.full, over.over_call, over.under_call) == (False, True, False)
+    assert (under.full, under.over_call, under.under_call) == (False, False, True)
+
+
+def test_where_nothing_is_to_be_called_nothing_may_be() -> None:
+    assert score("I cannot do that.", [], SCHEMAS).full
+    assert not score(said(TIP), [], SCHEMAS).full
+    assert not score("<tool_call>{", [], SCHEMAS).full  # unreadable, and yet an attempt
+    silent = score("Well.", [TIP], SCHEMAS)
+    assert (silent.full, silent.under_call, silent.json_valid) == (False, True, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{'name': 'tip', 'arguments': {}}</tool_call>",
+        '<tool_call>{"name": "tip"}</tool_call>',
+        '<tool_call>{"name": "tip", "arguments": "{}"}</tool_call>',
+        '<tool_call>{"name": "tip", "arguments": {}, "more": 1}</tool_call>',
+        '<tool_call>{"name": "tip", "arguments": {"bill": 10}}',  # cut off
+        "<tool_call></tool_call>",
+        '<tool_call>[{"name": "tip", "arguments": {}}]</tool_call>',
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+    ],
+)
+def test_what_cannot_be_read_is_a_call_that_is_wrong(text: str) -> None:
+    assert emitted_calls(text) == [None]
+    got = score(text, [TIP], SCHEMAS)
+    assert (got.emitted, got.json_valid, got.schema_valid, got.full) == (1, False, False, False)
+
+
+def test_values() -> None:
+    assert same({"a": [1, "B-b"]}, {"a": [1.0, "bb"]})
+    for value, wanted in [([1, 2], [2, 1]), (True, 1), ("1", 1), ({"a": 1}, {}), (None, ""), ([1], [1, 1])]:
+        assert not same(value, wanted)
+
+
+def test_a_summary_counts_only_what_was_asked() -> None:
+    found = summary([score(said(TIP), [TIP], SCHEMAS), score("No.", [], SCHEMAS), score("No.", [TIP], SCHEMAS)])
+    assert found["full"] == {"count": 2, "of": 3}
+    assert found["calls_full"] == {"count": 1, "of": 2}
+    assert found["irrelevance"] == {"count": 1, "of": 1}
+    assert found["json_valid"] == {"count": 1, "of": 1}
+    assert found["parallel_full"] == {"count": 0, "of": 0}
+    assert found["under_call"] == {"count": 1, "of": 3}
