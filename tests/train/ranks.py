@@ -43,7 +43,7 @@ def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
     return TrainConfig.model_validate({**fields, **changes})
 
 
-def run(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 60) -> list[Any]:
+def run(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 180) -> list[Any]:
     """What ``function(*arguments)`` returned on each rank, or Failed. A rank that was killed is None."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
