@@ -18,10 +18,7 @@ from tests.processes import load, run
 from tests.schema import faults
 
 HOST_ONLY = "checks: {host.inventory: }\n"
-WORDS = (
-    *("run", "discover", "checks", "render", "train", "judge", "report", "explain", "schema", "evaluate"),
-    *("baseline",),
-)
+WORDS = ["run", "discover", "checks", "render", "train", "evaluate", "judge", "report", "explain", "schema", "baseline"]
 
 
 @pytest.fixture(scope="module")

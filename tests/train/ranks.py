@@ -16,8 +16,8 @@ from seatrial.train.settings import TrainConfig
 
 CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
 # not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["seatrial.train.loop", "seatrial.train.hf.run", __name__])
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["seatrial.train.loop", "seatrial.train.hf.run", __name__])
 
 
 @dataclass
@@ -43,15 +43,15 @@ def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
     return TrainConfig.model_validate({**fields, **changes})
 
 
-def run(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 60) -> list[Any]:
+def run(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 180) -> list[Any]:
     """What ``function(*arguments)`` returned on each rank, or Failed. A rank that was killed is None."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ends, processes = [], []
     for rank in range(ranks):
-        ours, theirs = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_rank, args=(rank, ranks, port, theirs, function, arguments), daemon=True)
+        ours, theirs = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=_rank, args=(rank, ranks, port, theirs, function, arguments), daemon=True)
         process.start()
         theirs.close()
         ends.append(ours)

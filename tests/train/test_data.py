@@ -1,6 +1,5 @@
 import itertools
 import json
-import multiprocessing
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import data, markov, text
 from seatrial.train.settings import TrainConfig
+from tests.train.ranks import FORK
 
 ROWS: list[Any] = [
     {"text": "The ship sails at dawn, and the crew is ready."},
@@ -151,20 +151,17 @@ def _one_rank(rank: int, folder: Path, made: Any, answers: Any, victim: bool) ->
 @pytest.mark.slow
 def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_path: Path) -> None:
     """Eight processes, twenty times; before each, one was killed when it had written and not yet renamed."""
-    context = multiprocessing.get_context("forkserver")  # pytest has threads, which fork would not copy
-    context.set_forkserver_preload([__name__])
     expected = int(markov.sequences(64, 9, 0).sum())
     for attempt in range(20):
         folder = tmp_path / str(attempt)
-        answers, made = context.Queue(), context.Barrier(8)
-        first = context.Process(target=_one_rank, args=(0, folder, made, answers, True), daemon=True)
+        answers, made = FORK.Queue(), FORK.Barrier(8)
+        first = FORK.Process(target=_one_rank, args=(0, folder, made, answers, True), daemon=True)
         first.start()
         first.join(30)
         assert first.exitcode == -9
         assert not list(folder.glob("blocks-????????????????"))
         ranks = [
-            context.Process(target=_one_rank, args=(rank, folder, made, answers, False), daemon=True)
-            for rank in range(8)
+            FORK.Process(target=_one_rank, args=(rank, folder, made, answers, False), daemon=True) for rank in range(8)
         ]
         for process in ranks:
             process.start()

@@ -232,7 +232,7 @@ def _raised(settings: TrainConfig, out: Path) -> str:
 
 
 def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
-    assert metrics.peak_tflops("NVIDIA H200") == 989.4
+    assert metrics.peak_tflops("NVIDIA H200") == 989.5
     assert metrics.peak_tflops("NVIDIA H200 NVL") is None
 
 

@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -135,28 +136,29 @@ class Trainer:
             raise SeatrialError(f"{out} has taken all of its {settings.max_steps} steps: nothing is left to resume")
         records: list[Step] = []
         batches = self._batches(done)
-        gc.collect()
-        gc.disable()
         self.clock.restart()
-        with _lines(out, self.world.first, done) as file:
+        with _lines(out, self.world.first, done) as file, _garbage_kept():
             progress = metrics.Progress(settings, self.world, file)
             waiting: Pending | None = None
+
+            def known(taken: Pending) -> None:
+                records.append(progress.note(self._read(taken)))
+                phases.first_step()
+
             for number in range(done + 1, settings.max_steps + 1):
                 taken = self.step(number, batches)
                 if waiting is not None:
-                    records.append(progress.note(self._read(waiting)))
-                    phases.first_step()
+                    known(waiting)
                 waiting = taken
                 if self.saves.due(number, settings.max_steps):
-                    records.append(progress.note(self._read(waiting)))
+                    known(waiting)
                     waiting = None
                     self.saves.save(out, number, self.built, self.optimizer)
                     self.clock.restart()
                 if number % COLLECT_EVERY == 0:
                     gc.collect(1)
             if waiting is not None:
-                records.append(progress.note(self._read(waiting)))
-        gc.enable()
+                known(waiting)
         self.saves.finish()
         return records
 
@@ -268,6 +270,17 @@ def rate(schedule: Schedule, step: int, steps: int) -> float:
     done = (step - 1 - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
     left = 1 - done if schedule.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
     return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Python's collector runs when it is called, and not when it likes."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _lines:
