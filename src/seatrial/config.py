@@ -93,11 +93,14 @@ def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, A
     tree = _parse_yaml(_read_file(path), path)
     if not isinstance(tree, dict):
         raise UsageError(f"{path}: expected a mapping with the keys {', '.join(model.model_fields)}")
+    origins: dict[str, str] = {}
     for origin, key, value in overrides:
         _assign(tree, tuple(key.split(".")), value, origin)
-    _refuse_harmful(tree, path, ())
-    _refuse_unknown(tree, model, path, ())
-    return _build(model, tree, path, ())
+        _record(value, origin, tuple(key.split(".")), origins)
+    source = Source(path, origins)
+    _refuse_harmful(tree, source, ())
+    _refuse_unknown(tree, model, source, ())
+    return _build(model, tree, source, ())
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
