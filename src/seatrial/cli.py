@@ -182,6 +182,20 @@ def train(
 
 
 @app.command()
+def evaluate(
+    config: Annotated[Path, typer.Argument(help="A training config, such as configs/toolcalls-qwen2-7b.yaml.")],
+    out: Annotated[Path, typer.Option(help="The training's --out.")],
+    set_: SetOption = None,
+) -> None:
+    """Score function calling before and after a training. Exit code 1: it did not get better."""
+    from seatrial.train import hf, settings
+
+    record = hf.evaluate(settings.load(config, set_ or ()), out)
+    _print_json(record)
+    raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
+
+
+@app.command()
 def judge(
     run: RunPath,
     baseline: Annotated[Path | None, typer.Option(help="Judge by this file of `baseline learn`.")] = None,
@@ -287,20 +301,6 @@ def schema() -> None:
     from seatrial.model import Trial
 
     _print_json(Trial.model_json_schema())
-
-
-@app.command()
-def evaluate(
-    config: Annotated[Path, typer.Argument(help="A training config, such as configs/toolcalls-qwen2-7b.yaml.")],
-    out: Annotated[Path, typer.Option(help="The training's --out.")],
-    set_: SetOption = None,
-) -> None:
-    """Score function calling before and after a training. Exit code 1: it did not get better."""
-    from seatrial.train import hf, settings
-
-    record = hf.evaluate(settings.load(config, set_ or ()), out)
-    _print_json(record)
-    raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
 
 
 def _overrides(

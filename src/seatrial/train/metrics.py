@@ -219,7 +219,8 @@ def _state_bytes(settings: TrainConfig, world: World, built: Built) -> float:
 @cache
 def peak_tflops(device: str) -> float | None:
     """The vendor's dense bf16 peak in TFLOP/s (data/skus/*.yaml); None for hardware that no file names exactly."""
-    for entry in (resources.files("seatrial") / "data" / "skus").iterdir():
+    files = (resources.files("seatrial") / "data" / "skus").iterdir()
+    for entry in (one for one in files if one.name.endswith(".yaml")):
         sku = yaml.safe_load(entry.read_text(encoding="utf-8"))
         if device in sku["nvml_names"] and "bf16" in sku.get("spec", {}):
             return float(sku["spec"]["bf16"]["value"])
