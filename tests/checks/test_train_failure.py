@@ -41,7 +41,10 @@ checks:
 """
 # The rig's Slurm follows processes by their parents: one that has lost its own outlives the job.
 # Where the batch script sources it, on the first node; not where srun tries on every node whether it can be sourced.
-ORPHAN = "case ${SLURM_STEP_ID:-batch}${SEATRIAL_JOB_DIR:-} in batch*/kill/*) (setsid sleep 300 > /dev/null 2>&1 &) ;; esac\n"
+ORPHAN = """case ${SLURM_STEP_ID:-batch}${SEATRIAL_JOB_DIR:-} in
+    batch*/kill/*) (setsid sleep 300 > /dev/null 2>&1 &) ;;
+esac
+"""
 CULPRIT = "rank 3 (node1/rank3, pid 41)"
 CAUSES: dict[Fault, str] = {
     "error": f"train.victim: RuntimeError: {RAISED}",
