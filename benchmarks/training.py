@@ -75,7 +75,7 @@ def row(run: Run, found: dict[str, Any]) -> list[str]:
         "unknown" if mfu is None else f"{mfu:.1f}",
         f"{found['step_p50_s']:.4f}",
         f"{found['step_p99_s']:.4f}",
-        f"{found['memory_peak_gib']:.1f}",
+        "–" if found["memory_peak_gib"] is None else f"{found['memory_peak_gib']:.1f}",
         f"{found['compile_s']:.1f}",
         f"{found['phases_s']['until_first_step']:.1f}",
     ]

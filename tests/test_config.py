@@ -271,7 +271,7 @@ def test_a_trial_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="did you mean 'acceptance'"):
         resolved("aceptance")
     for name in ("nosuch.yaml", "no\0such.yaml", f"{'x' * 999}.yaml"):
-        with pytest.raises(UsageError, match=f"cannot read the trial file {re.escape(name)}"):
+        with pytest.raises(UsageError, match=f"cannot read {re.escape(name)}"):
             resolved(name)
 
 

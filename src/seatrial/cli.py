@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seatrial import __version__
-from seatrial.model import SeatrialError, UsageError, Verb
+from seatrial.model import Outcome, SeatrialError, UsageError, Verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,9 +105,10 @@ def run(
         run_dir.discard()
         raise
     _finish(result, as_json, report if _version(report) != before else None)
-    if result.decision.value is Verb.INCOMPLETE:
+    if result.stopped or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
-            print(f"To measure what is missing: seatrial run --resume {run_dir.path}", file=sys.stderr)
+            again = f"To measure what is missing: seatrial run --resume {run_dir.path}"
+            print(f"{again} (with the same settings; to change one, start a new run)", file=sys.stderr)
     raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
 
 
@@ -185,13 +186,17 @@ def train(
 def evaluate(
     config: Annotated[Path, typer.Argument(help="A training config, such as configs/toolcalls-qwen2-7b.yaml.")],
     out: Annotated[Path, typer.Option(help="The training's --out.")],
-    set_: SetOption = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
 ) -> None:
     """Score function calling before and after a training. Exit code 1: it did not get better."""
     from seatrial.train import hf, settings
 
     record = hf.evaluate(settings.load(config, set_ or ()), out)
     _print_json(record)
+    gate = record["gate"]
+    better = "better by more than chance" if gate["passed"] else "not better by more than chance"
+    rates = f"{gate['full_base']:.0%} of cases fully right before, {gate['full_tuned']:.0%} after"
+    print(f"After the training {better}: {rates}", file=sys.stderr)
     raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
 
 

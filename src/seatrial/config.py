@@ -151,7 +151,7 @@ def _read_file(trial: str) -> str:
             raise UsageError(f"{trial} is no trial file: it is larger than {format_bytes(MOST_BYTES)}")
         return content.decode("utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the trial file {trial}: {error}") from error
+        raise UsageError(f"cannot read {trial}: {error}") from error
 
 
 class _StrictLoader(yaml.SafeLoader):

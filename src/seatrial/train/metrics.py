@@ -147,8 +147,8 @@ def report(
         "loss_first": records[0].loss,
         "loss_last": records[-1].loss,
         "loss_floor": facts.floor,
-        "memory_peak_gib": max(rank["memory_peak_gib"] for rank in ranks),
-        "memory_state_gib": max(rank["memory_held_gib"] for rank in ranks),
+        "memory_peak_gib": _most(ranks, "memory_peak_gib"),
+        "memory_state_gib": _most(ranks, "memory_held_gib"),
         "memory_state_expected_gib": state / GIB,
         "checkpoints": [asdict(save) for save in saves],
         "data": asdict(facts),
@@ -190,10 +190,15 @@ def _this_rank(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
         "step_p50_s": median(record.seconds for record in measured),
         "forward_p50_s": median(record.forward_s for record in measured),
-        "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else 0.0,
-        "memory_held_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else 0.0,
+        "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
+        "memory_held_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # last: it needs memory of its own
     }
+
+
+def _most(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The largest of what ranks measured; None where none could: memory is known of GPUs only."""
+    return max((rank[name] for rank in ranks if rank[name] is not None), default=None)
 
 
 def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -232,10 +237,11 @@ def say(found: Mapping[str, Any], file: TextIO) -> None:
     mfu = found["mfu_percent"]
     share = f"MFU {mfu:.1f} % of {found['peak_tflops']:g} TFLOP/s" if mfu is not None else "MFU unknown: peak unknown"
     floor = f" (floor {found['loss_floor']:.4f})" if found["loss_floor"] is not None else ""
+    memory = f"; peak memory {found['memory_peak_gib']:.1f} GiB" if found["memory_peak_gib"] is not None else ""
     print(
         f"{found['tokens_per_second_per_gpu']:,.0f} tok/s/GPU on {found['world_size']} × {found['gpu0']}, {share}\n"
         f"step p50 {found['step_p50_s']:.4f} s, p99 {found['step_p99_s']:.4f} s over {found['steps_measured']} steps; "
-        f"compile {found['compile_s']:.1f} s; peak memory {found['memory_peak_gib']:.1f} GiB\n"
+        f"compile {found['compile_s']:.1f} s{memory}\n"
         f"loss {found['loss_first']:.4f} → {found['loss_last']:.4f}{floor}",
         file=file,
     )

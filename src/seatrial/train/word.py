@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +28,8 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
     try:
         if wanted.stack == "hf":
             # one name on all ranks, which have not met yet
-            found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
+            with contextlib.redirect_stdout(sys.stderr):  # where accelerate and DeepSpeed write their log
+                found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
         else:
             found = loop.train(wanted, out, started)
     except OSError as error:

@@ -85,6 +85,11 @@ def _base_for_zero3(config: TrainConfig, out: Path) -> Path | None:
     """
     if strategy(config) != "zero3" or config.model.weights != "random":
         return None
+    if "RANK" not in os.environ:
+        raise UsageError(
+            "ZeRO-3 shards over ranks, and this process is alone: torchrun --standalone --nproc-per-node=N -m seatrial "
+            "train CONFIG, or --set parallel.strategy=ddp"
+        )
     if os.environ["RANK"] == "0":
         models.save_random(config, out / models.BASE)
     return out / models.BASE
