@@ -14,7 +14,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _SILENT = {"title", "description", "default", "$defs", "maxItems", "minItems", "propertyNames"}
-_KNOWN = {"type", "properties", "required", "additionalProperties", "items", "anyOf", "$ref", "enum", "const"} | _SILENT
+_KNOWN = {
+    *("type", "properties", "required", "additionalProperties", "items", "anyOf", "$ref", "enum", "const"),
+    *("exclusiveMinimum", "minLength"),
+    *_SILENT,
+}
 
 
 def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], where: str = "") -> list[str]:
@@ -30,6 +34,10 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], where: str 
         return [f"{where}: {value!r:.40} is no {schema['type']}"]
     if value not in schema.get("enum", [value]) or value != schema.get("const", value):
         found.append(f"{where}: {value!r:.40} is not allowed")
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+        found.append(f"{where}: {value} is not above {schema['exclusiveMinimum']}")
+    if isinstance(value, str) and len(value) < schema.get("minLength", 0):
+        found.append(f"{where}: {value!r} is too short")
     if isinstance(value, dict):
         found += _object_faults(value, schema, root, where)
     if isinstance(value, list) and "items" in schema:
