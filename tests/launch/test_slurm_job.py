@@ -103,6 +103,14 @@ def test_a_script_that_slurmd_could_not_start_is_told_with_where_its_log_would_b
     assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.epitaph()
 
 
+def test_a_job_whose_node_was_lost_is_told_with_the_nodes_and_the_first_command(desk: Desk) -> None:
+    desk.says(show("NODE_FAIL", "NodeDown")).job.poll()
+    epitaph = desk.job.epitaph()
+    assert "on node[0-1] is NODE_FAIL: NodeDown" in epitaph
+    assert "nodes can take jobs, 4 are asked for" in epitaph
+    assert epitaph.endswith("Run first: scontrol show job 7; sinfo -R")
+
+
 def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: Desk) -> None:
     assert desk.says(show("RUNNING")).job.poll() is None
     assert desk.says(DOWN).job.waiting() is None, "a moment is not worth a word"

@@ -37,7 +37,7 @@ def open_group(device: str, timeout_s: float) -> None:
     target = torch.device(device)
     timeout = timedelta(seconds=timeout_s)
     if target.type == "cuda" and target.index is not None:
-        # Operations in CUDA graphs and others never run at once here, and NCCL's care for that case takes 11 us of each
+        # Operations in CUDA graphs and others never run at once here, and NCCL's care for that case takes 13 us of each
         # one in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; measured on 4 H200, NCCL 2.28.9: 19.4 and 6.7 us)
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
         # The device must be current first: object collectives and NCCL's own buffers go to the current one.

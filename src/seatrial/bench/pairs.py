@@ -14,7 +14,7 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.collectives import time_operation
+from seatrial.bench.collectives import algorithm_bandwidth, time_operation
 from seatrial.bench.exact import Mismatch, Part, fill, verify
 from seatrial.bench.rank import gather
 
@@ -89,7 +89,7 @@ class Figures:
 
     def rates(self, line: Line) -> tuple[float, ...]:
         wrong = frozenset((line.rank, line.partner)) in self._wrong
-        return tuple(0.0 if wrong else self.size / seconds / 1e9 for seconds in line.seconds)
+        return tuple(0.0 if wrong else algorithm_bandwidth(self.size, seconds) for seconds in line.seconds)
 
     @cached_property
     def best(self) -> dict[int, tuple[float, ...]]:
@@ -132,7 +132,7 @@ class Figures:
     def pair_rates(self, lines: Sequence[Line]) -> tuple[float, ...]:
         """As nccl-tests has it for send and receive: the bytes of one rank over the mean time of all ranks."""
         windows = zip(*(line.seconds for line in lines), strict=True)
-        return tuple(self.size / fmean(window) / 1e9 for window in windows)
+        return tuple(algorithm_bandwidth(self.size, fmean(window)) for window in windows)
 
     def pair_shares(self, lines: Sequence[Line]) -> tuple[float, ...]:
         """Of the slowest of these lines: its rate over what the weaker of its ends reaches with its best partner."""

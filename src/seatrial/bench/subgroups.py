@@ -12,8 +12,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.collectives import Timings, time_operation
+from seatrial.bench.collectives import Timings, algorithm_bandwidth, time_operation
 from seatrial.bench.exact import Mismatch, fill, verify
+from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.rank import gather
 
 
@@ -27,8 +28,8 @@ class GroupResult:
 
     def busbw(self, size: int) -> tuple[float, ...]:
         """GB/s of every window, as nccl-tests has it for an all-reduce of ``size`` bytes: S / t · 2(n−1)/n."""
-        count = len(self.ranks)
-        return tuple(size / seconds / 1e9 * 2 * (count - 1) / count for seconds in self.timings.means)
+        factor = OPERATIONS["all_reduce"].factor(len(self.ranks))
+        return tuple(algorithm_bandwidth(size, seconds) * factor for seconds in self.timings.means)
 
 
 def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:

@@ -119,7 +119,8 @@ class SlurmJob:
         if job is None:
             return ""
         said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
-        nodes = in_service(self.settings) if job.state == "NODE_FAIL" else ""
+        first = f"Run first: {self._first(job.reason)}"
+        nodes = ". ".join(filter(None, [in_service(self.settings), first])) if job.state == "NODE_FAIL" else ""
         scratch = self.settings.slurm.scratch  # where Slurm itself opens the log
         launch = f"slurmd could not start its script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl -u slurmd"
         launch = launch if job.reason == "JobLaunchFailure" else ""
