@@ -314,6 +314,16 @@ def test_a_floor_that_is_known_takes_the_place_of_the_rules_share(value: float, 
     assert "fails under 80%, warns under 95%" in verdict.judged_by
 
 
+@pytest.mark.parametrize(("value", "outcome"), [(395, Outcome.PASS), (391, Outcome.FAIL)])
+def test_under_a_floor_that_a_site_set_fails_whatever_the_rule(value: float, outcome: Outcome) -> None:
+    """392 of 400 is above the rule's warning."""
+    own = SKU.expected["all_reduce"][0].model_copy(update={"floor": 392, "gpu": SKU.nvml_names[0]})
+    site = Baseline(name="lab", learned_from=(), expected={"all_reduce": (own,)})
+    (verdict,) = judge_check(check(BY_BASELINE), [measured(value, facts=FOUR)], {}, "", Known(site, [SKU]))
+    assert verdict.outcome is outcome
+    assert verdict.judged_by.startswith("site lab: ")
+
+
 def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     what = check(BY_BASELINE, scope=Scope.GPU)
     many = [measured(100 + index % 3, subject=f"n{index // 8}/gpu{index % 8}", facts=STRANGE) for index in range(8192)]

@@ -210,7 +210,7 @@ def _against(known: Reference, rule: Rule, metric: Metric, value: str, fleet: Fl
         return Outcome.UNJUDGED, f"{reason}; {known.source}", judged_by
     if share > BELIEVABLE:
         return Outcome.UNJUDGED, f"{reason}, which is more than can be believed of either", judged_by
-    if share >= rule.warn_below:
+    if share >= max(rule.warn_below, least):
         if fleet.outlying(metric.value):
             return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
         return Outcome.PASS, reason, judged_by
