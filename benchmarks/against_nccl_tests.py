@@ -171,6 +171,7 @@ def work(out: Path, buffers: str) -> None:
     device = f"cuda:{os.environ['LOCAL_RANK']}"
     group.open_group(device, timeout_s=300)
     described, found = collectives.describe_group(), {}
+    described["called"] = collectives.describe_calls(device)
     for name in PROGRAMS:
         for size in LARGE:
             result = collectives.measure(OPERATIONS[name], size, "float32", device, 2.0, buffers=buffers)
@@ -286,7 +287,8 @@ def _compare_all(folder: Path, start: Start, out: Path, buffers: str) -> int:
     within = all(row.within for row in rows)
     gates = f"within {100 * RATIO_GATE:g} % (parity), {US_GATE:g} us (device)"
     print(f"{start.gpus} × {group.get('gpu')}, NCCL {version} ({library}) on both sides; nccl-tests {start}")
-    print(f"seatrial's buffers: {buffers}\n{table(rows)}\n{'all' if within else 'NOT all'} {gates}")
+    print(f"seatrial: buffers of {buffers}, called by {group.get('called')}")
+    print(f"{table(rows)}\n{'all' if within else 'NOT all'} {gates}")
     record = {"gpus": start.gpus, "nccl_tests": str(start), "nccl": version, "library": str(library)}
     record |= {"buffers": buffers, "group": group}
     told = [{**asdict(row), "apart": row.apart, "within": row.within} for row in rows]

@@ -275,10 +275,10 @@ def test_drift_is_told_in_words_beyond_what_repeats_differ_by() -> None:
         for last in (1.019, 1.03)
     )
     path = {"backend": "nccl", "nccl_version": "2.28.9", "world_size": 2}
-    facts = {"nodes": 1, "dtype": "float32", "buffers": "torch's allocator"}
+    facts = {"nodes": 1, "dtype": "float32", "buffers": "torch's allocator", "called": "torch's process group"}
     told = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
     assert told.endswith("; times drifted from the first third of the windows to the last: +3.0 % at 8B")
-    assert "buffers of torch's allocator" in told
+    assert "buffers of torch's allocator, called by torch's process group;" in told
 
 
 def test_a_device_figure_is_named_as_such() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.operations import backend_of
+from seatrial.bench.torchcalls import backend_of
 from seatrial.model import SeatrialError
 
 SOURCES = {

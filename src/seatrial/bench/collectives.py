@@ -28,7 +28,7 @@ import torch.distributed as dist
 from seatrial.bench.alone import settled
 from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
 from seatrial.bench.exact import Mismatch, fill, verify
-from seatrial.bench.operations import Operation, Prepared
+from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
 
 WINDOW_S = 0.02  # long against the 1 ms that ranks need to agree, short enough for many windows
@@ -233,17 +233,19 @@ def time_operation(
 
 def time_window(operation: Callable[[], object], count: int, device: torch.device) -> float:
     """Seconds per operation of ``count`` back to back on this rank, to the end of the last."""
+    wait = calls_on(device).wait
     _align(device)
     with _no_collector():
         start = time.perf_counter()
         for _ in range(count):
             operation()
-        _wait_for(device)
+        wait()
         return (time.perf_counter() - start) / count
 
 
 def _time_each(operation: Callable[[], object], count: int, device: torch.device) -> list[float]:
     """Seconds of each of ``count`` operations back to back on this rank: between two events of its stream."""
+    wait = calls_on(device).wait
     _align(device)
     with _no_collector():
         if device.type != "cuda":
@@ -257,7 +259,7 @@ def _time_each(operation: Callable[[], object], count: int, device: torch.device
         for event in events[1:]:
             operation()
             event.record()
-        _wait_for(device)
+        wait()
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
@@ -269,10 +271,6 @@ def _estimate(operation: Callable[[], object], device: torch.device) -> float:
 def _align(device: torch.device) -> None:
     """A one-element sum, to its end, so that no rank's time holds its wait for another to arrive."""
     dist.all_reduce(torch.zeros(1, device=device))
-    _wait_for(device)
-
-
-def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -337,6 +335,11 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     """CUDA has a type for it; the CPU allocator and NCCL's only say it."""
     said = ("can't allocate memory", "ncclMemAlloc failed")
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)
+
+
+def describe_calls(device: str) -> str:
+    """What ``measure`` and its like call here, several joined by " + " where ranks differ. Called by all together."""
+    return " + ".join(sorted(set(gather(calls_on(torch.device(device)).described))))
 
 
 def describe_group() -> dict[str, object]:

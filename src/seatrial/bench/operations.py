@@ -3,29 +3,20 @@
 Sizes, factors and what counts as one operation are those of nccl-tests (doc/PERFORMANCE.md), so that its published
 figures compare directly. Every operation runs in an open process group and is called by all ranks together.
 
-They are called on torch's backend itself, with all arguments made beforehand: below some MiB, what Python and the
-dispatcher take for a call (about 6 of 17 us) would be measured in place of the fabric.
+Where NCCL moves the data its own functions are called, as nccl-tests does; else torch's process group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BroadcastOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-)
-from torch.distributed import distributed_c10d as c10d
 
 from seatrial.bench.exact import Part
+from seatrial.bench.libnccl import NcclCalls, NotReachable
+from seatrial.bench.torchcalls import TorchCalls
 
 # Allocates ``count`` elements on this rank
 Allocate = Callable[[int], torch.Tensor]
@@ -75,22 +66,20 @@ class Operation:
         return replace(self, prepare=self.prepare_elsewhere, in_place=not self.in_place, prepare_elsewhere=None)
 
 
-def backend_of(device: torch.device) -> Any:
-    """What moves the data of this process's group for such tensors: torch's ProcessGroupNCCL or ProcessGroupGloo."""
-    return c10d._get_default_group()._get_backend(device)
-
-
-def _finish(work: Any) -> None:
-    """As torch's own wrappers do. NCCL's work is on the current stream already, and there is nothing to wait for."""
-    if work is not None:
-        work.wait()
+def calls_on(device: torch.device) -> NcclCalls | TorchCalls:
+    """NCCL's own functions on such a device, or torch's process group; ``described`` says which, and why torch's."""
+    if dist.get_backend() != dist.Backend.NCCL:
+        return TorchCalls(device)
+    try:
+        return NcclCalls(device)
+    except NotReachable as reason:
+        return TorchCalls(device, str(reason))
 
 
 def _all_reduce(count: int, allocate: Allocate) -> Prepared:
     buffer = allocate(count)
-    call, tensors, options = backend_of(buffer.device).allreduce, [buffer], _on_this_stream(AllreduceOptions())
     # The values grow with every sum, at last to inf: as with nccl-tests in place, this does not change the time.
-    return Prepared(lambda: _finish(call(tensors, options)), buffer, buffer, [Part(count, 0, _everybody())])
+    return Prepared(calls_on(buffer.device).all_reduce(buffer), buffer, buffer, [Part(count, 0, _everybody())])
 
 
 def _all_gather(count: int, allocate: Allocate) -> Prepared:
@@ -103,9 +92,8 @@ def _all_gather_in_place(count: int, allocate: Allocate) -> Prepared:
 
 
 def _gathering(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
-    call, options = backend_of(sent.device)._allgather_base, _on_this_stream(AllgatherOptions())
     parts = [Part(sent.numel(), 0, (rank,)) for rank in _everybody()]
-    return Prepared(lambda: _finish(call(received, sent, options)), sent, received, parts)
+    return Prepared(calls_on(sent.device).all_gather(sent, received), sent, received, parts)
 
 
 def _reduce_scatter(count: int, allocate: Allocate) -> Prepared:
@@ -118,40 +106,27 @@ def _reduce_scatter_in_place(count: int, allocate: Allocate) -> Prepared:
 
 
 def _scattering(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
-    call, options = backend_of(sent.device)._reduce_scatter_base, _on_this_stream(ReduceScatterOptions())
     parts = [Part(received.numel(), received.numel() * dist.get_rank(), _everybody())]
-    return Prepared(lambda: _finish(call(received, sent, options)), sent, received, parts)
+    return Prepared(calls_on(sent.device).reduce_scatter(sent, received), sent, received, parts)
 
 
 def _all_to_all(count: int, allocate: Allocate) -> Prepared:
     block = count // dist.get_world_size()
     sent, received = allocate(count), allocate(count)
-    call, options = backend_of(sent.device).alltoall_base, _on_this_stream(AllToAllOptions())
-    equal: list[int] = []  # blocks of one size
     parts = [Part(block, block * dist.get_rank(), (rank,)) for rank in _everybody()]
-    return Prepared(lambda: _finish(call(received, sent, equal, equal, options)), sent, received, parts)
+    return Prepared(calls_on(sent.device).all_to_all(sent, received), sent, received, parts)
 
 
 def _broadcast(count: int, allocate: Allocate) -> Prepared:
     buffer = allocate(count)
-    call, tensors, options = backend_of(buffer.device).broadcast, [buffer], _on_this_stream(BroadcastOptions())
-    options.rootRank, options.rootTensor = 0, 0
-    return Prepared(lambda: _finish(call(tensors, options)), buffer, buffer, [Part(count, 0, (0,))])
+    return Prepared(calls_on(buffer.device).broadcast(buffer, root=0), buffer, buffer, [Part(count, 0, (0,))])
 
 
 def _reduce(count: int, allocate: Allocate) -> Prepared:
     buffer = allocate(count)
-    call, tensors, options = backend_of(buffer.device).reduce, [buffer], _on_this_stream(ReduceOptions())
-    options.rootRank = 0
     # only the root's buffer is defined afterwards
     parts = [Part(count, 0, _everybody())] if dist.get_rank() == 0 else []
-    return Prepared(lambda: _finish(call(tensors, options)), buffer, buffer, parts)
-
-
-def _on_this_stream(options: Any) -> Any:
-    """As ``async_op=False`` does: NCCL's kernel goes to the current stream, without one of its own to wait for."""
-    options.asyncOp = False
-    return options
+    return Prepared(calls_on(buffer.device).reduce(buffer, root=0), buffer, buffer, parts)
 
 
 def _send_receive(count: int, allocate: Allocate) -> Prepared:
@@ -159,12 +134,7 @@ def _send_receive(count: int, allocate: Allocate) -> Prepared:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     following, before = (rank + 1) % ranks, (rank - 1) % ranks
     sent, received = allocate(count), allocate(count)
-    both = [dist.P2POp(dist.isend, sent, following), dist.P2POp(dist.irecv, received, before)]
-
-    def run() -> None:
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
-
+    run = calls_on(sent.device).exchange(sent, following, received, before)
     return Prepared(run, sent, received, [Part(count, 0, (before,))])
 
 

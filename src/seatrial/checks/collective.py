@@ -228,6 +228,7 @@ def measure(name: str, defaults: Sizes, place: Place, options: CollectiveOptions
     path = collectives.describe_group()
     nodes = len({subject.partition("/")[0] for subject in modes.subjects})
     facts = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
+    facts["called"] = collectives.describe_calls(place.device)
     if leads:
         yield from _facts({**path, **facts, "modes": list(options.modes)})
     for seen in modes.run():

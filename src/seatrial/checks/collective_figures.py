@@ -185,7 +185,7 @@ def how(
     place = "in" if operation.in_place else "out of"
     said = [
         f"{_carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
-        f"buffers of {facts['buffers']}"
+        f"buffers of {facts['buffers']}, called by {facts['called']}"
     ]
     if results:
         windows = [len(result.timings.windows) for result in results.values()]
