@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.bench import alone
-from seatrial.bench.alone import MAX_WINDOWS, MIN_WINDOWS, Timed, settled, time_alone
+from seatrial.bench.alone import MAX_WINDOWS, MIN_WINDOWS, Timed, all_at_once, settled, time_alone
 
 COLD_S = 0.4
 
@@ -18,7 +18,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float]) -> list[int
     """Windows take what ``clock`` says, an operation; the sizes of the windows in the order asked for."""
     sizes: list[int] = []
 
-    def window(operation: Callable[[], object], size: int, device: str) -> float:
+    def window(operation: Callable[[], object], size: int, *, device: str, inside: object) -> float:
         sizes.append(size)
         return next(clock)
 
@@ -65,6 +65,34 @@ def test_what_happens_in_between_is_not_timed() -> None:
 def test_drift_compares_the_last_third_with_the_first() -> None:
     assert Timed((1.0, 1.0, 5.0, 1.0, 1.1, 1.1), 1, 0.0, 0.0).drift == pytest.approx(0.1, abs=1e-9)
     assert Timed((1.0,), 1, 0.0, 0.0).drift == 0
+
+
+def test_the_work_goes_on_after_the_last_window() -> None:
+    timed = time_alone(lambda: time.sleep(0.01), "cpu", 0.1, heat_up_s=0.1, run_on_s=0.2)
+    assert timed.began < timed.ended <= timed.left - 0.2
+
+
+def test_every_window_is_inside_what_belongs_around_it() -> None:
+    entered: list[int] = []
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        entered.append(0)
+        yield
+
+    def operation() -> None:
+        entered[-1] += 1
+        time.sleep(0.01)
+
+    timed = time_alone(operation, "cpu", 0.2, heat_up_s=0.0, inside=inside)
+    assert entered[-len(timed.windows) :] == [timed.per_window] * len(timed.windows)
+
+
+def test_all_are_at_work_in_every_window_of_every_other() -> None:
+    first = Timed((1.0,), 1, heat_up_s=2.0, began=10.0, ended=20.0, left=22.0)
+    assert all_at_once([first, Timed((1.0,), 1, heat_up_s=2.0, began=11.0, ended=21.0, left=23.0)])
+    assert not all_at_once([first, Timed((1.0,), 1, heat_up_s=2.0, began=12.5, ended=20.0, left=23.0)])  # came late
+    assert not all_at_once([first, Timed((1.0,), 1, heat_up_s=5.0, began=10.0, ended=19.0, left=19.5)])  # left early
 
 
 def test_few_windows_settle_nothing() -> None:

@@ -38,6 +38,14 @@ def test_bytes_are_counted_for_each_way(measured: list[Measurement]) -> None:
     assert 0.5 < figures["both_alone"] <= 1
 
 
+def test_it_is_told_whether_all_copied_in_every_window_and_where_the_memory_is(measured: list[Measurement]) -> None:
+    for one in measured:
+        told = one.facts["all_at_once"]
+        assert isinstance(told, dict)
+        assert {way: type(value) for way, value in told.items()} == dict.fromkeys(("h2d", "d2h", "both"), bool)
+        assert one.facts["host_memory"] == "asked for beside the CPU"
+
+
 def test_nobody_of_the_node_copies_while_one_copies_alone(measured: list[Measurement], out: Path) -> None:
     """The first third of the copies of each rank are before anybody copies together."""
     spans = [alone_span(out / f"copies{rank}") for rank in range(2)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from statistics import median
 
@@ -27,6 +28,8 @@ class Timed:
     per_window: int
     heat_up_s: float
     began: float  # time.perf_counter() when the first window did
+    ended: float = 0.0  # and when the last one did
+    left: float = 0.0  # and when the work that went on after it did
 
     @property
     def median(self) -> float:
@@ -59,6 +62,12 @@ class Timed:
         }
 
 
+def all_at_once(timed: Sequence[Timed]) -> bool:
+    """Whether each of these, of processes with one clock, was at work in every window of every other."""
+    came = max(one.began - one.heat_up_s for one in timed)
+    return came <= min(one.began for one in timed) and max(one.ended for one in timed) <= min(one.left for one in timed)
+
+
 def time_alone(
     operation: Callable[[], object],
     device: str,
@@ -66,22 +75,29 @@ def time_alone(
     *,
     least_s: float = 0.0,
     heat_up_s: float = 0.5,
+    run_on_s: float = 0.0,
     between: Callable[[], object] = lambda: None,
+    inside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Timed:
     """Time windows of back-to-back operations until their median is known to 1 %, or ``seconds`` are used up.
 
-    ``least_s`` keeps on measuring so long however sure the median is: a burn. ``heat_up_s`` of the same work go ahead.
-    ``between`` is called after every window, outside its time.
+    ``least_s`` keeps on measuring so long however sure the median is: a burn. ``heat_up_s`` of the same work go ahead,
+    ``run_on_s`` come after. ``between`` is called after every window, outside its time; the operations of a window run
+    in what ``inside`` makes, and its time has that in it.
     """
     with _current(device):
         started = time.perf_counter()
-        per_window = _heat_up(operation, device, heat_up_s)
+        window = partial(_window, operation, device=device, inside=inside)
+        per_window = _heat_up(window, heat_up_s)
         windows: list[float] = []
         began = time.perf_counter()
         while _goes_on(windows, time.perf_counter() - began, seconds, least_s):
-            windows.append(_window(operation, per_window, device))
+            windows.append(window(per_window))
             between()
-    return Timed(tuple(windows), per_window, began - started, began)
+        ended = time.perf_counter()
+        while time.perf_counter() - ended < run_on_s:
+            window(per_window)
+    return Timed(tuple(windows), per_window, began - started, began, ended, time.perf_counter())
 
 
 def _current(device: str) -> AbstractContextManager[object]:
@@ -89,16 +105,16 @@ def _current(device: str) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
-def _heat_up(operation: Callable[[], object], device: str, seconds: float) -> int:
+def _heat_up(window: Callable[[int], float], seconds: float) -> int:
     """Work for so long; how many operations fill a window.
 
     The first operation pays for libraries, buffers and peer access: no guess comes from it alone.
     """
     started = time.perf_counter()
-    _window(operation, 1, device)
+    window(1)
     count, windows = 1, 0
     while windows < 2 or time.perf_counter() - started < seconds:
-        count = max(1, ceil(WINDOW_S / _window(operation, count, device)))
+        count = max(1, ceil(WINDOW_S / window(count)))
         windows += 1
     return count
 
@@ -119,17 +135,23 @@ def settled(windows: list[float]) -> bool:
     return interval is not None and all(abs(bound - middle) <= PRECISION * middle for bound in interval)
 
 
-def _window(operation: Callable[[], object], count: int, device: str) -> float:
+def _window(
+    operation: Callable[[], object], count: int, *, device: str, inside: Callable[[], AbstractContextManager[object]]
+) -> float:
     """Seconds per operation: between two CUDA events, or by the host's clock on a CPU."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
-        for _ in range(count):
-            operation()
+        _repeat(operation, count, inside)
         return (time.perf_counter() - start) / count
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
-    for _ in range(count):
-        operation()
+    _repeat(operation, count, inside)
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3 / count
+
+
+def _repeat(operation: Callable[[], object], count: int, inside: Callable[[], AbstractContextManager[object]]) -> None:
+    with inside():
+        for _ in range(count):
+            operation()

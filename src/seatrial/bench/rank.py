@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
+
+from seatrial.model import SeatrialError
 
 T = TypeVar("T")
 
@@ -19,12 +23,30 @@ def physical_index(device: str) -> int | None:
     """NVML's index of a CUDA device, found by its UUID: CUDA_VISIBLE_DEVICES renumbers, a UUID stays. None on a CPU."""
     if not device.startswith("cuda"):
         return None
+    with _nvml(device) as (nvml, handle):
+        return int(nvml.nvmlDeviceGetIndex(handle))
+
+
+def cpus_beside(device: str) -> set[int]:
+    """The CPUs of a CUDA device's own NUMA node, as NVML has them. Raises SeatrialError where it does not tell."""
+    words = -(-(os.cpu_count() or 1) // 64)
+    with _nvml(device) as (nvml, handle):
+        try:
+            masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
+        except nvml.NVMLError as error:
+            raise SeatrialError(f"NVML does not tell which CPUs are beside {device}: {error}") from error
+    return {64 * word + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
+
+
+@contextmanager
+def _nvml(device: str) -> Iterator[tuple[Any, Any]]:
+    """NVML and its handle of a CUDA device."""
     import pynvml
 
     uuid = torch.cuda.get_device_properties(device).uuid
     pynvml.nvmlInit()
     try:
-        return int(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())))
+        yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
     finally:
         pynvml.nvmlShutdown()
 

@@ -1,41 +1,99 @@
-"""Copies to and from a GPU, and between two of them, by the copy engines."""
+"""Copies to and from a GPU, and between two of them, by the copy engines.
+
+All copies are on streams of their own: one on CUDA's default stream, which is torch's too, waits for whatever else
+either of its GPUs does (CUDA C++ Programming Guide, Peer-to-Peer Memory Copy).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import CDLL, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from itertools import permutations
+from typing import Any
 
 import torch
 
+from seatrial.bench import rank
 from seatrial.bench.alone import Timed, time_alone
+from seatrial.model import SeatrialError
 
 SIZE = 2**28  # bytes of one copy over PCIe, some 5 ms: starting it does not count
-PEER_SIZE = 2**30  # between GPUs a copy also waits for both of them, some µs: it should take more than 2 ms
+PEER_SIZE = 2**30
 
 HEAT_UP_S = 0.05  # a copy engine does not grow hot: this is for peer access and page tables
+# Where GPUs share what is measured: longer than processes of a node are apart, so that each works in all windows of all
+TOGETHER_S = 0.3
+
+
+class Lanes:
+    """Streams that work side by side, from where the current stream stands to where it goes on."""
+
+    def __init__(self, *devices: str) -> None:
+        self.streams = [torch.cuda.Stream(device) for device in devices]  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def side_by_side(self) -> Iterator[None]:
+        current = torch.cuda.current_stream()
+        for stream in self.streams:
+            stream.wait_stream(current)
+        yield
+        for stream in self.streams:
+            current.wait_stream(stream)
 
 
 class Pinned:
-    """A buffer in page-locked host memory beside one of the same size on a GPU: copies between them are DMA."""
+    """Buffers in page-locked host memory beside some of the same size on a GPU: copies between them are DMA.
+
+    The copies run inside ``side_by_side``. ``placement`` says on which CPUs the host's memory was asked for.
+    """
 
     def __init__(self, device: str, size: int = SIZE) -> None:
         self.size = size
-        self._host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        with _near(device) as self.placement:
+            self._host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._gpu = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._lanes = Lanes(device, device)
+        self.side_by_side = self._lanes.side_by_side
 
     def h2d(self) -> None:
-        self._gpu[0].copy_(self._host[0], non_blocking=True)
+        with torch.cuda.stream(self._lanes.streams[0]):
+            self._gpu[0].copy_(self._host[0], non_blocking=True)
 
     def d2h(self) -> None:
-        self._host[1].copy_(self._gpu[1], non_blocking=True)
+        with torch.cuda.stream(self._lanes.streams[1]):
+            self._host[1].copy_(self._gpu[1], non_blocking=True)
 
     def both(self) -> None:
-        """One copy each way at the same time, on two streams."""
-        _fork_join([self._other], self.h2d, self.d2h)
+        """One copy each way, on two streams: neither waits for the other's."""
+        self.h2d()
+        self.d2h()
+
+
+@contextmanager
+def _near(device: str) -> Iterator[str]:
+    """On the CPUs beside the GPU meanwhile, of those that this process may use; yields what came of that.
+
+    Memory is taken from the NUMA node of the CPU that asks for it (Linux, Documentation/mm/numa.rst): left to chance,
+    the same copies would be faster in one run than in the next.
+    """
+    allowed = os.sched_getaffinity(0)
+    try:
+        beside = rank.cpus_beside(device) & allowed
+    except SeatrialError as reason:
+        yield f"asked for on any CPU of this process: {reason}"
+        return
+    if not beside:
+        yield "asked for on CPUs of this process, none of which is beside the GPU"
+        return
+    os.sched_setaffinity(0, beside)
+    try:
+        yield f"asked for on CPUs beside the GPU, which are {len(beside)} of the {len(allowed)} of this process"
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @dataclass(frozen=True)
@@ -50,10 +108,7 @@ class PeerCopy:
 
 
 def time_peers(gpus: int, seconds: float, note: Callable[[str], None], size: int = PEER_SIZE) -> list[PeerCopy]:
-    """Every ordered pair of the ``gpus`` first GPUs that this process sees, one after the other.
-
-    The current device is the source: a copy that is issued from another one was seen to be half as fast (torch 2.11).
-    """
+    """Every ordered pair of the ``gpus`` first GPUs that this process sees, one after the other."""
     found = []
     for source, target in permutations(range(gpus), 2):
         note(f"GPU {source} to {target}")
@@ -66,26 +121,37 @@ def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
     here, there = f"cuda:{source}", f"cuda:{target}"
     out = [torch.empty(size, dtype=torch.uint8, device=device) for device in (here, there)]
     back = [torch.empty(size, dtype=torch.uint8, device=device) for device in (there, here)]
-    forth = partial(out[1].copy_, out[0], non_blocking=True)
-    # torch copies on the current stream of the source, and has those of both GPUs wait for it: with one stream of the
-    # target for both ways they would take turns.
-    streams = [torch.cuda.Stream(device) for device in (there, here)]  # type: ignore[no-untyped-call]
-    both = partial(_fork_join, streams, forth, partial(back[1].copy_, back[0], non_blocking=True))
-    direct = torch.cuda.can_device_access_peer(source, target)
-    one_way = time_alone(forth, here, seconds, heat_up_s=HEAT_UP_S)
-    return PeerCopy(source, target, direct, one_way, time_alone(both, here, seconds, heat_up_s=HEAT_UP_S))
+    for sent, received in (out, back):
+        received.copy_(sent)  # torch lets the two GPUs reach each other's memory at the first copy
+    lanes = Lanes(here, there)
+    forth, home = _copying(out[0], out[1], lanes.streams[0]), _copying(back[0], back[1], lanes.streams[1])
+
+    def both() -> None:
+        forth()
+        home()
+
+    def timed(operation: Callable[[], None]) -> Timed:
+        return time_alone(operation, here, seconds, heat_up_s=HEAT_UP_S, inside=lanes.side_by_side)
+
+    return PeerCopy(source, target, torch.cuda.can_device_access_peer(source, target), timed(forth), timed(both))
 
 
-def _fork_join(others: Sequence[torch.cuda.Stream], first: Callable[[], object], second: Callable[[], object]) -> None:
-    """Both at once: ``second`` on the last of ``others``, from where the current stream stands to where it goes on.
+def _copying(sent: torch.Tensor, received: torch.Tensor, stream: torch.cuda.Stream) -> Callable[[], None]:
+    """One copy on ``stream``, of the GPU that sends. torch's own has the streams of both GPUs wait for each other."""
+    copy = _driver().cuMemcpyAsync
+    addresses = [c_uint64(tensor.data_ptr()) for tensor in (received, sent)]
+    size, handle = c_size_t(sent.nbytes), c_void_p(stream.cuda_stream)
 
-    The streams before it become the current ones of their own devices meanwhile.
-    """
-    current = torch.cuda.current_stream()
-    others[-1].wait_stream(current)
-    first()
-    with ExitStack() as stack:
-        for stream in others:
-            stack.enter_context(torch.cuda.stream(stream))
-        second()
-    current.wait_stream(others[-1])
+    def run() -> None:
+        if code := copy(*addresses, size, handle):
+            raise SeatrialError(f"cuMemcpyAsync from {sent.device} to {received.device}: error {code} of CUDA's driver")
+
+    return run
+
+
+@cache
+def _driver() -> Any:
+    """CUDA's driver, which torch has loaded. CUDA Driver API: cuMemcpyAsync(dst, src, bytes, stream)."""
+    driver = CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    driver.cuMemcpyAsync.argtypes = (c_uint64, c_uint64, c_size_t, c_void_p)
+    return driver

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 # way → how many buffers move in one operation
 WAYS = {"h2d": 1, "d2h": 1, "both": 2}
+TOGETHER = 2  # times as long: GPUs that share something take turns at it, unevenly
 
 
 class TransferOptions(Options):
-    """``seconds`` for each way, alone and together."""
+    """``seconds`` for each way alone, twice as many together."""
 
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
@@ -30,31 +31,39 @@ class TransferOptions(Options):
 def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
     """Yield GB/s of every way, alone and together. All nodes work at the same time: they share nothing here."""
     from seatrial.bench import rank, transfer
-    from seatrial.bench.alone import time_alone
+    from seatrial.bench.alone import all_at_once, time_alone
 
     yield from (Fact(name=name, value=value) for name, value in rank.describe_devices(place.device).items())
     turns = max(rank.gather(place.local_rank)) + 1
     pinned = transfer.Pinned(place.device)
-    time = partial(time_alone, device=place.device, seconds=options.seconds, heat_up_s=transfer.HEAT_UP_S)
+    yield Fact(name="host_memory", value=pinned.placement)
+    time = partial(time_alone, device=place.device, seconds=options.seconds, inside=pinned.side_by_side)
     ways = {"h2d": pinned.h2d, "d2h": pinned.d2h, "both": pinned.both}
     timed: dict[str, Timed] = {}
     for turn in range(turns):
         if turn == place.local_rank:
             place.note("alone")
-            timed |= {f"{way}_alone": time(ways[way]) for way in WAYS}
+            timed |= {f"{way}_alone": time(ways[way], heat_up_s=transfer.HEAT_UP_S) for way in WAYS}
         rank.wait_for_all()
+    # as long as everybody else, before and after as well: who is at work alone has more
+    time_together = partial(
+        time, least_s=TOGETHER * options.seconds, heat_up_s=transfer.TOGETHER_S, run_on_s=transfer.TOGETHER_S
+    )
     for way in WAYS:
         place.note(f"{way}, all together")
         rank.wait_for_all()
-        # as long as everybody else: who ended before would leave the others more
-        timed[f"{way}_together"] = time(ways[way], least_s=options.seconds)
+        timed[f"{way}_together"] = time_together(ways[way])
     for name, one in timed.items():
         yield _metric(place, name, one, pinned.size * WAYS[name.partition("_")[0]])
     yield Fact(name="timing", value={name: one.describe() for name, one in timed.items()})
+    everybody = [found for node, found in rank.gather((place.node, timed)) if node == place.node]
+    overlap = {way: all_at_once([found[f"{way}_together"] for found in everybody]) for way in WAYS}
+    yield Fact(name="all_at_once", value=overlap)
     yield Fact(
         name="how",
         value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, between CUDA events; alone: "
-        f"one GPU of the node after the other; together: all of the node; both: one copy each way at once, summed",
+        f"one GPU of the node after the other; together: all of the node, each at work before and after its windows "
+        "too, so that all of them share what there is; both: copies each way at once, summed",
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PeerOptions(Options):
     """``seconds`` for each ordered pair and each of one way and both ways."""
 
-    seconds: float = Field(default=0.25, gt=0, allow_inf_nan=False)
+    seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
 
 
 def measure(place: Place, options: PeerOptions) -> Iterator[Observation]:
@@ -58,7 +58,7 @@ def _summary(copies: list[PeerCopy], names: list[str], size: int) -> Iterator[Ob
     yield Fact(
         name="how",
         value=f"copies of {format_bytes(size)} from each GPU to each other, one pair at a time, between CUDA events; "
-        "both ways: one copy each way at once, summed",
+        "both ways: copies each way at once, on two streams that wait for each other only at a window's ends, summed",
     )
 
 
