@@ -54,8 +54,14 @@ def time_it(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float], seconds: fl
 def test_steady_times_end_early_and_the_warm_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     cold = (9.0, 0.004, 0.002)  # the first use, the first guess (5 a window), the window of 5
     timings = time_it(monkeypatch, chain(cold, repeat(0.001)), seconds=2)
-    assert timings.windows == ((0.001,),) * MIN_WINDOWS
+    assert set(timings.windows) == {(0.001,)}
+    assert collectives.LEAST_S <= sum(timings.means) * 10 < collectives.LEAST_S + 0.02
     assert (timings.per_window, timings.warmup) == (10, 1 + 1 + 5)
+
+
+def test_few_windows_are_not_enough_however_long_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = time_it(monkeypatch, repeat(0.1), seconds=60)
+    assert len(timings.windows) == MIN_WINDOWS
 
 
 def test_unsteady_times_go_on_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
