@@ -215,8 +215,8 @@ def time_operation(
 ) -> Timings:
     """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
 
-    Not before LEAST_S or ``at_least`` seconds of timed operations, however: a burn-in is to last. All ranks see all times, so all
-    take the same decisions and run the same number of operations.
+    Not before LEAST_S or ``at_least`` seconds of timed operations, however: a burn-in is to last. All ranks see all
+    times, so all take the same decisions and run the same number of operations.
     """
     window_s = max(WINDOW_S, at_least / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
