@@ -127,6 +127,8 @@ def test_facts_say_how_it_was_measured(records: Records) -> None:
     assert (facts["backend"], facts["world_size"], facts["dtype"], facts["in_place"]) == ("gloo", 2, "float32", True)
     assert facts["sizes"] == {"12B": 12, "64KiB": 65536, "1MiB": 1048576}
     assert "host clock" in facts["timing"]
+    assert facts["called"] == "torch's process group"
+    assert "called by torch's process group" in facts["how"]
     assert "nccl_version" not in facts
     for label, counts in facts["iterations"].items():
         samples = metrics(records["honest"][0])[f"busbw.{label}"]["samples"]
