@@ -11,7 +11,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import checkpoint, data, lora, metrics, parallel
+from seatrial.train import checkpoint, data, exposed, lora, metrics, parallel
 from seatrial.train.clock import Clock
 from seatrial.train.decoder import count
 from seatrial.train.files import write_json
@@ -65,6 +65,10 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
             adapters = lora.gather(built.model)
             if world.first:
                 lora.export(adapters, out / "final", built.model, settings.model.name)
+        if world.size > 1 and settings.profile_steps:
+            # last: these steps change weights, and nothing that is kept
+            replicated = settings.parallel.strategy == "ddp"
+            report |= exposed.measure(world, settings.profile_steps, trainer.again(), replicated)
         if world.first:
             metrics.write(report, out)
     return report
@@ -190,7 +194,12 @@ class Trainer:
         """The token behind each one."""
         return batch[..., 1:].contiguous()
 
-    def step(self, number: int, batches: Iterator[Tensor]) -> Pending:
+    def again(self) -> Callable[[bool], Pending]:
+        """Takes a step more, as the last was, with the exchange of gradients or (under DDP) without."""
+        batches = self._batches(0)
+        return lambda exchange: self.step(self.settings.max_steps, batches, exchange)
+
+    def step(self, number: int, batches: Iterator[Tensor], exchange: bool = True) -> Pending:
         """One optimizer step over ``grad_accum`` micro-batches, queued on the device."""
         settings, optimizer = self.settings, self.optimizer
         # dropout's masks: others on each rank and in each step, the same when the step is repeated after a resume
@@ -206,7 +215,7 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         self._own_gradient.fill_(True)
         for place in range(settings.grad_accum):
-            with parallel.gradients_kept_apart(self.built.call, last=place == settings.grad_accum - 1):
+            with parallel.gradients_kept_apart(self.built.call, last=exchange and place == settings.grad_accum - 1):
                 loss = self.built.call(inputs[place], targets[place], settings.loss_chunks)
                 self.clock.forward_done()
                 (loss * share).backward()

@@ -19,7 +19,7 @@ import yaml
 from torch import nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint
+from seatrial.train import checkpoint, exposed
 from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
 from seatrial.train.files import write_json, write_whole
@@ -70,9 +70,7 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
         "trained_tokens": run.trained_tokens,
         **_speed(settings, world, measured, ranks),
         "slowest_rank": slowest(ranks),
-        "exposed_communication_percent": None,
-        "exposed_communication_max_percent": None,
-        "exposed_communication_method": None,
+        **exposed.UNKNOWN,
         "phases_s": phases.seconds,
         "compile_s": max(0.0, run.steps[0].seconds - _middle(measured)) if run.compiled_graphs else 0.0,
         "compiled_graphs": run.compiled_graphs,

@@ -157,6 +157,11 @@ class TrainConfig(Frozen):
     seed: int = Field(default=0, ge=0, lt=2**31)
     # DDP lays its buckets out anew after the first; allocator and clocks settle in the next ones
     settle_steps: int = Field(default=3, ge=0, description="first steps, that speed is not measured in")
+    profile_steps: int = Field(
+        default=3,
+        ge=0,
+        description="of several ranks, behind the others, for exposed communication; 0: not measured",
+    )
     log_every_s: float = Field(default=10.0, gt=0, description="rank 0 writes a line so often")
     timeout_s: float = Field(default=600.0, gt=0, description="a rank that waits longer for its peers gives up")
 
