@@ -65,11 +65,14 @@ def _slowed(settings: TrainConfig, out: Path) -> dict[str, Any]:
 
     def replicate(*arguments: Any) -> Any:
         replica: Any = real(*arguments)
-        late = default_hooks.allreduce_hook
-        replica.register_comm_hook(dist.group.WORLD, lambda state, bucket: time.sleep(0.2) or late(state, bucket))
+        replica.register_comm_hook(dist.group.WORLD, lambda state, bucket: late(state, bucket))
         return replica
 
-    parallel.replicate = replicate
+    def late(state: Any, bucket: Any) -> Any:
+        time.sleep(0.2)
+        return default_hooks.allreduce_hook(state, bucket)
+
+    parallel.replicate = replicate  # type: ignore[assignment]
     return loop.train(settings, out)
 
 

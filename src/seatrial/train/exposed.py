@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from seatrial.train.parallel import World

@@ -28,7 +28,7 @@ from seatrial.train.decoder import count
 from seatrial.train.files import write_json
 from seatrial.train.loss import IGNORED
 from seatrial.train.parallel import Built, World
-from seatrial.train.progress import STEPS, Phases, Progress, Step
+from seatrial.train.progress import STEPS, Phases, Progress, Step, refuse_without_tensorboard
 from seatrial.train.settings import Schedule, TrainConfig
 
 COLLECT_EVERY = 50  # steps: Python's garbage collector stops a rank when it likes, and with it all others
@@ -44,6 +44,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
     Returns what metrics.json holds. ``started`` is when the process began (Unix time), to say what the start cost.
     Raises SeatrialError for what went wrong, on each rank that knows of it.
     """
+    refuse_without_tensorboard(settings)
     phases = Phases(started or time.time(), "imports")
     with parallel.opened(settings.timeout_s) as world:
         phases.next("init")
@@ -119,6 +120,7 @@ class Trainer:
         self.optimizer: Any = parallel.optimizer(settings, built.trained)
         self.saves = checkpoint.Saves(settings.checkpoint, world)
         self.clock = Clock(world.device)
+        self._exchange = True  # gradients, over ranks
         self._broken = torch.zeros((), device=world.device)  # 1 from the first step on that is not finite
         self._own_gradient = torch.ones((), dtype=torch.bool, device=world.device)
         built.model.on_gradient = self._look
@@ -197,9 +199,14 @@ class Trainer:
     def again(self) -> Callable[[bool], Pending]:
         """Takes a step more, as the last was, with the exchange of gradients or (under DDP) without."""
         batches = self._batches(0)
-        return lambda exchange: self.step(self.settings.max_steps, batches, exchange)
 
-    def step(self, number: int, batches: Iterator[Tensor], exchange: bool = True) -> Pending:
+        def take(exchange: bool) -> Pending:
+            self._exchange = exchange
+            return self.step(self.settings.max_steps, batches)
+
+        return take
+
+    def step(self, number: int, batches: Iterator[Tensor]) -> Pending:
         """One optimizer step over ``grad_accum`` micro-batches, queued on the device."""
         settings, optimizer = self.settings, self.optimizer
         # dropout's masks: others on each rank and in each step, the same when the step is repeated after a resume
@@ -215,7 +222,9 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         self._own_gradient.fill_(True)
         for place in range(settings.grad_accum):
-            with parallel.gradients_kept_apart(self.built.call, last=exchange and place == settings.grad_accum - 1):
+            with parallel.gradients_kept_apart(
+                self.built.call, last=self._exchange and place == settings.grad_accum - 1
+            ):
                 loss = self.built.call(inputs[place], targets[place], settings.loss_chunks)
                 self.clock.forward_done()
                 (loss * share).backward()

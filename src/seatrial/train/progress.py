@@ -1,14 +1,16 @@
-"""How a training run goes on: a JSON line a step, a line for a person now and then, and what the start cost."""
+"""How a training run goes on: a JSON line a step, curves, a line for a person now and then; what the start cost."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from seatrial.model import UsageError
 from seatrial.train.parallel import World
 from seatrial.train.settings import TrainConfig
 
@@ -71,6 +73,9 @@ class Progress:
     def __init__(self, settings: TrainConfig, world: World, out: Path, done: int) -> None:
         self._settings, self._world = settings, world
         self._file = _lines(out / STEPS, done) if world.first else None
+        # of stack hf the Trainer writes its own, under the same names
+        ours = world.first and settings.tensorboard and settings.stack == "native"
+        self._board: Any = _board(out, done) if ours else None
         self._live = sys.stderr.isatty()
         self._every = min(LIVE_S, settings.log_every_s) if self._live else settings.log_every_s
         self._said = time.monotonic()
@@ -80,11 +85,21 @@ class Progress:
         if self._file is not None:
             self._file.write(json.dumps(asdict(record)) + "\n")
             self._tell(record)
+        if self._board is not None:
+            self._draw(record)
         return record
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _draw(self, record: Step) -> None:
+        curves = {name: getattr(record, name) for name in ("loss", "grad_norm", "learning_rate", "epoch")}
+        curves["tokens_per_second_per_gpu"] = record.tokens / record.seconds / self._world.size
+        for name, value in curves.items():
+            self._board.add_scalar(f"train/{name}", value, record.step)
 
     def _tell(self, record: Step) -> None:
         now = time.monotonic()
@@ -109,6 +124,20 @@ class Progress:
         said.append(f"{record.tokens / record.seconds / self._world.size:,.0f} tok/s/GPU")
         said += [] if record.data_wait_s is None else [f"data {record.data_wait_s / record.seconds:.1%}"]
         return "  ".join([*said, f"{left:.0f} s left"])
+
+
+def refuse_without_tensorboard(settings: TrainConfig) -> None:
+    """Raises UsageError where logs for TensorBoard are wanted, and it is not installed: before anything is trained."""
+    if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("tensorboard: true needs tensorboard, which is not installed: pip install tensorboard")
+
+
+def _board(out: Path, done: int) -> Any:
+    """Curves of a run that is resumed go on behind its ``done`` steps."""
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, and not part of torch
+
+    writer: Any = SummaryWriter
+    return writer(str(out / "tensorboard"), purge_step=done + 1 if done else None)
 
 
 def _lines(path: Path, done: int) -> TextIO:

@@ -23,7 +23,7 @@ from seatrial.train.hf import data, export, models, ranks
 from seatrial.train.hf.arguments import arguments, strategy
 from seatrial.train.hf.watch import CountingTrainer, Watch
 from seatrial.train.parallel import World
-from seatrial.train.progress import STEPS, Phases
+from seatrial.train.progress import STEPS, Phases, refuse_without_tensorboard
 from seatrial.train.settings import TrainConfig
 
 OOM = (
@@ -35,6 +35,7 @@ OOM = (
 def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     """See seatrial.train.hf.train. ``phases`` has seen the imports end."""
     config.architecture()
+    refuse_without_tensorboard(config)
     models.quiet()
     if os.environ.get("RANK", "0") == "0":
         _announce(config, out)
