@@ -6,10 +6,11 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
+from torch._C._autograd import DeviceType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from seatrial.train import exposed, loop, parallel
@@ -57,6 +58,42 @@ def test_kernels_of_nccl_are_told_from_others() -> None:
     assert exposed.of_kernels([(GEMM, 0, 10)]) == 0.0
     assert exposed.of_kernels([(COPY, 0, 10)]) is None
     assert exposed.of_kernels([]) is None
+
+
+class Event(NamedTuple):
+    """What is asked of a raw event of the profiler."""
+
+    said: str
+    begin: int
+    end: int
+    device: DeviceType = DeviceType.CUDA
+    annotation: bool = False
+
+    def name(self) -> str:
+        return self.said
+
+    def start_ns(self) -> int:
+        return self.begin
+
+    def end_ns(self) -> int:
+        return self.end
+
+    def device_type(self) -> DeviceType:
+        return self.device
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
+
+
+def test_of_the_profilers_events_the_kernels_count() -> None:
+    seen = [
+        Event(GEMM, 0, 60),
+        Event(RING, 50, 100),
+        Event("FSDP::all_gather", 0, 100, annotation=True),  # the GPU's time is annotated as well
+        Event("nccl:all_reduce", 0, 500, annotation=True),
+        Event("cudaLaunchKernel", 0, 400, device=DeviceType.CPU),
+    ]
+    assert exposed.of_kernels(exposed.kernels(seen)) == 40.0
 
 
 def _slowed(settings: TrainConfig, out: Path) -> dict[str, Any]:
