@@ -29,7 +29,7 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
         if wanted.stack == "hf":
             # one name on all ranks, which have not met yet
             with contextlib.redirect_stdout(sys.stderr):  # where accelerate and DeepSpeed write their log
-                found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
+                found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name), started)
         else:
             found = loop.train(wanted, out, started)
     except OSError as error:
