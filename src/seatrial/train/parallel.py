@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.model import SeatrialError
-from seatrial.train import lora, weights
+from seatrial.train import decoder, lora, weights
 from seatrial.train.decoder import Block, Decoder
 from seatrial.train.settings import TrainConfig
 
@@ -132,6 +132,8 @@ def build(settings: TrainConfig, world: World) -> Built:
     if sharded:
         shard(model, settings, world, compute)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
+    if settings.use_lora and not sharded and decoder.MODE != "apart":
+        lora.widen(model)
     drawn = weights.random(settings.seed, shape.initializer_range)
     folder = settings.model.weights
     weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
