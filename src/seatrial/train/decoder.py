@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from seatrial.train import fp8
 from seatrial.train.architecture import Architecture
 from seatrial.train.loss import summed_loss
 
@@ -39,6 +40,8 @@ class Adapter(nn.Module):
 class Linear(nn.Linear):
     """x [..., in] → [..., out], with an adapter where one was attached."""
 
+    fp8 = False  # the product is in 8 bits
+
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
         self.adapter: Adapter | None = None
@@ -46,7 +49,10 @@ class Linear(nn.Linear):
 
     def plain(self, x: Tensor) -> Tensor:
         """Without the adapter."""
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        if self.fp8:
+            return fp8.linear(x, weight) if bias is None else fp8.linear(x, weight) + bias
+        return F.linear(x, weight, bias)
 
 
 def project(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:

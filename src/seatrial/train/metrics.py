@@ -124,7 +124,7 @@ def report(
         "run_name": settings.run_name,
         "stack": settings.stack,
         "strategy": settings.parallel.strategy if world.size > 1 or settings.parallel.strategy == "fsdp2" else "single",
-        "precision": f"{'bf16' if settings.bf16 else 'fp32'} compute, {settings.master_dtype} trained weights and Adam",
+        "precision": _precision(settings),
         "weights": settings.model.weights,
         "hosts": len({rank["host"] for rank in ranks}),
         "parameters": count(list(built.model.parameters())),
@@ -154,6 +154,11 @@ def report(
         "data": asdict(facts),
         "ranks": ranks,
     }
+
+
+def _precision(settings: TrainConfig) -> str:
+    compute = "fp8 products in blocks (MFU is of bf16's peak), else bf16" if settings.fp8 else "bf16"
+    return f"{compute if settings.bf16 else 'fp32'} compute, {settings.master_dtype} trained weights and Adam"
 
 
 def _common(settings: TrainConfig, world: World, records: Sequence[Step], device: str) -> dict[str, Any]:

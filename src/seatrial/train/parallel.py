@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.model import SeatrialError
-from seatrial.train import decoder, lora, weights
-from seatrial.train.decoder import Block, Decoder
+from seatrial.train import decoder, fp8, lora, weights
+from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.settings import TrainConfig
 
 T = TypeVar("T")
@@ -117,12 +117,17 @@ def build(settings: TrainConfig, world: World) -> Built:
     """
     shape, compute = settings.architecture(), _TYPES["bf16" if settings.bf16 else "fp32"]
     master = _TYPES[settings.master_dtype]
+    if settings.fp8:
+        fp8.refuse(world.device, shape)
     model = weights.build(shape, compute, compute if settings.use_lora else master)
     if settings.use_lora:
         dropout = settings.lora_dropout
         lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
         for adapter in lora.adapters(model).values():
             adapter.data = adapter.data.to(master)
+    for layer in model.layers.modules():
+        if isinstance(layer, Linear):
+            layer.fp8 = settings.fp8
     for block in blocks(model):
         block.recompute = settings.gradient_checkpointing
         if settings.compile and world.device.type == "cuda":

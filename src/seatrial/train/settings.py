@@ -131,6 +131,7 @@ class TrainConfig(Frozen):
     bsz: int = Field(default=1, gt=0, description="sequences a rank and micro-batch")
     grad_accum: int = Field(default=1, gt=0, description="micro-batches a step")
     bf16: bool = Field(default=True, description="compute in bf16; else in fp32")
+    fp8: bool = Field(default=False, description="products of the blocks' linear layers in 8 bits; native, GPUs only")
     gradient_checkpointing: bool = False
     use_lora: bool = False
     lora_r: int = Field(default=8, gt=0)
@@ -170,6 +171,12 @@ class TrainConfig(Frozen):
     def _the_stack_can(self) -> TrainConfig:
         if self.stack == "native" and (self.parallel.strategy == "zero3" or self.tensorboard):
             raise ValueError("strategy zero3 and tensorboard go with stack hf")
+        return self
+
+    @model_validator(mode="after")
+    def _eight_bits_go(self) -> TrainConfig:
+        if self.fp8 and (not self.bf16 or self.use_lora or self.stack != "native" or self.bsz * self.seq_len % 16):
+            raise ValueError("fp8 goes with bf16, stack native and all weights trained; bsz × seq_len by sixteens")
         return self
 
     def architecture(self) -> Architecture:
