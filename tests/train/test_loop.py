@@ -75,6 +75,30 @@ def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
     assert losses(tmp_path / "coarse") != losses(tmp_path / "plain")
 
 
+def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) -> None:
+    """Also with clipping, whose norm is over both dimensions of the mesh, and from a checkpoint."""
+    found = {}
+    for name, replicas in (("four", 1), ("two", 2)):
+        changes = {"parallel": FSDP | {"replicas": replicas}, "checkpoint": {"every": 2}}
+        reports = ranks.run(4, ranks.train, config(bsz=2, optimizer={"max_grad_norm": 0.1}, **changes), tmp_path / name)
+        assert not any(isinstance(one, Failed) for one in reports), reports
+        found[name] = reports[0]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
+    assert found["two"]["memory_state_expected_gib"] == 2 * found["four"]["memory_state_expected_gib"]
+    (failed,) = ranks.run(1, ranks.train, config(parallel=FSDP | {"replicas": 2}), tmp_path / "odd")
+    assert failed.said == "parallel.replicas 2 must divide 1 ranks, and leave each two or more"
+    assert ranks.run(4, _spread, config(parallel=FSDP | {"replicas": 2})) == [(0, 128)] * 4
+
+
+def _spread(settings: TrainConfig) -> tuple[int, int]:
+    """Faults of two replicas; rows of the embedding held here."""
+    with parallel.opened(60) as world:
+        model = parallel.build(settings, world).model
+        every = len(list(model.parameters()))
+        assert len(parallel.sharding_faults(model, 4)) == len(parallel.sharding_faults(model, 4, 4)) == every
+        return len(parallel.sharding_faults(model, 4, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
+
+
 def test_what_is_not_sharded_is_named(tmp_path: Path) -> None:
     model = weights.build(config().architecture(), torch.float, torch.float)
     faults = parallel.sharding_faults(model, 2)

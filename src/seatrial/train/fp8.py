@@ -1,7 +1,7 @@
 """Linear layers whose products are in 8 bits (arXiv 2209.05433): e4m3 forward, e5m2 for gradients, one scale a tensor.
 
 A tensor is divided by its scale, so that its largest number is the type's largest, and the product is multiplied by
-both scales. They are taken anew from every tensor: nothing is remembered from step to step. Weights stay what they were.
+both scales. They are taken anew from every tensor: nothing is remembered from step to step. Weights stay as they were.
 """
 
 from __future__ import annotations

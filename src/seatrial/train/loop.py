@@ -89,7 +89,8 @@ def _announce(settings: TrainConfig, world: World, folder: Path | None) -> Path:
 
 
 def _refuse_faults(settings: TrainConfig, built: Built, world: World) -> None:
-    if settings.parallel.strategy == "fsdp2" and (faults := parallel.sharding_faults(built.model, world.size)):
+    ranks, replicas = world.size, settings.parallel.replicas
+    if settings.parallel.strategy == "fsdp2" and (faults := parallel.sharding_faults(built.model, ranks, replicas)):
         raise SeatrialError(
             f"rank {world.rank}: {len(faults)} parameters are not sharded as they should be: {faults[0]}"
         )

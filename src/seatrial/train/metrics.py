@@ -223,7 +223,7 @@ def _state_bytes(settings: TrainConfig, world: World, built: Built) -> float:
     trained = count(built.trained)
     frozen = count(list(built.model.parameters())) - trained
     held = 3 * trained * _WIDTH[settings.master_dtype] + frozen * _WIDTH["bf16" if settings.bf16 else "fp32"]
-    return held / (world.size if settings.parallel.strategy == "fsdp2" else 1)
+    return held / (world.size / settings.parallel.replicas if settings.parallel.strategy == "fsdp2" else 1)
 
 
 @cache

@@ -81,6 +81,9 @@ class Parallel(Frozen):
 
     strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
     deepspeed: str | None = Field(default=None, description="zero3: DeepSpeed's own config file, JSON")
+    # HSDP: weights are gathered among size / replicas ranks that follow one another, such as those of a node; between
+    # the replicas only gradients travel, a share of them each rank
+    replicas: int = Field(default=1, gt=0, description="fsdp2, native: copies of the model, each spread over its ranks")
     cpu_offload: bool = False
     # sums of bf16 lose small gradients as ranks are added; bf16 halves what goes over the wire
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -93,6 +96,8 @@ class Parallel(Frozen):
     def _only_fsdp_offloads(self) -> Parallel:
         if self.strategy == "ddp" and (self.cpu_offload or not self.reshard_after_forward):
             raise ValueError("cpu_offload and reshard_after_forward go with strategy fsdp2")
+        if self.strategy != "fsdp2" and self.replicas > 1:
+            raise ValueError("replicas go with strategy fsdp2: ddp has as many as ranks")
         return self
 
     @model_validator(mode="after")
@@ -171,6 +176,8 @@ class TrainConfig(Frozen):
     def _the_stack_can(self) -> TrainConfig:
         if self.stack == "native" and (self.parallel.strategy == "zero3" or self.tensorboard):
             raise ValueError("strategy zero3 and tensorboard go with stack hf")
+        if self.stack == "hf" and self.parallel.replicas > 1:
+            raise ValueError("parallel.replicas go with stack native")
         return self
 
     @model_validator(mode="after")
