@@ -1,5 +1,7 @@
 """The arithmetic of products in 8 bits, on a CPU, where torch computes them as well. Their speed needs a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ def drawn(*size: int, spread: float = 1.0) -> torch.Tensor:
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Of norms: 0.02 to 0.05 is what 3 and 2 bits of mantissa leave of random numbers."""
-    return ((found.float() - exact.float()).norm() / exact.float().norm()).item()
+    return float((found.float() - exact.float()).norm() / exact.float().norm())
 
 
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e4])  # e4m3 itself ends at 448, and at 2e-3
@@ -83,6 +85,6 @@ def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     "changes",
     [{"bf16": False}, {"use_lora": True}, {"stack": "hf"}, {"bsz": 3, "seq_len": 5}],
 )
-def test_what_does_not_go_with_it_is_refused(changes: dict[str, object]) -> None:
+def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="fp8 goes with"):
-        ranks.config(**{"bf16": True, "fp8": True, **changes})
+        ranks.config(**({"bf16": True, "fp8": True} | changes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import loop, metrics, parallel, weights
+from seatrial.train import checkpoint, loop, metrics, parallel, weights
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import Schedule, TrainConfig
 from tests.train import ranks
@@ -76,18 +77,24 @@ def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
 
 
 def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) -> None:
-    """Also with clipping, whose norm is over both dimensions of the mesh, and from a checkpoint."""
-    found = {}
-    for name, replicas in (("four", 1), ("two", 2)):
-        changes = {"parallel": FSDP | {"replicas": replicas}, "checkpoint": {"every": 2}}
-        reports = ranks.run(4, ranks.train, config(bsz=2, optimizer={"max_grad_norm": 0.1}, **changes), tmp_path / name)
-        assert not any(isinstance(one, Failed) for one in reports), reports
-        found[name] = reports[0]
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
-    assert found["two"]["memory_state_expected_gib"] == 2 * found["four"]["memory_state_expected_gib"]
-    (failed,) = ranks.run(1, ranks.train, config(parallel=FSDP | {"replicas": 2}), tmp_path / "odd")
+    """Also with clipping, whose norm is over both dimensions of the mesh; four shards go on from their checkpoint."""
+    changes: dict[str, Any] = {
+        "bsz": 2,
+        "optimizer": {"max_grad_norm": 0.1},
+        "checkpoint": {"every": 2, "resume": True},
+    }
+    four, two = (config(**changes, parallel=FSDP | {"replicas": replicas}) for replicas in (1, 2))
+    held = []
+    for settings, out in ((four, tmp_path / "four"), (two, tmp_path / "two"), (four, tmp_path / "two")):
+        found = ranks.run(4, ranks.train, settings, out)
+        assert not any(isinstance(one, Failed) for one in found), found
+        assert losses(out) == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
+        held.append(found[0]["memory_state_expected_gib"])
+        shutil.rmtree(checkpoint.folder(out, 4))
+    assert held == [held[0], 2 * held[0], held[0]]
+    assert ranks.run(4, _spread, two) == [(0, 128)] * 4
+    (failed,) = ranks.run(1, ranks.train, two, tmp_path / "odd")
     assert failed.said == "parallel.replicas 2 must divide 1 ranks, and leave each two or more"
-    assert ranks.run(4, _spread, config(parallel=FSDP | {"replicas": 2})) == [(0, 128)] * 4
 
 
 def _spread(settings: TrainConfig) -> tuple[int, int]:

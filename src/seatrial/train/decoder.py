@@ -88,7 +88,7 @@ def widen(layers: Sequence[Linear]) -> None:
     ranks = sum(len(layer.adapter.lora_A) for layer in layers if layer.adapter is not None)
     rows = [layer.out_features for layer in layers]
     wide = first.weight.new_zeros(sum(rows), first.in_features + _PADDED * -(-ranks // _PADDED))
-    for layer, part in zip(layers, wide.split(rows), strict=True):
+    for layer, part in zip(layers, torch.split(wide, rows), strict=True):
         layer.weight = nn.Parameter(part[:, : layer.in_features], requires_grad=False)
     first.wide = wide
 
@@ -115,9 +115,9 @@ def _of_wide(x: Tensor, low: Tensor, wide: Tensor, layers: Sequence[Linear]) -> 
         bias = torch.cat([layer.bias for layer in layers]).to(x.dtype)
     if MODE == "fused":
         result = F.linear(x, wide[:, : x.shape[-1]], bias) + F.linear(low, _ups(layers, low.shape[-1]).to(x.dtype))
-        return list(result.split([layer.out_features for layer in layers], dim=-1))
+        return list(torch.split(result, [layer.out_features for layer in layers], dim=-1))
     result = cast(Tensor, _Wide.apply(x, low, wide, bias, _ups(layers, low.shape[-1])))  # type: ignore[no-untyped-call]
-    return list(result.split([layer.out_features for layer in layers], dim=-1))
+    return list(torch.split(result, [layer.out_features for layer in layers], dim=-1))
 
 
 def _ups(layers: Sequence[Linear], columns: int) -> Tensor:
@@ -126,7 +126,7 @@ def _ups(layers: Sequence[Linear], columns: int) -> Tensor:
         layer.weight.new_zeros(layer.out_features, 0) if layer.adapter is None else layer.adapter.lora_B
         for layer in layers
     ]
-    ups = torch.block_diag(*blocks)
+    ups: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return F.pad(ups, (0, columns - ups.shape[1]))
 
 

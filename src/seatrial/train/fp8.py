@@ -32,7 +32,8 @@ def refuse(device: torch.device, shape: Architecture) -> None:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [..., in] @ ``weight`` [out, in]ᵀ, in the type of x. The gradients' products are in 8 bits as well."""
-    return cast(Tensor, _Linear.apply(x.flatten(0, -2), weight)).unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
+    rows = cast(Tensor, _Linear.apply(x.flatten(0, -2), weight))  # type: ignore[no-untyped-call]
+    return rows.view(*x.shape[:-1], -1)
 
 
 def scale_of(value: Tensor, kind: torch.dtype) -> Tensor:
