@@ -5,7 +5,7 @@ import torch
 
 from seatrial.model import UsageError
 from seatrial.train import architecture, lora, weights
-from seatrial.train.decoder import Decoder, count
+from seatrial.train.decoder import Decoder, count, dropout
 from seatrial.train.settings import ALL_LINEAR
 from tests.train.test_decoder import CPU, published, tokens
 
@@ -102,6 +102,24 @@ def test_adapters_of_another_shape_are_refused(
 def test_adapters_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the adapters"):
         lora.load(adapted(), tmp_path)
+
+
+def test_dropout_drops_its_share_anywhere_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(64, 500, 40, dtype=torch.double).requires_grad_()
+    first, second = dropout(x, 0.05), dropout(x, 0.05)
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, 0.05), first)
+    (gradient,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(gradient, first)
+    lost = torch.stack([first, second]) == 0
+    torch.testing.assert_close(first[~lost[0]], torch.full_like(first[~lost[0]], 1 / 0.95))
+    assert lost.float().mean().item() == pytest.approx(0.05, abs=6e-4)  # 4 σ of 2.56 million
+    for kept in (1, 2, 3):  # no place along any side is preferred: 5 σ
+        share, each = lost.float().mean([dim for dim in range(4) if dim != kept]), lost.numel() / lost.shape[kept]
+        assert (share - 0.05).abs().max() < 5 * (0.05 * 0.95 / each) ** 0.5
+    pairs = [lost[0] & lost[1], *(lost[0] & lost[0].roll(by, dim) for by in (1, 2, 4) for dim in (0, 1, 2))]
+    assert all(both.float().mean().item() == pytest.approx(0.0025, abs=2.5e-4) for both in pairs)  # 5 σ
 
 
 def test_dropout_works_in_training_only() -> None:
