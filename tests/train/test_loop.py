@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import loop, metrics, parallel, weights
+from seatrial.train import checkpoint, loop, metrics, parallel, weights
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import Schedule, TrainConfig
 from tests.train import ranks
@@ -73,6 +74,36 @@ def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
             losses(tmp_path / "plain"), rel=0.01 if name == "coarse" else 1e-5
         )
     assert losses(tmp_path / "coarse") != losses(tmp_path / "plain")
+
+
+def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) -> None:
+    """Also with clipping, whose norm is over both dimensions of the mesh; four shards go on from their checkpoint."""
+    changes: dict[str, Any] = {
+        "bsz": 2,
+        "optimizer": {"max_grad_norm": 0.1},
+        "checkpoint": {"every": 2, "resume": True},
+    }
+    four, two = (config(**changes, parallel=FSDP | {"replicas": replicas}) for replicas in (1, 2))
+    held = []
+    for settings, out in ((four, tmp_path / "four"), (two, tmp_path / "two"), (four, tmp_path / "two")):
+        found = ranks.run(4, ranks.train, settings, out)
+        assert not any(isinstance(one, Failed) for one in found), found
+        assert losses(out) == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
+        held.append(found[0]["memory_state_expected_gib"])
+        shutil.rmtree(checkpoint.folder(out, 4))
+    assert held == [held[0], 2 * held[0], held[0]]
+    assert ranks.run(4, _spread, two) == [(0, 128)] * 4
+    (failed,) = ranks.run(1, ranks.train, two, tmp_path / "odd")
+    assert failed.said == "parallel.replicas 2 must divide 1 ranks, and leave each two or more"
+
+
+def _spread(settings: TrainConfig) -> tuple[int, int]:
+    """Faults of two replicas; rows of the embedding held here."""
+    with parallel.opened(60) as world:
+        model = parallel.build(settings, world).model
+        every = len(list(model.parameters()))
+        assert len(parallel.sharding_faults(model, 4)) == len(parallel.sharding_faults(model, 4, 4)) == every
+        return len(parallel.sharding_faults(model, 4, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
 
 
 def test_what_is_not_sharded_is_named(tmp_path: Path) -> None:

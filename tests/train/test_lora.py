@@ -5,17 +5,25 @@ import torch
 
 from seatrial.model import UsageError
 from seatrial.train import architecture, lora, weights
-from seatrial.train.decoder import Decoder, count
+from seatrial.train.decoder import Decoder, count, dropout
 from seatrial.train.settings import ALL_LINEAR
 from tests.train.test_decoder import CPU, published, tokens
 
 SHAPE = architecture.find("qwen2-tiny")
 
 
-def adapted(targets: tuple[str, ...] = ALL_LINEAR, rank: int = 4, folder: Path | None = None) -> Decoder:
-    model = weights.build(SHAPE, torch.float, torch.float)
+def adapted(
+    targets: tuple[str, ...] = ALL_LINEAR,
+    rank: int = 4,
+    folder: Path | None = None,
+    widened: bool = True,
+    dtype: torch.dtype = torch.float,
+) -> Decoder:
+    model = weights.build(SHAPE, dtype, dtype)
     lora.attach(model, targets, rank, alpha=16, dropout=0.0)
     model.to_empty(device="cpu")
+    if widened:
+        lora.widen(model)
     drawn = weights.random(0, 0.02)
     weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn, CPU)
     return model
@@ -34,7 +42,24 @@ def test_only_adapters_train() -> None:
 def test_new_adapters_change_nothing() -> None:
     plain = weights.build(SHAPE, torch.float, torch.float).to_empty(device="cpu")
     weights.fill(plain, weights.random(0, 0.02), CPU)
-    torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=0)
+    torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj", "up_proj")])
+def test_one_wide_product_gives_what_products_apiece_give(targets: tuple[str, ...]) -> None:
+    found = []
+    for widened in (False, True):
+        model = adapted(targets, widened=widened, dtype=torch.double)
+        with torch.no_grad():
+            for name, parameter in lora.adapters(model).items():
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name) * 31 + sum(map(ord, name))))
+        model.embed_tokens.weight.requires_grad_()  # shows the gradient of the first block's x
+        loss = model(tokens(), tokens())
+        loss.backward()
+        found.append({"": loss} | {name: one.grad for name, one in model.named_parameters() if one.requires_grad})
+    assert found[0].keys() == found[1].keys()
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
@@ -77,6 +102,24 @@ def test_adapters_of_another_shape_are_refused(
 def test_adapters_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the adapters"):
         lora.load(adapted(), tmp_path)
+
+
+def test_dropout_drops_its_share_anywhere_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(64, 500, 40, dtype=torch.double).requires_grad_()
+    first, second = dropout(x, 0.05), dropout(x, 0.05)
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, 0.05), first)
+    (gradient,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(gradient, first)
+    lost = torch.stack([first, second]) == 0
+    torch.testing.assert_close(first[~lost[0]], torch.full_like(first[~lost[0]], 1 / 0.95))
+    assert lost.float().mean().item() == pytest.approx(0.05, abs=6e-4)  # 4 σ of 2.56 million
+    for kept in (1, 2, 3):  # no place along any side is preferred: 5 σ
+        share, each = lost.float().mean([dim for dim in range(4) if dim != kept]), lost.numel() / lost.shape[kept]
+        assert (share - 0.05).abs().max() < 5 * (0.05 * 0.95 / each) ** 0.5
+    pairs = [lost[0] & lost[1], *(lost[0] & lost[0].roll(by, dim) for by in (1, 2, 4) for dim in (0, 1, 2))]
+    assert all(both.float().mean().item() == pytest.approx(0.0025, abs=2.5e-4) for both in pairs)  # 5 σ
 
 
 def test_dropout_works_in_training_only() -> None:

@@ -92,13 +92,20 @@ def _announce(settings: TrainConfig, world: World, folder: Path | None) -> Path:
 
 
 def _refuse_faults(settings: TrainConfig, built: Built, world: World) -> None:
-    if settings.parallel.strategy == "fsdp2" and (faults := parallel.sharding_faults(built.model, world.size)):
+    ranks, replicas = world.size, settings.parallel.replicas
+    if settings.parallel.strategy == "fsdp2" and (faults := parallel.sharding_faults(built.model, ranks, replicas)):
         raise SeatrialError(
             f"rank {world.rank}: {len(faults)} parameters are not sharded as they should be: {faults[0]}"
         )
     if world.first:
         parameters = list(built.model.parameters())
         print(f"{count(built.trained):,} of {count(parameters):,} parameters train", file=sys.stderr)
+
+
+def _compute(settings: TrainConfig) -> str:
+    if settings.fp8:
+        return "fp8 products in blocks (MFU is of bf16's peak), else bf16"
+    return "bf16" if settings.bf16 else "fp32"
 
 
 @dataclass
@@ -173,7 +180,7 @@ class Trainer:
             model=self.built.model,
             optimizer=self.optimizer,
             strategy=settings.parallel.strategy,
-            compute="bf16" if settings.bf16 else "fp32",
+            compute=_compute(settings),
             data=self.blocks.facts,
             trained_tokens=sum(record.trained_tokens or 0 for record in records),
             checkpoints=self.saves.results,

@@ -220,7 +220,7 @@ def _state_gib(settings: TrainConfig, world: World, run: Run) -> float | None:
     if settings.parallel.cpu_offload:
         return 0.0
     held = sum(_numbers(p) * p.element_size() * (3 if p.requires_grad else 1) for p in run.model.parameters())
-    return held / (1 if run.strategy == "ddp" else world.size) / GIB
+    return held / (1 if run.strategy == "ddp" else world.size / settings.parallel.replicas) / GIB
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Who trains together, and how a model is spread over them: one process, DDP, or FSDP2."""
+"""Who trains together, and how a model is spread over them: one process, DDP, FSDP2, or several replicas of FSDP2."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from seatrial.model import SeatrialError
-from seatrial.train import lora, weights
-from seatrial.train.decoder import Block, Decoder
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import decoder, fp8, lora, weights
+from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.settings import TrainConfig
 
 T = TypeVar("T")
@@ -119,12 +119,17 @@ def build(settings: TrainConfig, world: World) -> Built:
     """
     shape, compute = settings.architecture(), _TYPES["bf16" if settings.bf16 else "fp32"]
     master = _TYPES[settings.master_dtype]
+    if settings.fp8:
+        fp8.refuse(world.device, shape)
     model = weights.build(shape, compute, compute if settings.use_lora else master)
     if settings.use_lora:
         dropout = settings.lora_dropout
         lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
         for adapter in lora.adapters(model).values():
             adapter.data = adapter.data.to(master)
+    for layer in model.layers.modules():
+        if isinstance(layer, Linear):
+            layer.fp8 = settings.fp8
     for block in blocks(model):
         block.recompute = settings.gradient_checkpointing
         if settings.compile and world.device.type == "cuda":
@@ -134,6 +139,8 @@ def build(settings: TrainConfig, world: World) -> Built:
     if sharded:
         shard(model, settings, world, compute)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
+    if settings.use_lora and not sharded and decoder.MODE != "apart":
+        lora.widen(model)
     drawn = weights.random(settings.seed, shape.initializer_range)
     folder = settings.model.weights
     weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
@@ -148,12 +155,13 @@ def blocks(model: Decoder) -> list[Block]:
 def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dtype) -> None:
     """FSDP2: a group for each block, one for norm and head, which backward needs first, one for the embedding.
 
-    With tied weights head and embedding are one, in the outermost group.
+    With tied weights head and embedding are one, in the outermost group. Raises UsageError where ranks do not divide
+    into replicas.
     """
     parallel = settings.parallel
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(world.device.type, (world.size,)),
+        "mesh": _mesh(world, parallel.replicas),
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_TYPES[parallel.reduce_dtype]),
         "offload_policy": offload if parallel.cpu_offload else OffloadPolicy(),
     }
@@ -166,6 +174,19 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dt
     fully_shard(model, reshard_after_forward=False, **options)
     if parallel.prefetch:
         _prefetch(cast("list[FSDPModule]", groups), parallel.prefetch)
+
+
+def _mesh(world: World, replicas: int) -> DeviceMesh:
+    """One dimension, over which weights are spread; with replicas (HSDP) a dimension of them before it.
+
+    Ranks that follow one another share a replica: torchrun and srun number those of a node so.
+    """
+    if replicas == 1:
+        return init_device_mesh(world.device.type, (world.size,))
+    shards, rest = divmod(world.size, replicas)
+    if rest or shards == 1:
+        raise UsageError(f"parallel.replicas {replicas} must divide {world.size} ranks, and leave each two or more")
+    return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
 def _prefetch(groups: list[FSDPModule], ahead: int) -> None:
@@ -187,15 +208,22 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
     return replica
 
 
-def sharding_faults(model: nn.Module, ranks: int) -> list[str]:
-    """What is not spread as FSDP2 promises: every parameter by its rows, and no rank with more than its share."""
+def sharding_faults(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
+    """What is not spread as FSDP2 promises: every parameter by its rows, and no rank with more than its share.
+
+    ``ranks`` in all; each of ``replicas`` is spread over as many as it has.
+    """
     faults = []
+    shards = ranks // replicas
+    sizes, placements = ((shards,), (Shard(0),)) if replicas == 1 else ((replicas, shards), (Replicate(), Shard(0)))
     for name, parameter in model.named_parameters():
-        rows = -(-parameter.shape[0] // ranks)
+        rows = -(-parameter.shape[0] // shards)
         if not isinstance(parameter, DTensor):
             faults.append(f"{name} is whole")
-        elif parameter.placements != (Shard(0),) or parameter.device_mesh.size() != ranks:
-            faults.append(f"{name} is {parameter.placements} over {parameter.device_mesh.size()} ranks")
+        elif parameter.placements != placements or parameter.device_mesh.shape != sizes:
+            faults.append(
+                f"{name} is {parameter.placements} over {' × '.join(map(str, parameter.device_mesh.shape))} ranks"
+            )
         elif len(parameter.to_local()) > rows:
             faults.append(f"{name}: {len(parameter.to_local())} of {parameter.shape[0]} rows here, at most {rows} due")
     return faults

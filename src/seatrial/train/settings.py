@@ -81,6 +81,9 @@ class Parallel(Frozen):
 
     strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
     deepspeed: str | None = Field(default=None, description="zero3: DeepSpeed's own config file, JSON")
+    # HSDP: weights are gathered among size / replicas ranks that follow one another, such as those of a node; between
+    # the replicas only gradients travel, a share of them each rank
+    replicas: int = Field(default=1, gt=0, description="fsdp2, native: copies of the model, each spread over its ranks")
     cpu_offload: bool = False
     # sums of bf16 lose small gradients as ranks are added; bf16 halves what goes over the wire
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -93,6 +96,8 @@ class Parallel(Frozen):
     def _only_fsdp_offloads(self) -> Parallel:
         if self.strategy == "ddp" and (self.cpu_offload or not self.reshard_after_forward):
             raise ValueError("cpu_offload and reshard_after_forward go with strategy fsdp2")
+        if self.strategy != "fsdp2" and self.replicas > 1:
+            raise ValueError("replicas go with strategy fsdp2: ddp has as many as ranks")
         return self
 
     @model_validator(mode="after")
@@ -131,6 +136,7 @@ class TrainConfig(Frozen):
     bsz: int = Field(default=1, gt=0, description="sequences a rank and micro-batch")
     grad_accum: int = Field(default=1, gt=0, description="micro-batches a step")
     bf16: bool = Field(default=True, description="compute in bf16; else in fp32")
+    fp8: bool = Field(default=False, description="products of the blocks' linear layers in 8 bits; native, GPUs only")
     gradient_checkpointing: bool = False
     use_lora: bool = False
     lora_r: int = Field(default=8, gt=0)
@@ -175,6 +181,14 @@ class TrainConfig(Frozen):
     def _the_stack_can(self) -> TrainConfig:
         if self.stack == "native" and self.parallel.strategy == "zero3":
             raise ValueError("strategy zero3 goes with stack hf")
+        if self.stack == "hf" and self.parallel.replicas > 1:
+            raise ValueError("parallel.replicas go with stack native")
+        return self
+
+    @model_validator(mode="after")
+    def _eight_bits_go(self) -> TrainConfig:
+        if self.fp8 and (not self.bf16 or self.use_lora or self.stack != "native" or self.bsz * self.seq_len % 16):
+            raise ValueError("fp8 goes with bf16, stack native and all weights trained; bsz × seq_len by sixteens")
         return self
 
     def architecture(self) -> Architecture:

@@ -1,0 +1,90 @@
+"""The arithmetic of products in 8 bits, on a CPU, where torch computes them as well. Their speed needs a GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from seatrial.model import UsageError
+from seatrial.train import architecture, fp8, parallel
+from seatrial.train.decoder import Decoder, Linear
+from tests.train import ranks
+from tests.train.test_decoder import filled, tokens
+
+
+def drawn(*size: int, spread: float = 1.0) -> torch.Tensor:
+    values = torch.randn(*size, generator=torch.Generator().manual_seed(sum(size))) * spread
+    return values.bfloat16().requires_grad_()
+
+
+def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Of norms: 0.02 to 0.05 is what 3 and 2 bits of mantissa leave of random numbers."""
+    return float((found.float() - exact.float()).norm() / exact.float().norm())
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e4])  # e4m3 itself ends at 448, and at 2e-3
+def test_products_and_gradients_are_those_of_bf16_but_for_rounding(spread: float) -> None:
+    x, weight, gradient = drawn(2, 32, 64, spread=spread), drawn(48, 64, spread=0.02), drawn(2, 32, 48, spread=1e-5)
+    found, exact = fp8.linear(x, weight), torch.nn.functional.linear(x, weight)
+    assert found.dtype == torch.bfloat16
+    assert found.shape == exact.shape
+    assert 1e-3 < distance(found, exact) < 0.06
+    ours = torch.autograd.grad(found, (x, weight), gradient)
+    theirs = torch.autograd.grad(exact, (x, weight), gradient)
+    assert all(1e-3 < distance(*pair) < 0.09 for pair in zip(ours, theirs, strict=True))
+
+
+def test_what_eight_bits_can_say_is_exact() -> None:
+    x = torch.tensor([[448.0, 2.0] * 16] * 16, dtype=torch.bfloat16)
+    weight = torch.eye(32, dtype=torch.bfloat16)
+    assert torch.equal(fp8.linear(x, weight), x)
+    assert torch.equal(fp8.linear(torch.zeros_like(x), weight), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_none(bad: float) -> None:
+    x = drawn(16, 32).detach()
+    x[3, 3] = bad
+    assert not fp8.linear(x, drawn(16, 32)).isfinite().any()
+
+
+def in_eight_bits(model: Decoder) -> Decoder:
+    for layer in model.layers.modules():
+        if isinstance(layer, Linear):
+            layer.fp8 = True
+    return model
+
+
+def test_a_decoder_computes_nearly_the_same_and_its_head_exactly() -> None:
+    plain, narrow = (filled("qwen2-tiny", dtype=torch.bfloat16) for _ in range(2))
+    in_eight_bits(narrow)
+    losses = [model(tokens((2, 32)), tokens((2, 32))) for model in (plain, narrow)]
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
+    for loss in losses:
+        loss.backward()
+    pairs = zip(plain.parameters(), narrow.parameters(), strict=True)
+    assert max(distance(b.grad, a.grad) for a, b in pairs if a.grad is not None and b.grad is not None) < 0.3
+    output = filled("qwen2-tiny", dtype=torch.bfloat16).output
+    assert not any(getattr(module, "fp8", False) for module in output.modules())
+
+
+def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ranks.config(bf16=True, fp8=True)
+    with parallel.opened(60) as world, pytest.raises(UsageError, match="there is no GPU: set fp8 to false"):
+        parallel.build(settings, world)
+    gpu = torch.device("cuda", 0)
+    for capability, complaint in (((8, 0), "this GPU has 8.0"), ((9, 0), "multiples of 16, and one has 90")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        with pytest.raises(UsageError, match=complaint):
+            fp8.refuse(gpu, architecture.find("mistral-tiny").model_copy(update={"intermediate_size": 90}))
+    fp8.refuse(gpu, architecture.find("mistral-7b"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bf16": False}, {"use_lora": True}, {"stack": "hf"}, {"bsz": 3, "seq_len": 5}],
+)
+def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="fp8 goes with"):
+        ranks.config(**({"bf16": True, "fp8": True} | changes))
