@@ -61,11 +61,12 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
             done = trainer.resume(out) if settings.checkpoint.resume else 0
             records = trainer.run(done, out, phases)
         report = metrics.report(settings, world, trainer.ran(records), phases)
-        report |= {"out": str(out), "final": None}
-        if settings.use_lora:
+        report |= {"out": str(out), "final": None, **parallel.spread(built.model)}
+        if settings.use_lora and settings.export:
             adapters = lora.gather(built.model)
             if world.first:
                 lora.export(adapters, out / "final", built.model, settings.model.name)
+                report["final"] = lora.prove(adapters, out / "final")
         if world.size > 1 and settings.profile_steps:
             # last: these steps change weights, and nothing that is kept
             replicated = settings.parallel.strategy == "ddp"

@@ -55,7 +55,8 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
     report = metrics.report(config, world, _ran(config, trainer, watch, world, _facts(config, prepared)), phases)
     report["out"] = str(out)
-    report["final"] = export.save(trainer, out / "final", strategy(config) != "ddp")
+    sharded = strategy(config) != "ddp"
+    report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
     ranks.once(lambda: metrics.write(report, out))
     if dist.is_initialized():
         dist.destroy_process_group()
