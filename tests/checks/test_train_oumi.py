@@ -15,7 +15,6 @@ from tests.fakes.slurm import judge, run
 
 ROOT = Path(__file__).parent.parent.parent
 OUMI = (sys.executable, str(ROOT / "tests" / "fakes" / "oumi.py"))
-TINY = str(ROOT / "configs" / "tiny" / "sft-smollm-135m.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(folder: Path, fault: str = "", **options: Any) -> Measurement:
     command = ["env", f"OUMI_FAULT={fault}", *OUMI]
-    return run(CHECK, folder, command=command, config=TINY, **options)
+    return run(CHECK, folder, command=command, **options)
 
 
 def outcomes(measured: Measurement) -> dict[str, Outcome]:

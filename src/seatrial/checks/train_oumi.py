@@ -70,7 +70,7 @@ class OumiOptions(Options):
     """``command`` is Oumi's executable, word by word: whatever starts it, such as a container's runtime, among them."""
 
     command: tuple[str, ...] = ()
-    config: str | None = Field(default=None, description=f"a training config; by default {NAME}, on a CPU its tiny one")
+    config: str = Field(default="", description=f"a training config; by default {NAME}, on a CPU its tiny twin")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE of it, such as model.weights=/models/smollm")
     train_limit_s: float = Field(default=1500, gt=0, description="seconds after which Oumi is ended")
 
@@ -116,13 +116,9 @@ def _device() -> str | None:
 
 
 def _config(options: OumiOptions, on_gpu: bool) -> TrainConfig:
-    from importlib import resources
-
     from seatrial.train import settings
 
-    own = resources.files("seatrial") / "data" / "configs"
-    path = options.config or str((own if on_gpu else own / "tiny") / f"{NAME}.yaml")
-    return settings.load(path, options.overrides)
+    return settings.load(options.config or (NAME if on_gpu else f"tiny/{NAME}"), options.overrides)
 
 
 def _prepared(config: TrainConfig, folder: Path, place: Place) -> Iterator[Observation]:
