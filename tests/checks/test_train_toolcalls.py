@@ -144,7 +144,7 @@ def test_from_rows_to_scored_answers_on_one_rank(tmp_path: Path) -> None:
     verdicts = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
     assert {metric for metric, outcome in verdicts.items() if outcome is not Outcome.PASS} == {"loss_end", "better"}
     assert measured.facts["strategy"] == "ddp"
-    assert measured.facts["strategy_requested"] == "ddp"
+    assert measured.facts["strategy_requested"] == "zero3"
     assert set(measured.facts["overrides"]) == set(ALONE)  # type: ignore[arg-type]
     names = [Path(artifact.path).name for artifact in measured.artifacts]
     assert {"metrics.json", "summary.txt", "evaluation.json", "answers.jsonl"} <= set(names)

@@ -62,6 +62,7 @@ _NOT_ITS_OWN = {
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV"),
 }
 _LOOK_EVERY_S = 0.5
+_SAY_EVERY_S = 15
 _LAST_WORDS = 600
 _VERSION = re.compile(r"Oumi version: (\S+)")  # oumi-ai/oumi, src/oumi/train.py
 
@@ -149,7 +150,7 @@ def _train(options: OumiOptions, config: TrainConfig, folder: Path, device: str,
     child = shell.start(argv, env=env, stdout=log, stderr=log)
     try:
         while (code := child.poll()) is None and time.monotonic() - started < options.train_limit_s:
-            place.note(f"oumi train, {time.monotonic() - started:.0f} s")
+            place.note(f"oumi train, {(time.monotonic() - started) // _SAY_EVERY_S * _SAY_EVERY_S:.0f} s")
             time.sleep(_LOOK_EVERY_S)
     finally:
         shell.stop(child)
