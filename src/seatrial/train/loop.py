@@ -61,7 +61,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
             done = trainer.resume(out) if settings.checkpoint.resume else 0
             records = trainer.run(done, out, phases)
         report = metrics.report(settings, world, built, blocks.facts, records, phases, trainer.saves.results)
-        report["out"] = str(out)
+        report |= {"out": str(out), **parallel.spread(built.model)}
         if settings.use_lora and settings.export:
             adapters = lora.gather(built.model)
             if world.first:

@@ -189,6 +189,12 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
     return replica
 
 
+def spread(model: nn.Module) -> dict[str, int]:
+    """How many parameter tensors there are, and how many of them are sharded."""
+    found = list(model.parameters())
+    return {"parameter_tensors": len(found), "tensors_sharded": sum(isinstance(one, DTensor) for one in found)}
+
+
 def sharding_faults(model: nn.Module, ranks: int) -> list[str]:
     """What is not spread as FSDP2 promises: every parameter by its rows, and no rank with more than its share."""
     faults = []
