@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from seatrial.checks import train_toolcalls
 from seatrial.checks.base import Place
-from seatrial.checks.train_toolcalls import ALONE, CHECK, SHORT, adapter_parameters, figures, wanted
+from seatrial.checks.train_toolcalls import ALONE, CHECK, SHORT, figures, wanted
 from seatrial.checks.workload import WorkloadOptions
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Fact, Measurement, Metric, Outcome, UsageError
@@ -70,7 +70,8 @@ def test_what_cannot_be_asked_for_is_refused_before_it_is_trained(tmp_path: Path
 
 def test_the_adapters_are_as_many_as_others_counted() -> None:
     config = settings.load("toolcalls-qwen2-7b")
-    assert adapter_parameters(config) == 161_480_704  # what users of this workload report: 161M trainable of 7.7B
+    adapters = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
+    assert adapters == 161_480_704  # what users of this workload report: 161M trainable of 7.7B
 
 
 def score(**counts: tuple[int, int]) -> dict[str, Any]:
