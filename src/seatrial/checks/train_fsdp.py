@@ -66,7 +66,7 @@ def _spread(native: Trained) -> Iterator[Observation]:
     if tensors is not None:
         yield Metric(name="tensors_whole", value=tensors - sharded, unit="count", subject=CLUSTER)
         yield Fact(name="tensors", value={"all": tensors, "sharded": sharded})
-        yield Fact(name="data", value="generated" if native.value("dataset") == "generated" else "rows")
+        yield Fact(name="data", value="rows" if native.value("loss_floor") is None else "generated")
     held, due = native.value("memory_state_gib"), native.value("memory_state_expected_gib")
     if held is not None and due:
         yield Metric(name="memory_state", value=held, unit="GiB", subject=CLUSTER)

@@ -21,8 +21,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     if place.rank:
         return
     yield from (Fact(name=name, value=value) for name, value in facts.items())
-    dtypes = {name: trained.value(name) for name in ("precision", "weights_dtype", "trained_dtypes")}
-    yield Fact(name="precision", value={name: value for name, value in dtypes.items() if value})
+    yield Fact(name="precision", value=trained.value("precision"))
     yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; nothing is exported")
     yield from workload.judged({"sft": trained})
     yield from workload.each(place, trained)

@@ -44,7 +44,9 @@ class World:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank, on every rank."""
+        """Everybody's value, by rank, on every rank. One that is alone needs no group."""
+        if self.size == 1:
+            return [value]
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, value)
         return cast("list[T]", values)
