@@ -139,14 +139,21 @@ def checks(as_json: AsJson = False) -> None:
 
 @app.command()
 def render(
-    launcher: Annotated[str, typer.Argument(help="local, slurm, or torchrun: commands to start by hand.")],
-    trial: TrialName = "quick",
+    launcher: Annotated[
+        str, typer.Argument(help="local, slurm, or torchrun: commands to start by hand. oumi: its config.")
+    ],
+    trial: Annotated[str, typer.Argument(help="A trial, as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="torchrun: make this run directory, on a shared filesystem.")] = None,
 ) -> None:
     """The exact commands that a run would start."""
+    if launcher == "oumi":
+        from seatrial.train import oumi, settings
+
+        print(oumi.rendered(settings.load(trial, set_ or ()), out or Path("RUN")), end="")
+        return
     from seatrial import trial as pipeline
     from seatrial.rundir import Request
 

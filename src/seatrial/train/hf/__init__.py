@@ -40,6 +40,21 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     return evaluation.evaluate(config, out)
 
 
+def prepare_foreign(config: TrainConfig, folder: Path) -> None:
+    """What a trainer that is not ours starts from: see seatrial.train.hf.foreign. Raises SeatrialError."""
+    hub.settle(config)
+    with _installed():
+        from seatrial.train.hf import foreign
+    foreign.prepare(config, folder)
+
+
+def speak(folder: Path) -> str:
+    """Load a model of another trainer, and let it answer: see seatrial.train.hf.foreign. Raises SeatrialError."""
+    with _installed():
+        from seatrial.train.hf import foreign
+    return foreign.speak(folder)
+
+
 @contextmanager
 def _installed() -> Iterator[None]:
     try:

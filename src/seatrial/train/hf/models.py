@@ -72,8 +72,11 @@ def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
 def save_random(config: TrainConfig, folder: Path) -> None:
     """Write the random base model to ``folder``, unless it is there."""
     if not folder.exists():
+        # a CPU takes a minute to draw seven billion numbers
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with whole_folder(folder) as making:
-            build(config, torch.device("cpu")).save_pretrained(making)
+            build(config, device).save_pretrained(making)
+        torch.cuda.empty_cache()
 
 
 def load(folder: Path, config: TrainConfig) -> Any:

@@ -125,6 +125,7 @@ def _record(
         "model": config.model.name,
         "weights": hub.source_of(config.model.weights, "random"),
         "data": report["data"],
+        "preprocess": report["preprocess"],
         "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT},
         **{name: _by_split(cases, found) for name, found in scores.items()},
         "gate": gate(scores["base"], scores["tuned"], config.evaluation.significance),

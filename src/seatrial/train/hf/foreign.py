@@ -1,0 +1,78 @@
+"""For a trainer that is not ours: what it starts from where nothing is named, and whether what it left can be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from seatrial.model import SeatrialError
+from seatrial.train.files import write_json, write_whole
+from seatrial.train.hf import models, rows, tokens
+from seatrial.train.hf.data import GENERATED_ROWS
+from seatrial.train.oumi import MODEL, ROWS
+from seatrial.train.settings import TrainConfig
+from seatrial.train.toolcalls.template import END_OF_TURN, SPECIAL_TOKENS
+
+_PROMPT = "Write these words in reverse order."
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+
+def prepare(config: TrainConfig, folder: Path) -> None:
+    """Write ``folder``/rows.jsonl and /model, as far as ``config`` names none.
+
+    The model is its config and a tokenizer: weights are drawn by who trains. Raises OSError.
+    """
+    generated = list(rows.generate(config.data.layout, config.data.samples or GENERATED_ROWS, config.seed))
+    if config.data.path is None:
+        lines = "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in generated)
+        write_whole(folder / ROWS, lambda file: file.write(lines.encode()))
+    if config.model.weights == "random":
+        (folder / MODEL).mkdir()
+        _write_config(config, folder / MODEL)
+        _write_tokenizer(config, folder / MODEL, [json.dumps(row, ensure_ascii=False) for row in generated])
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of no_robots by its messages alone: the rest would be refused, or left out, by who reads conversations."""
+    return {"messages": row["messages"]} if "messages" in row else row
+
+
+def _write_config(config: TrainConfig, folder: Path) -> None:
+    """With rope_theta on top, as transformers 4 wrote it and 5 still reads it."""
+    architecture = config.architecture()
+    fields = architecture.model_dump(exclude_none=True)
+    write_json(folder / "config.json", {"architectures": [_ARCHITECTURES[architecture.model_type]], **fields})
+
+
+def _write_tokenizer(config: TrainConfig, folder: Path, texts: list[str]) -> None:
+    """In the files that transformers 4 and 5 both read; 5 by itself names a class that 4 does not know."""
+    trained = tokens.train(texts, config.architecture().vocab_size)
+    trained.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    # added up: in the place of a text, Oumi's roles would be written as members of their enumeration
+    turn = "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    template = f"{{% for message in messages %}}{turn}{{% endfor %}}"
+    kept = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TURN, "pad_token": SPECIAL_TOKENS[0]}
+    write_json(folder / "tokenizer_config.json", {**kept, "chat_template": template})
+
+
+@torch.inference_mode()
+def speak(folder: Path) -> str:
+    """What the model in ``folder`` answers, greedily. Raises SeatrialError where it does not load, or computes NaN."""
+    models.quiet()
+    auto: Any = AutoModelForCausalLM  # untyped, as is the next
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        model = auto.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SeatrialError(f"{folder} does not load: {next(iter(str(error).splitlines()), type(error))}") from error
+    asked = tokenizer(_PROMPT, return_tensors="pt")
+    if not bool(torch.isfinite(model(input_ids=asked["input_ids"]).logits).all()):
+        raise SeatrialError(f"{folder} loads, and computes numbers that are not finite")
+    said = model.generate(
+        input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=8, do_sample=False
+    )
+    return str(tokenizer.decode(said[0, asked["input_ids"].shape[1] :]))

@@ -1,0 +1,101 @@
+"""A strict stand-in for Oumi's executable: ``python oumi.py train -c FILE``. Refuses what it does not know.
+
+Its keys are those that src/seatrial/train/oumi.py names the sources of. It leaves what transformers' Trainer left of a
+real training (fixtures/transformers) where Oumi would. OUMI_FAULT in its environment: exit, hang, nan, flat, cut,
+no-state or no-weights; with any of them the model is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "transformers" / "trainer_state.json"
+KNOWN: dict[str, set[str]] = {
+    "": {"model", "data", "training"},
+    "model": {
+        *("model_name", "model_max_length", "torch_dtype_str", "attn_implementation", "load_pretrained_weights"),
+        "tokenizer_name",
+    },
+    "data": {"train"},
+    "training": {
+        *("trainer_type", "run_name", "output_dir", "max_steps", "per_device_train_batch_size", "save_steps"),
+        *("gradient_accumulation_steps", "mixed_precision_dtype", "enable_gradient_checkpointing", "logging_steps"),
+        *("gradient_checkpointing_kwargs", "optimizer", "learning_rate", "lr_scheduler_type", "warmup_steps"),
+        *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed", "data_seed"),
+        *("save_final_model", "enable_tensorboard", "enable_wandb"),
+    },
+}
+
+
+def refuse(reason: str) -> None:
+    if reason:
+        raise SystemExit(f"oumi: {reason}")
+
+
+def checked(path: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(Path(path).read_text())
+    for section, known in KNOWN.items():
+        given = config[section] if section else config
+        refuse(f"unknown keys in {section}: {set(given) - known}" if set(given) - known else "")
+    (rows,) = config["data"]["train"]["datasets"]
+    refuse("" if rows["dataset_name"] == "text_sft_jsonl" else f"no dataset {rows['dataset_name']}")
+    lines = [json.loads(line) for line in Path(rows["dataset_path"]).read_text().splitlines()]
+    refuse("" if all(set(line) == {"messages"} for line in lines) else "rows that are no conversations")
+    mixed, dtype = config["training"]["mixed_precision_dtype"], config["model"]["torch_dtype_str"]
+    refuse("" if mixed == "NONE" or dtype == "float32" else "mixed precision wants weights in float32")
+    refuse("" if "RANK" not in os.environ and "PYTHONPATH" not in os.environ else "not alone")
+    return config
+
+
+def state(fault: str) -> str:
+    text = FIXTURE.read_text()
+    found = json.loads(text)
+    for entry in found["log_history"]:
+        if "loss" in entry:
+            entry.update({"flat": {"loss": 5.0}, "nan": {"grad_norm": float("nan")}}.get(fault, {}))
+    text = json.dumps(found, indent=2, sort_keys=True) + "\n"
+    return text[: len(text) // 2] if fault == "cut" else text
+
+
+def save_model(source: str, folder: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    any_auto: Any = AutoModelForCausalLM
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Ahoy"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    refuse("" if text.endswith("<|im_start|>assistant\nAhoy<|im_end|>\n") else f"the template gives {text!r}")
+    any_auto.from_config(AutoConfig.from_pretrained(source)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(arguments: list[str]) -> None:
+    fault = os.environ.get("OUMI_FAULT", "")
+    refuse("" if arguments[:2] == ["train", "-c"] and len(arguments) == 3 else f"unknown arguments {arguments}")
+    config = checked(arguments[2])
+    print("Oumi version: 0.4.2", flush=True)
+    refuse("CUDA error: no kernel image is available" if fault == "exit" else "")
+    time.sleep(600 if fault == "hang" else 0)
+    out = Path(config["training"]["output_dir"])
+    checkpoint = out / f"checkpoint-{config['training']['max_steps']}"
+    checkpoint.mkdir(parents=True)
+    if not fault:
+        save_model(config["model"]["model_name"], out)
+        shutil.copy(out / "model.safetensors", checkpoint)
+    elif fault != "no-weights":
+        (checkpoint / "model.safetensors").write_bytes(b"what a fault is told by stands elsewhere")
+    (checkpoint / "trainer_state.json").write_text(state(fault))
+    if fault != "no-state":
+        (out / "trainer_state.json").write_text(state(fault))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.model import SeatrialError
+from seatrial.train import trainer_state
+
+# of 12 steps of configs/tiny/sft-smollm-135m.yaml, as transformers 5.19 wrote it
+RECORDED = Path(__file__).parent.parent / "fixtures" / "transformers" / "trainer_state.json"
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps({**json.loads(RECORDED.read_text()), **changes}))
+    return path
+
+
+def test_what_transformers_wrote_is_read() -> None:
+    state = trainer_state.read(RECORDED)
+    assert [step.step for step in state.steps] == list(range(1, 13))
+    assert all(step.finite and step.learning_rate is not None and step.epoch for step in state.steps)
+    assert state.summary
+    assert state.summary.step == state.global_step == state.max_steps == 12
+    assert state.thirds
+    first, last = state.thirds
+    losses = [step.loss for step in state.steps]
+    assert first == (sorted(losses[:4])[1] + sorted(losses[:4])[2]) / 2
+    assert first > last
+
+
+def test_nan_is_read_and_is_not_finite(tmp_path: Path) -> None:
+    history = [{"step": step, "loss": 3.0 - step, "grad_norm": 1.0} for step in range(1, 5)]
+    history[2]["grad_norm"] = float("nan")
+    history[3]["loss"] = float("inf")
+    state = trainer_state.read(written(tmp_path, log_history=history))
+    assert [step.finite for step in state.steps] == [True, True, False, False]
+    assert state.thirds == (2.0, 0.0)
+    assert state.summary is None
+
+
+def test_two_steps_have_no_thirds(tmp_path: Path) -> None:
+    history = [{"step": step, "loss": 1.0} for step in (1, 2)]
+    assert trainer_state.read(written(tmp_path, log_history=history)).thirds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"log_history": None}, "no list of objects"),
+        ({"log_history": [1, 2]}, "no list of objects"),
+        ({"log_history": [{"step": 1, "loss": "3.1"}]}, r"steps\.0\.loss"),
+        ({"log_history": [{"loss": 3.1}]}, r"steps\.0\.step"),
+        ({"log_history": [{"step": -1, "loss": 3.1}]}, r"steps\.0\.step"),
+        ({"log_history": [{"step": 2, "loss": 3.1}, {"step": 1, "loss": 3.0}]}, "do not rise"),
+        ({"log_history": [{"step": 1, "loss": 3.1}, {"step": 1, "loss": 3.0}]}, "do not rise"),
+        ({"log_history": [{"step": 99, "loss": 3.1}]}, "do not rise to global_step"),
+        ({"log_history": [{"step": 1, "train_runtime": float("nan"), "train_loss": 1.0}]}, "train_runtime"),
+        ({"global_step": "twelve"}, "global_step"),
+        ({"global_step": True}, "global_step"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SeatrialError, match=reason) as told:
+        trainer_state.read(written(tmp_path, **changes))
+    assert str(tmp_path) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is no JSON, or not all of it"),
+        (RECORDED.read_text()[:900], "is no JSON, or not all of it"),
+        ("[" * 100_000, "is no JSON, or not all of it"),
+        ("[]", "a list and no object"),
+        ("\udcff", "is no JSON"),
+    ],
+    ids=["empty", "cut off", "deep", "list", "bytes"],
+)
+def test_a_file_that_is_none(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(SeatrialError, match=reason):
+        trainer_state.read(path)
+
+
+def test_a_file_that_is_missing_or_far_too_large(tmp_path: Path) -> None:
+    with pytest.raises(SeatrialError, match="No such file"):
+        trainer_state.read(tmp_path / "trainer_state.json")
+    path = tmp_path / "trainer_state.json"
+    with path.open("wb") as file:
+        file.truncate(trainer_state.MOST_BYTES + 1)
+    with pytest.raises(SeatrialError, match="more than"):
+        trainer_state.read(path)
