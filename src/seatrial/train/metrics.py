@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint
+from seatrial.train import checkpoint, lora
 from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
 from seatrial.train.decoder import count
@@ -221,7 +221,7 @@ def _state_bytes(settings: TrainConfig, world: World, built: Built) -> float:
     if settings.parallel.cpu_offload:
         return 0.0
     trained = count(built.trained)
-    frozen = count(list(built.model.parameters())) - trained
+    frozen = count(list(built.model.parameters())) - trained + lora.room(built.model)
     held = 3 * trained * _WIDTH[settings.master_dtype] + frozen * _WIDTH["bf16" if settings.bf16 else "fp32"]
     return held / (world.size / settings.parallel.replicas if settings.parallel.strategy == "fsdp2" else 1)
 
