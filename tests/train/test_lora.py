@@ -62,6 +62,13 @@ def test_one_wide_product_gives_what_products_apiece_give(targets: tuple[str, ..
         torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_room_for_adapters_is_reckoned() -> None:
+    model = adapted(("q_proj", "up_proj"))
+    rows = SHAPE.hidden_size + 2 * SHAPE.num_key_value_heads * SHAPE.head_dim + 2 * SHAPE.intermediate_size
+    assert lora.room(model) == SHAPE.num_hidden_layers * 64 * rows
+    assert lora.room(adapted(widened=False)) == 0
+
+
 def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
     from peft import PeftModel
 

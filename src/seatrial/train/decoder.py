@@ -100,8 +100,8 @@ def widen(layers: Sequence[Linear]) -> None:
     """Hold the frozen weights of ``layers``, which share an input, and their adapters' ``lora_B`` in one matrix.
 
     [W | B] [sum of out, in + ranks]: then x and its small products, side by side, are multiplied once, in place of a
-    product and a sum a layer and another a adapter. Weights become views into it, unfilled. ``lora_B`` has a block for
-    each adapter, and is copied in by ``refresh``. A row is a multiple of 128 bytes, as fast products want it.
+    product for each layer, another for its adapter, and their sum. Weights become views into it, unfilled. ``lora_B``
+    has a block for each adapter, and is copied in by ``refresh``. A row of bf16 is a multiple of 128 bytes, for speed.
     """
     first = layers[0]
     ranks = sum(len(layer.adapter.lora_A) for layer in layers if layer.adapter is not None)

@@ -40,6 +40,16 @@ def widen(model: Decoder) -> None:
                 decoder.widen(group)
 
 
+def room(model: Decoder) -> int:
+    """Numbers that wide matrices hold beside the frozen weights: room for ``lora_B``, and padding."""
+    groups = [group for block in model.layers for group in cast(Block, block).groups()]
+    return sum(
+        group[0].wide.numel() - sum(layer.weight.numel() for layer in group)
+        for group in groups
+        if group[0].wide is not None
+    )
+
+
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters, under peft's names."""
     return {peft_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
