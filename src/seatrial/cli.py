@@ -168,7 +168,7 @@ def render(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A training config, such as configs/throughput.yaml.")],
+    config: Annotated[Path, typer.Argument(help="A training config that ships, such as throughput, or a .yaml file.")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for what it writes; by default a new one.")] = None,
     as_json: AsJson = False,
@@ -184,7 +184,9 @@ def train(
 
 @app.command()
 def evaluate(
-    config: Annotated[Path, typer.Argument(help="A training config, such as configs/toolcalls-qwen2-7b.yaml.")],
+    config: Annotated[
+        Path, typer.Argument(help="A training config that ships, such as toolcalls-qwen2-7b, or a file.")
+    ],
     out: Annotated[Path, typer.Option(help="The training's --out.")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
 ) -> None:

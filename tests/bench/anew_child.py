@@ -9,12 +9,18 @@ import time
 
 task = json.loads(sys.argv[1])
 rank = int(os.environ["RANK"])
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CONTRAST")
 match task["deed"]:
     case "tell":
         print("a library's own words")
-        print(json.dumps({name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CONTRAST")}))
+        print(json.dumps({name: os.environ.get(name) for name in NAMES}))
     case "fail_on_one" if rank == 1:
         raise SystemExit("out of order")
+    case "fail_or_tell" if os.environ["LOCAL_RANK"] == "1":
+        raise SystemExit("out of order")
+    case "fail_or_tell":
+        time.sleep(2.0)
+        print("null")
     case "fail_on_one" | "hang":
         time.sleep(600)
     case "say_nothing":

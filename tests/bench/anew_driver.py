@@ -22,7 +22,7 @@ CONTRAST = {
 }
 
 
-def ask(module: str, out: Path, limit_s: float, **task: Any) -> dict[str, Any]:
+def ask(module: str, out: Path, limit_s: float, split: Any = None, **task: Any) -> dict[str, Any]:
     started = time.monotonic()
     answers = anew.ask_anew(
         module,
@@ -32,6 +32,7 @@ def ask(module: str, out: Path, limit_s: float, **task: Any) -> dict[str, Any]:
         local_rank=int(os.environ["LOCAL_RANK"]),
         out=out,
         limit_s=limit_s,
+        groups=split,
     )
     return {"answers": [asdict(one) for one in answers], "seconds": time.monotonic() - started}
 
@@ -42,6 +43,10 @@ def main(out: Path) -> None:
     for deed in ("tell", "fail_on_one", "hang", "say_nothing", "babble"):
         limit_s = LIMIT_S if deed == "hang" else 60
         records[deed] = ask("tests.bench.anew_child", out / deed, limit_s, deed=deed)
+    records["in_groups"] = ask("tests.bench.anew_child", out / "in_groups", 60, [[1], [0]], deed="tell")
+    records["one_alone"] = ask("tests.bench.anew_child", out / "one_alone", 60, [[1]], deed="tell")
+    # the other group is not its peer: it tells on, though slowly
+    records["one_group_fails"] = ask("tests.bench.anew_child", out / "fails", 60, [[1], [0]], deed="fail_or_tell")
     records["contrast"] = ask("seatrial.bench.contrast", out / "contrast", 60, **CONTRAST)
     close_group()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))

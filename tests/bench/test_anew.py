@@ -57,6 +57,31 @@ def test_one_that_fails_is_told_and_nobody_waits_for_the_other(records: Records)
     assert records[0]["fail_on_one"]["seconds"] < 30
 
 
+def test_groups_know_their_own_ranks_only(records: Records) -> None:
+    values = [one["value"] for one in records[0]["in_groups"]["answers"]]
+    assert [(value["RANK"], value["WORLD_SIZE"], value["LOCAL_RANK"]) for value in values] == [
+        ("0", "1", "0"),
+        ("0", "1", "1"),
+    ]
+
+
+def test_who_is_in_no_group_starts_nothing_and_hears_the_others(records: Records) -> None:
+    none, one = records[0]["one_alone"]["answers"]
+    assert (none["value"], none["problem"]) == (None, "")
+    assert one["value"]["WORLD_SIZE"] == "1"
+
+
+def test_a_group_that_fails_ends_no_other(records: Records) -> None:
+    good, bad = records[0]["one_group_fails"]["answers"]
+    assert (good["problem"], good["code"]) == ("", 0)
+    assert (bad["code"], bad["place"]) == (1, 1)
+
+
+def test_who_failed_first_is_known(records: Records) -> None:
+    first, second = records[0]["fail_on_one"]["answers"]
+    assert (first["place"], second["place"], second["code"]) == (2, 1, 1)
+
+
 def test_one_that_hangs_is_ended_in_time(records: Records) -> None:
     assert any(f"did not end within {anew_driver.LIMIT_S:g} s" in one for one in problems(records, "hang"))
     assert anew_driver.LIMIT_S <= records[0]["hang"]["seconds"] < 30

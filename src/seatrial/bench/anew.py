@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,25 @@ from seatrial.bench.rank import gather, release_memory, wait_for_all
 
 _POLL_S = 0.05
 _LOOK_S = 1.0  # between questions to the store, which thousands of ranks may ask
-_LAST_WORDS = 600  # characters of what a child that failed has said
+_LAST_WORDS = 1500  # characters of what a child that failed has said
 _starts = itertools.count()  # all ranks start equally often, so that their numbers agree
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rank's child answered; ``problem`` says why it did not."""
+    """What one rank's child answered; ``problem`` says why it did not.
+
+    ``code`` is its exit code, less than 0 where a signal ended it, LATE after ``limit_s``. ``place`` counts those of a
+    group that did not answer, from 1, in the order in which they ended: what the first one says explains the others.
+    """
 
     value: Any = None
     problem: str = ""
+    code: int = 0
+    place: int = 0
+
+
+LATE = 124  # as timeout(1) has it
 
 
 def ask_anew(
@@ -46,29 +56,43 @@ def ask_anew(
     local_rank: int,
     out: Path,
     limit_s: float,
+    groups: Sequence[Sequence[int]] | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
     """Run ``python -m module TASK`` once beside every rank, with ``env``; the answers of all, by rank.
 
-    ``out`` is what the names of the children's files begin with. Called by all ranks together, which wait in the store
-    and not in a collective: that would be work for the GPUs that their children measure. After ``limit_s`` seconds, or
-    once another rank's child has failed, a child is ended.
+    Children know the ranks of their own one of ``groups`` only, in its order; a rank that is in none starts none and
+    waits. By default all are one group. ``out`` is what the names of the children's files begin with; ``look`` is
+    called about once a second meanwhile. Called by all ranks together, which wait in the store and not in a collective:
+    that would be work for the GPUs that their children measure. After ``limit_s`` seconds, or once another child of its
+    group has failed, a child is ended.
     """
-    name, me = f"seatrial/anew/{next(_starts)}", dist.get_rank()
+    me, every = dist.get_rank(), groups or [range(dist.get_world_size())]
+    start = next(_starts)
     files = {stream: out.with_name(f"{out.name}.rank{me}.{stream}") for stream in ("out", "err")}
     for path in files.values():
         path.unlink(missing_ok=True)  # an earlier attempt's would be read for this one's
-    where = {"RANK": str(me), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": str(local_rank)}
     release_memory(device)
     wait_for_all()
-    argv = [sys.executable, "-m", module, json.dumps({"group": name, "device": device, "limit_s": limit_s, **task})]
-    child = shell.start(argv, env={**env, **where}, stdout=files["out"], stderr=files["err"])
-    problem = _attend(child, name, limit_s)
+    answer = Answer()
+    for number, ranks in ((number, ranks) for number, ranks in enumerate(every) if me in ranks):
+        name = f"seatrial/anew/{start}/{number}"
+        where = {"RANK": ranks.index(me), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
+        argv = [sys.executable, "-m", module, json.dumps({"group": name, "device": device, "limit_s": limit_s, **task})]
+        variables = {**env, **{key: str(value) for key, value in where.items()}}
+        child = shell.start(argv, env=variables, stdout=files["out"], stderr=files["err"])
+        answer = _attend(child, name, limit_s, look)
+        answer = replace(answer, problem=_with_last_words(answer.problem, files["err"])) if answer.problem else answer
+        answer = answer if answer.problem else _read(files["out"])
     wait_for_all()
-    return gather(Answer(problem=_with_last_words(problem, files["err"])) if problem else _read(files["out"]))
+    return gather(answer)
 
 
-def join(task: Mapping[str, Any]) -> str:
-    """In the child: open the group of all children; its device. Call it first."""
+def join(task: Mapping[str, Any], backend: str = "") -> str:
+    """In the child: open the group of all children; its device. Call it first.
+
+    ``backend``: other than NCCL alone on GPUs, such as "cpu:gloo,cuda:nccl", which then connects at its first use.
+    """
     device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # A port of our own would be closed on some networks, and rank 0 need not be where MASTER_ADDR is
@@ -77,14 +101,17 @@ def join(task: Mapping[str, Any]) -> str:
     store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if backend:  # no device_id: it would be handed down to groups of another backend
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+    elif device.type == "cuda":
         dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=timeout, device_id=device)
     else:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     return str(device)
 
 
-def _attend(child: shell.Child, name: str, limit_s: float) -> str:
-    """Wait for the child's end; why there is no answer of it, if so. A failure is told to all ranks at once."""
+def _attend(child: shell.Child, name: str, limit_s: float, look: Callable[[], None]) -> Answer:
+    """Wait for the child's end; why there is no answer of it, if so. A failure is told to its group at once."""
     store, key = dist.distributed_c10d._get_default_store(), f"{name}/failed"
     looked = started = time.monotonic()
     while (code := child.poll()) is None:
@@ -92,15 +119,17 @@ def _attend(child: shell.Child, name: str, limit_s: float) -> str:
         now = time.monotonic()
         if now - looked > _LOOK_S:
             looked = now
+            look()
             if store.check([key]):
-                return _stopped(child, "ended because that of another rank had failed")
+                why = _stopped(child, "ended because that of another rank had failed")
+                return Answer(problem=why, code=-signal.SIGTERM, place=store.add(key, 1))
         if now - started > limit_s:
-            store.set(key, "late")
-            return _stopped(child, f"did not end within {limit_s:g} s")
+            place = store.add(key, 1)
+            return Answer(problem=_stopped(child, f"did not end within {limit_s:g} s"), code=LATE, place=place)
     if code:
-        store.set(key, "failed")
-        return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return ""
+        why = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return Answer(problem=why, code=code, place=store.add(key, 1))
+    return Answer()
 
 
 def _stopped(child: shell.Child, why: str) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
 
-_NO_CHECKS = {"base", "collective", "collective_figures", "slurm_desk"}  # what checks share
+_NO_CHECKS = {"base", "collective", "collective_figures", "slurm_desk", "workload"}  # what checks share
 
 
 @cache

@@ -62,10 +62,11 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
             records = trainer.run(done, out, phases)
         report = metrics.report(settings, world, built, blocks.facts, records, phases, trainer.saves.results)
         report["out"] = str(out)
-        if settings.use_lora:
+        if settings.use_lora and settings.export:
             adapters = lora.gather(built.model)
             if world.first:
                 lora.export(adapters, out / "final", built.model, settings.model.name)
+                report["final"] = lora.prove(adapters, out / "final")
         if world.first:
             write_json(out / "metrics.json", report)
             metrics.say(report, sys.stderr)

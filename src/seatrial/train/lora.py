@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train.decoder import Adapter, Decoder, Linear
 from seatrial.train.files import write_whole
 
@@ -64,6 +64,17 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / WEIGHTS, lambda file: file.write(save(weights)))
     write_whole(folder / SETTINGS, lambda file: file.write(json.dumps(settings, indent=2).encode()))
+
+
+def prove(weights: dict[str, Tensor], folder: Path) -> str:
+    """What reading ``export``'s file again showed. Raises SeatrialError where it is not what was trained."""
+    from safetensors.torch import load_file
+
+    found = load_file(folder / WEIGHTS)
+    wrong = [name for name, tensor in weights.items() if name not in found or not torch.equal(found[name], tensor)]
+    if wrong or len(found) != len(weights):
+        raise SeatrialError(f"{folder / WEIGHTS} does not hold what was trained: {len(wrong)} adapters differ")
+    return "loaded; equal bit by bit"
 
 
 def _adapted(layer: nn.Module) -> bool:

@@ -61,7 +61,7 @@ class World:
 
 @contextmanager
 def opened(timeout_s: float) -> Iterator[World]:
-    """The group that torchrun's environment describes; without one, a group of this process alone.
+    """The group that is open, or that torchrun's environment describes; without one, a group of this process alone.
 
     NCCL where there are GPUs, one a process, and gloo beside it for what is on the CPU: checkpoints and offloading.
     """
@@ -77,7 +77,9 @@ def opened(timeout_s: float) -> Iterator[World]:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
     # no device_id: it would be handed down to the checkpoints' group, which is gloo's
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
+    theirs = dist.is_initialized()  # of who has opened it: a check, in train.child
+    if not theirs:
+        dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
     world = World(rank, size, device, socket.gethostname())
     world.total(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
     if gpus:
@@ -86,9 +88,11 @@ def opened(timeout_s: float) -> Iterator[World]:
     # Not after an error: others may never come, and torchrun ends what is left of them.
     if gpus:
         torch.cuda.synchronize()
-    dist.destroy_process_group()
+    if not theirs:
+        dist.destroy_process_group()
 
 
+BACKEND = "cpu:gloo,cuda:nccl"
 _ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 

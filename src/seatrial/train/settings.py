@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from seatrial import config
-from seatrial.model import Frozen
+from seatrial.config import load_as, parse_assignment
+from seatrial.model import Frozen, UsageError
 from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -28,9 +29,18 @@ class Model(Frozen):
         default="random", description="random, or a folder with *.safetensors; with stack hf also hub:OWNER/NAME"
     )
 
+    layers: int | None = Field(default=None, gt=0, description="so many blocks of the model's; random weights only")
+
+    @model_validator(mode="after")
+    def _only_what_is_drawn_can_be_cut(self) -> Model:
+        if self.layers is not None and self.weights != "random":
+            raise ValueError("layers goes with weights: random")
+        return self
+
     def architecture(self) -> Architecture:
         """Raises UsageError where ``name`` is neither."""
-        return architecture.find(self.name)
+        found = architecture.find(self.name)
+        return found.model_copy(update={"num_hidden_layers": self.layers}) if self.layers else found
 
 
 class Data(Frozen):
@@ -89,7 +99,9 @@ class Parallel(Frozen):
     """
 
     strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
-    deepspeed: str | None = Field(default=None, description="zero3: DeepSpeed's own config file, JSON")
+    deepspeed: str | None = Field(
+        default=None, description="zero3: DeepSpeed's own config file, JSON; beside this file, or from where you are"
+    )
     cpu_offload: bool = False
     # sums of bf16 lose small gradients as ranks are added; bf16 halves what goes over the wire
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -156,6 +168,7 @@ class TrainConfig(Frozen):
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
+    export: bool = Field(default=True, description="final/: of LoRA the adapters, with stack hf else the whole model")
     tensorboard: bool = Field(default=False, description="stack hf: logs for TensorBoard in --out")
     # Adam's updates are far below bf16's resolution of the weights (8 bits): they would mostly be lost
     master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
@@ -193,12 +206,38 @@ class TrainConfig(Frozen):
         return found
 
 
-def load(path: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The YAML file at ``path`` with ``overrides`` such as ``parallel.strategy=ddp``, in rising priority.
+def shipped() -> list[str]:
+    """The configs that come with seatrial, by name: those of tiny/ rehearse the others on two CPU cores."""
+    return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
+
+
+def find(config: Path | str) -> Path:
+    """The file of a training config: one that ships, by its name, or the one at that path. Raises UsageError."""
+    if str(config) in shipped():
+        return CONFIGS / f"{config}.yaml"
+    if not str(config).endswith((".yaml", ".yml")):
+        raise UsageError(
+            f"no training config called {str(config)!r}: there are {', '.join(shipped())}, or name a .yaml file"
+        )
+    return Path(config)
+
+
+def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
+    """The config that ``find`` finds, with ``overrides`` such as ``parallel.strategy=ddp``, in rising priority.
 
     Raises UsageError that names the file (or override), the key and what was expected.
     """
-    assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *config.parse_assignment(text)) for text in overrides]
-    loaded = config.load_as(TrainConfig, str(path), assignments)
+    path = find(config)
+    assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
+    loaded = load_as(TrainConfig, str(path), assignments)
     loaded.architecture()
-    return loaded
+    return _with_deepspeed_of(path.parent, loaded)
+
+
+def _with_deepspeed_of(folder: Path, loaded: TrainConfig) -> TrainConfig:
+    """DeepSpeed's file is the one beside the config, if it is there; else the one at that path."""
+    beside = folder / (loaded.parallel.deepspeed or "")
+    if not beside.is_file():
+        return loaded
+    parallel = loaded.parallel.model_copy(update={"deepspeed": str(beside.resolve())})
+    return loaded.model_copy(update={"parallel": parallel})

@@ -8,16 +8,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import hf, settings
+from seatrial.train.settings import TrainConfig
 
 
 def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
     """Train, and say on the first rank's standard output where the results are."""
-    wanted = settings.load(config, overrides)
+    found = carry_out(settings.load(config, overrides), out)
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(found, indent=2) if as_json else f"Results: {found['out']}/metrics.json")
+
+
+def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
+    """Train with the stack that is wanted; what metrics.json holds. Raises SeatrialError."""
     started = psutil.Process().create_time()
     try:
         from seatrial.train import loop
@@ -29,10 +37,7 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
         if wanted.stack == "hf":
             # one name on all ranks, which have not met yet
             with contextlib.redirect_stdout(sys.stderr):  # where accelerate and DeepSpeed write their log
-                found = hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
-        else:
-            found = loop.train(wanted, out, started)
+                return hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
+        return loop.train(wanted, out, started)
     except OSError as error:
         raise SeatrialError(f"training stopped: {error}") from error
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(found, indent=2) if as_json else f"Results: {found['out']}/metrics.json")

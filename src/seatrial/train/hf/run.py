@@ -49,7 +49,7 @@ def train(config: TrainConfig, out: Path) -> dict[str, Any]:
     if not watch.steps:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    exported = export.save(trainer, out / "final", strategy(config) != "ddp")
+    exported = export.save(trainer, out / "final", strategy(config) != "ddp") if config.export else "not wanted"
     metrics = {
         **_seed_metrics(config, trainer, result, time.perf_counter() - began),
         **_speed(config, watch),

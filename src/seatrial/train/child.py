@@ -1,0 +1,83 @@
+"""One rank of a training that a check has started: ``python -m seatrial.train.child TASK`` (see anew.ask_anew).
+
+What it trains is what ``seatrial train`` does. A process that is a group by itself is alone, as one without torchrun
+is: it sees one GPU, and no ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import settings, word
+from seatrial.train.settings import TrainConfig
+
+REFUSED = 2  # the exit code where nothing was trained: a config that cannot be, or a library that is missing
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``task``: ``config``, ``overrides``, ``out``, and how many tokens to ``generate`` with what was exported.
+
+    What metrics.json holds, on the first rank of the group; None on the others. Raises SeatrialError.
+    """
+    wanted, first = settings.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
+    _open(task, wanted)
+    found = word.carry_out(wanted, Path(task["out"]))
+    if not first:
+        return None
+    if task["generate"]:
+        from seatrial.train.hf import inference
+
+        found["generated"] = inference.generate(Path(task["out"], "final"), task["device"], task["generate"])
+    return found
+
+
+def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
+    """The group of all that train together; none for a process that is alone and wants to share with nobody."""
+    device = task["device"]
+    if os.environ["WORLD_SIZE"] == "1" and (wanted.stack == "native" or wanted.parallel.strategy == "ddp"):
+        for name in _RANKS:
+            del os.environ[name]
+        if device != "cpu":  # before anything asks for a GPU
+            index, visible = int(device.partition(":")[2]), os.environ.get("CUDA_VISIBLE_DEVICES")
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        return
+    try:
+        from seatrial.bench import anew
+        from seatrial.train import parallel
+    except ModuleNotFoundError as error:
+        raise UsageError(f"training needs {error.name}: pip install 'seatrial[torch]'") from error
+    anew.join(task, "gloo" if device == "cpu" else parallel.BACKEND)
+
+
+def main(argument: str) -> None:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = run(json.loads(argument))
+    except SeatrialError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        _leave(REFUSED if isinstance(error, UsageError) else 1)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+    print(json.dumps(found))
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """Without tearing down: others may wait for us in the group for ever, and torch's threads may abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
