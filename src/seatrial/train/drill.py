@@ -17,13 +17,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from seatrial.bench import anew
+from seatrial.bench.rank import gather
 from seatrial.model import Frozen, SeatrialError
 from seatrial.train import checkpoint, loop, parallel
 from seatrial.train.settings import TrainConfig
@@ -49,29 +52,35 @@ class Act(Frozen):
     refused: bool = False
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank is, and how many seconds the acts of one start may take."""
+
+    device: str
+    local_rank: int
+    limit_s: float
+
+
 def perform(
     acts: Sequence[Act],
-    *,
-    device: str,
-    local_rank: int,
+    seat: Seat,
     out: Path,
-    limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
     killed: int | None = None,
 ) -> list[str]:
     """Carry out ``acts`` one after the other beside the ranks (see anew.ask_anew): the error of each, "" without one.
 
-    The same on all ranks, which call this together. ``killed``: the rank whose fault it is to end all by; then there is
-    no answer. Raises SeatrialError where it went otherwise.
+    The same on all ranks, which call this together; names of the start's files begin with ``out``. ``killed``: the rank
+    whose fault it is to end all by; then there is no answer. Raises SeatrialError where it went otherwise.
     """
     answers = anew.ask_anew(
         "seatrial.train.drill",
         {"acts": [act.model_dump(mode="json") for act in acts]},
-        {"NCCL_DEBUG_FILE": str(out.with_name("nccl.%h.%p.log"))},
-        device=device,
-        local_rank=local_rank,
+        {"NCCL_DEBUG_FILE": str(out.with_name(f"nccl.{out.name}.%h.%p.log"))},
+        device=seat.device,
+        local_rank=seat.local_rank,
         out=out,
-        limit_s=limit_s,
+        limit_s=seat.limit_s,
         groups=groups,
     )
     if killed is not None and answers[killed].code == -signal.SIGKILL:
@@ -84,6 +93,18 @@ def perform(
         raise SeatrialError(f"{out.name}: rank {killed} was to be killed while it saved, and was not")
     told: list[str] = answers[groups[0][0] if groups else 0].value
     return told
+
+
+def new_folder(parent: Path) -> Path:
+    """An empty folder in ``parent``, the same for all ranks, which call this together: an earlier attempt's stays."""
+    made = None
+    if dist.get_rank() == 0:
+        number = 1 + sum(1 for _ in parent.glob("attempt*"))
+        made = parent / f"attempt{number}"
+        made.mkdir()
+    (path, *_) = gather(made)
+    assert path is not None
+    return path
 
 
 def carry_out(act: Act) -> str:
