@@ -1,10 +1,12 @@
-"""How fast the native loop trains, and which lever gave what: a table for docs/results.
+"""How fast a model trains, which lever gave what, and native against Hugging Face: a table for docs/results.
 
     python benchmarks/training.py --out results            everything in training.yaml
     python benchmarks/training.py --only 'seq 4096' --lever plain --lever 'cudnn*' --gpus 4 --set max_steps=20
+    python benchmarks/training.py --only 'LoRA r=8, seq 512' --lever plain --lever hf --gpus 1
 
-Each run is one `seatrial train` under torchrun, so that nothing of one is left in the next. One that fails is a line of
-the table with its reason; the exit code is then 1.
+Each run is one `seatrial train`, under torchrun where it takes several GPUs: nothing of one is left in the next. One that
+fails is a line of the table with its reason; the exit code is then 1. Where the same was run with both stacks, their ratio
+stands below the table.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ def measure(run: Run, everywhere: Sequence[str], out: Path) -> dict[str, Any]:
     """metrics.json of one run; or ``error``, the end of what it said. Its log is kept beside it."""
     folder = out / f"{run.name}-{run.lever}-{run.gpus}".replace(" ", "-").replace(",", "").replace("=", "")
     settings = [f"{key}={str(value).lower()}" for key, value in run.settings.items()] + list(everywhere)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.gpus)]
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.gpus)),
+        *(sys.executable, *(torchrun if run.gpus > 1 else [])),
         *("-m", "seatrial", "train", str(run.config), "--out", str(folder)),
         *(word for setting in settings for word in ("--set", setting)),
     ]
@@ -81,6 +84,22 @@ def row(run: Run, found: dict[str, Any]) -> list[str]:
     ]
 
 
+def ratios(done: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
+    """Native against stack hf, of those runs that differ in nothing else."""
+    speeds: dict[tuple[str, str], dict[str, float]] = {}
+    for run, found in done:
+        if "error" not in found:
+            others = ", ".join(f"{key} {value}" for key, value in run.settings.items() if key != "stack")
+            alike = f"{run.name}{f', {others}' if others else ''}", str(run.gpus)
+            speeds.setdefault(alike, {})[found["stack"]] = found["tokens_per_second_per_gpu"]
+    return [
+        f"{name} on {gpus}: native {both['native']:,.0f} against hf {both['hf']:,.0f} tok/s/GPU, "
+        f"{both['native'] / both['hf']:.2f} times as fast"
+        for (name, gpus), both in speeds.items()
+        if len(both) == 2
+    ]
+
+
 def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -94,16 +113,17 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
     parser.add_argument("--out", type=Path, default=Path("seatrial-runs", time.strftime("benchmark-%Y%m%d-%H%M%S")))
     options = parser.parse_args()
-    print(line(COLUMNS), line(["---"] * len(COLUMNS)), sep="\n", flush=True)
-    failed = 0
-    table = []
+    said = [line(COLUMNS), line(["---"] * len(COLUMNS))]
+    print(*said, sep="\n", flush=True)
+    done = []
     for run in planned(options.plan, options.only, options.lever, options.gpus):
-        found = measure(run, options.set, options.out.absolute())
-        failed += "error" in found
-        table.append(line(row(run, found)))
-        print(table[-1], flush=True)
-    (options.out / "table.md").write_text("\n".join([line(COLUMNS), line(["---"] * len(COLUMNS)), *table]) + "\n")
-    return int(failed > 0)
+        done.append((run, measure(run, options.set, options.out.absolute())))
+        said.append(line(row(*done[-1])))
+        print(said[-1], flush=True)
+    compared = ["", *ratios(done)]
+    print(*compared, sep="\n")
+    (options.out / "table.md").write_text("\n".join([*said, *compared]) + "\n", encoding="utf-8")
+    return int(any("error" in found for _, found in done))
 
 
 if __name__ == "__main__":

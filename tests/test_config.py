@@ -32,7 +32,7 @@ def test_shipped_trials_resolve(name: str) -> None:
 
 
 def test_there_are_the_three_trials() -> None:
-    assert trial_names() == ["acceptance", "burn-in", "quick"]
+    assert trial_names() == ["acceptance", "burn-in", "quick", "training"]
 
 
 def test_acceptance_holds_the_five_promised_thresholds() -> None:

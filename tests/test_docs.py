@@ -16,7 +16,7 @@ from seatrial.checks.collective import CollectiveOptions
 from seatrial.config import CheckSchema, resolve
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(document: Path, language: str) -> list[str]:

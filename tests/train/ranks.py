@@ -37,6 +37,7 @@ def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
         "bsz": 4,
         "max_steps": 4,
         "settle_steps": 1,
+        "profile_steps": 0,
         "bf16": False,
         "learning_rate": {"peak": 3e-3, "shape": "constant"},
     }

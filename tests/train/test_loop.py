@@ -97,8 +97,11 @@ def test_metrics_have_the_names_that_scripts_print(tmp_path: Path) -> None:
     assert report["approx_tokens"] == report["approx_tokens_per_rank"] == 4 * 4 * 2 * 16
     assert {"train_runtime_s", "train_loss", "train_samples_per_second", "train_steps_per_second"} < report.keys()
     assert {"wall_time_s", "approx_tokens_per_s_per_rank", "gpu0", "torch", "dataset", "use_lora"} < report.keys()
-    assert (report["mfu_percent"], report["peak_tflops"]) == (None, "unknown")
+    assert (report["mfu_percent"], report["peak_tflops"]) == (None, None)
     assert report["steps_measured"] == 3
+    assert report["strategy"] == "single"
+    assert report["precision"] == "fp32 compute, fp32 trained weights, fp32 Adam"
+    assert f"stack native, single, {report['precision']}" in (tmp_path / "summary.txt").read_text()
     assert report["train_loss"] == pytest.approx(sum(losses(tmp_path)) / 4)
     assert json.loads((tmp_path / "config.json").read_text())["grad_accum"] == 2
 
@@ -225,3 +228,4 @@ def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
 def test_the_slowest_rank_is_named_by_its_own_pace() -> None:
     said = [{"rank": rank, "host": f"n{rank // 2}", "forward_p50_s": 1.0 + (rank == 2)} for rank in range(4)]
     assert metrics.slowest(said) == {"rank": 2, "host": "n1", "times_median": 2.0}
+    assert metrics.slowest([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # stack hf does not time it

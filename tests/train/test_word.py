@@ -31,7 +31,8 @@ def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
     out = Path(found["out"])
     assert (found["world_size"], found["steps_measured"], found["use_lora"]) == (2, 1, True)
     assert out.parent == tmp_path / "seatrial-runs"
-    assert {path.name for path in out.iterdir()} == {"config.json", "data", "final", "metrics.json", "steps.jsonl"}
+    files = {"config.json", "data", "final", "metrics.json", "steps.jsonl", "summary.txt"}
+    assert {path.name for path in out.iterdir()} == files
     assert len((out / "steps.jsonl").read_text().splitlines()) == 3
     assert "17,920 of 137,024 parameters train" in done.stderr
     assert "step 3/3  loss 5." in done.stderr

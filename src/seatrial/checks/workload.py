@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from seatrial.train.child import REFUSED
 if TYPE_CHECKING:
     from seatrial.bench.anew import Answer
 
-LIMIT_S = 1200.0
+LIMIT_S = 600.0  # generous: without weights or rows to fetch none takes two minutes
 REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others share; it says nothing of any GPU"
 # Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
 _ENDS = 3
@@ -44,7 +45,8 @@ class WorkloadOptions(Options):
 class Trained:
     """What one training left. ``problem`` is empty where it ended well, else tells how it ended, with its last words.
 
-    ``metrics`` is metrics.json, None after a problem; ``steps`` the lines of steps.jsonl; ``ranks`` who took part.
+    ``metrics`` is metrics.json, None after a problem; ``steps`` the lines of steps.jsonl, of ``max_steps``;
+    ``ranks`` who took part; ``seconds`` from the start of the processes to their end.
     """
 
     metrics: dict[str, Any] | None
@@ -53,6 +55,8 @@ class Trained:
     exit_code: int = 0
     steps: tuple[dict[str, Any], ...] = ()
     ranks: tuple[int, ...] = ()
+    max_steps: int = 0
+    seconds: float = 0.0
 
     def value(self, name: str) -> Any:
         """Of metrics.json; None where that is not known."""
@@ -90,6 +94,7 @@ def train(
     wanted = settings.load(config, overrides)
     task = {"config": str(settings.find(config)), "overrides": list(overrides), "generate": generate}
     place.note(f"{name}: starting")
+    began = time.monotonic()
     answers = anew.ask_anew(
         "seatrial.train.child",
         {**task, "out": str(outs[own or 0])},
@@ -101,25 +106,31 @@ def train(
         groups=every,
         look=_progress(place, name, outs[own], wanted.max_steps) if own is not None else lambda: None,
     )
+    seconds = rank.gather(time.monotonic() - began)[0]
     leads = own is not None and place.rank == every[own][0]
     steps = rank.gather(_lines(outs[own]) if own is not None and leads else ())
     return [
-        _ended(name, out, steps[ranks[0]], {one: answers[one] for one in ranks})
+        replace(
+            _ended(name, out, {one: answers[one] for one in ranks}),
+            steps=steps[ranks[0]],
+            max_steps=wanted.max_steps,
+            seconds=seconds,
+        )
         for ranks, out in zip(every, outs, strict=True)
     ]
 
 
-def _ended(name: str, out: Path, steps: tuple[dict[str, Any], ...], answers: Mapping[int, Answer]) -> Trained:
+def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
     """How one training ended, by the answers of its ranks. Raises SeatrialError where it never began."""
     ranks = tuple(answers)
     bad = {rank: answer for rank, answer in answers.items() if answer.problem}
     if not bad:
-        return Trained(answers[ranks[0]].value, out, "", 0, steps, ranks)
+        return Trained(answers[ranks[0]].value, out, "", ranks=ranks)
     refused = [_told(rank, answer) for rank, answer in bad.items() if answer.code == REFUSED]
     if refused:
         raise SeatrialError(f"{name} was not trained: {refused[0]}")
     first = min(bad, key=lambda rank: bad[rank].place)
-    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, steps, ranks)
+    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks)
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
@@ -165,17 +176,13 @@ def _told(rank: int, answer: Answer) -> str:
     return f"{'out of memory: ' if memory else ''}rank {rank}: {answer.problem}"
 
 
-# What every training tells. A check with several of them appends ".NAME" to each.
-UNITS = {
-    "exit_code": "",
-    "steps_missing": "count",
-    "nonfinite_losses": "count",
+# Judged of all trainings of a check together: one that went wrong is enough, and the facts say which
+JUDGED = {"exit_code": "", "steps_missing": "count", "nonfinite_losses": "count", "loss_drop": "nats"}
+# Told of each training; a check with several appends ".NAME"
+EACH = {
     "loss_first": "nats",
     "loss_last": "nats",
-    "loss_drop": "nats",
     "loss_above_floor": "nats",
-    "seconds": "s",
-    "until_first_step": "s",
     "tokens_per_second_per_gpu": "tokens/s/GPU",
     "step_p50": "s",
     "step_p99": "s",
@@ -184,11 +191,13 @@ UNITS = {
     "data_wait": "%",
     "exposed_communication": "%",
     "memory_peak": "GiB",
+    "parameters": "count",
     "trained_parameters": "count",
+    "train_runtime": "s",
+    "until_first_step": "s",
+    "wall_seconds": "s",
 }
-# Ours → that of metrics.json: null there is not known, and no figure
-_FROM = {
-    "seconds": "train_runtime_s",
+_FROM = {  # those of metrics.json; null there is not known, and gives no figure
     "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
     "step_p50": "step_p50_s",
     "step_p99": "step_p99_s",
@@ -197,113 +206,158 @@ _FROM = {
     "data_wait": "data_wait_percent",
     "exposed_communication": "exposed_communication_percent",
     "memory_peak": "memory_peak_gib",
+    "parameters": "parameters",
     "trained_parameters": "trained_parameters",
+    "train_runtime": "train_runtime_s",
 }
-PERFORMANCE = ("tokens_per_second_per_gpu*", "step_p*", "seconds*", "until_first_step*", "mfu*", "gemm_share*")
+PERFORMANCE = ("tokens_per_second_per_gpu*", "step_p*", "mfu*", "gemm_share*", "*_seconds*", "train_runtime*")
+_CURVES = {"loss": "nats", "grad_norm": "norm", "learning_rate": "per step", "epoch": "epochs"}
 
 
 def units(*names: str) -> dict[str, str]:
-    """Of all that is told of each of the trainings called ``names``."""
-    return {f"{metric}.{name}": unit for metric, unit in UNITS.items() for name in names}
+    """Of what trainings called ``names`` tell; of the only one, where no name is given."""
+    return JUDGED | {f"{metric}{_end(name)}": unit for metric, unit in EACH.items() for name in names or ("",)}
 
 
-def facts(place: Place, trained: Trained, **more: Any) -> Iterator[Fact]:
-    """Where it was trained, and ``more``: what rules, baselines and a reader go by."""
-    cuda = place.device.startswith("cuda")
-    yield Fact(name="device", value="cuda" if cuda else "cpu")
-    if cuda:
-        yield Fact(name="gpu", value=trained.value("gpu0"))
-    else:
-        yield Fact(name="rehearsal", value=REHEARSAL)
-    yield Fact(name="trained", value="no" if trained.problem else "yes")
-    for name, value in more.items():
-        yield Fact(name=name, value=value)
+def _end(name: str) -> str:
+    return f".{name}" if name else ""
 
 
-def told_of(trained: Trained) -> dict[str, Any]:
-    """What was trained, by its metrics.json: for a fact."""
-    names = ("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "parameters", "mfu_formula")
-    found = {name: trained.value(name) for name in (*names, "final", "slowest_rank", "phases_s", "torch")}
-    return {name: value for name, value in found.items() if value is not None} | {"problem": trained.problem or "none"}
+def here(place: Place, alone: bool = False) -> dict[str, Any]:
+    """What baselines and rules go by, as facts; ``alone``: of the first rank's device. All ranks call this together."""
+    from seatrial.bench import rank, subgroups
+
+    found = rank.describe_device(place.device) if alone else rank.describe_devices(place.device)
+    facts = {"device": found["backend"], **{name: found[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
+    if not alone:
+        facts |= {"world_size": place.world_size, "nodes": len(subgroups.ranks_by_node(place.node))}
+    return facts if found["backend"] == "cuda" else {**facts, "rehearsal": REHEARSAL}
 
 
-def figures(trained: Trained, wanted_steps: int, name: str = "", subject: str = CLUSTER) -> Iterator[Observation]:
-    """Metrics and curves of one training, each with ``name`` behind a point, where there is one."""
-    end = f".{name}" if name else ""
-    for metric, value in _values(trained, wanted_steps).items():
-        if value is not None and math.isfinite(value):
-            yield Metric(name=f"{metric}{end}", value=value, unit=UNITS[metric], subject=subject)
-    for key, unit in (("loss", "nats"), ("grad_norm", "norm"), ("learning_rate", "1"), ("epoch", "epoch")):
-        points = [(step["step"], step[key]) for step in trained.steps if _is_number(step.get(key))]
+def settings_fact(options: WorkloadOptions) -> Fact:
+    """Whether published speeds are of the same training: those of a rule with a baseline."""
+    return Fact(name="settings", value="changed" if options.config or options.overrides else "shipped")
+
+
+def each(
+    place: Place, trained: Trained, name: str = "", subject: str = CLUSTER, brief: bool = False
+) -> Iterator[Observation]:
+    """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures alone."""
+    end, found = _end(name), _figures(trained)
+    yield from (
+        Metric(name=f"{metric}{end}", value=found[metric], unit=unit, subject=subject)
+        for metric, unit in EACH.items()
+        if is_number(found.get(metric))
+    )
+    if brief:
+        return
+    for key, unit in _CURVES.items():
+        points = [(step["step"], step[key]) for step in trained.steps if is_number(step.get(key))]
         if points:
             x, y = (tuple(map(float, axis)) for axis in zip(*points, strict=True))
             yield Series(name=f"{key}{end}", subject=subject, x=x, y=y, x_unit="step", y_unit=unit)
+    yield Fact(name=f"run{end}", value=_what(trained))
+    yield from _files(place, trained)
 
 
-def _values(trained: Trained, wanted_steps: int) -> dict[str, float | None]:
-    losses = [step["loss"] for step in trained.steps if _is_number(step.get("loss"))]
-    found: dict[str, float | None] = {
-        "exit_code": trained.exit_code,
-        "steps_missing": wanted_steps - len(trained.steps),
-        "nonfinite_losses": len(trained.steps) - len(losses),
+def judged(runs: Mapping[str, Trained]) -> Iterator[Observation]:
+    """What ``RULES`` judge, of all trainings of a check by their names: the worst of each figure, and which it is."""
+    problems = {name: one.problem for name, one in runs.items() if one.problem}
+    yield Fact(name="trained", value="no" if problems else "yes")
+    if problems:
+        yield Fact(name="problems", value=problems)
+    drops = {name: _drop(one) for name, one in runs.items()}
+    yield Fact(name="loss_drops", value={name: round(drop, 4) for name, drop in drops.items() if drop is not None})
+    values: dict[str, float | None] = {
+        "exit_code": next((one.exit_code for one in runs.values() if one.exit_code), 0),
+        "steps_missing": sum(one.max_steps - len(one.steps) for one in runs.values()),
+        "nonfinite_losses": sum(not is_number(step.get("loss")) for one in runs.values() for step in one.steps),
+        "loss_drop": min((drop for drop in drops.values() if drop is not None), default=None),
     }
+    for metric, value in values.items():
+        if value is not None:
+            yield Metric(name=metric, value=value, unit=JUDGED[metric], subject=CLUSTER)
+
+
+def _figures(trained: Trained) -> dict[str, Any]:
+    losses, floor = _losses(trained), trained.value("loss_floor")
+    phases = trained.value("phases_s") or {}
+    found = {ours: trained.value(theirs) for ours, theirs in _FROM.items()}
+    found |= {"wall_seconds": trained.seconds, "until_first_step": phases.get("until_first_step")}
     if losses:
-        few = min(_ENDS, max(1, len(losses) // 2))
-        first, last, floor = fmean(losses[:few]), fmean(losses[-few:]), trained.value("loss_floor")
-        found |= {"loss_first": losses[0], "loss_last": losses[-1], "loss_drop": first - last}
-        found["loss_above_floor"] = None if floor is None else last - floor
-    found |= {ours: trained.value(theirs) for ours, theirs in _FROM.items()}
-    return found | {"until_first_step": (trained.value("phases_s") or {}).get("until_first_step")}
+        found |= {"loss_first": losses[0], "loss_last": losses[-1]}
+        found["loss_above_floor"] = None if floor is None else fmean(_last(losses)) - floor
+    return found
 
 
-def _is_number(value: Any) -> bool:
+def _losses(trained: Trained) -> list[float]:
+    return [step["loss"] for step in trained.steps if is_number(step.get("loss"))]
+
+
+def _last(losses: Sequence[float]) -> Sequence[float]:
+    return losses[-min(_ENDS, max(1, len(losses) // 2)) :]
+
+
+def _drop(trained: Trained) -> float | None:
+    """By how much the mean loss of the last steps is under that of the first; None with fewer than two."""
+    losses = _losses(trained)
+    if len(losses) < 2:
+        return None
+    last = _last(losses)
+    return fmean(losses[: len(last)]) - fmean(last)
+
+
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def artifacts(place: Place, trained: Trained, name: str) -> Iterator[Artifact]:
-    """What is worth looking at, of what it wrote; the weights stay where they are."""
+def _what(trained: Trained) -> dict[str, Any]:
+    names = ("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final")
+    found = {name: trained.value(name) for name in (*names, "slowest_rank", "phases_s", "loss_floor", "torch")}
+    ended = {"problem": trained.problem} if trained.problem else {}
+    return {name: value for name, value in found.items() if value is not None} | ended
+
+
+def _files(place: Place, trained: Trained) -> Iterator[Artifact]:
+    """What is worth looking at, of what it wrote; weights stay where they are."""
     logs = [path for path in sorted(place.out.glob(f"{trained.out.name}.rank*.err")) if path.stat().st_size]
-    for path in [*(trained.out / file for file in _KEPT), *logs[:2]]:
+    for path in [*(trained.out / file for file in _KEPT), *logs[:1]]:
         if path.is_file():
-            yield Artifact(path=str(path.relative_to(place.run_dir)), title=f"{path.name} of {name}")
+            yield Artifact(path=str(path.relative_to(place.run_dir)), title=f"{trained.out.name}: {path.name}")
 
 
-def rules(*names: str) -> tuple[Rule, ...]:
-    """What is wrong of any training, whatever its speed. ``names`` as of ``units``; none: of the only one."""
-    return tuple(rule for name in names or ("",) for rule in _rules_of(f".{name}" if name else ""))
-
-
-def _rules_of(end: str) -> tuple[Rule, ...]:
-    return (
-        Rule(
-            metric=f"exit_code{end}",
-            expect="== 0",
-            shows=("problems",),
-            why="a training that ends otherwise is lost, whatever it reached",
-            remedy="The fact problems has its last words, the artifacts its log: seatrial explain LOG. Out of memory: "
-            "halve bsz and double grad_accum by overrides; or gradient_checkpointing=true",
-        ),
-        Rule(
-            metric=f"steps_missing{end}",
-            expect="== 0",
-            where={"trained": "yes"},
-            why="every step leaves a line: one that is missing was not taken, or its line was lost by the filesystem",
-            remedy="Compare steps.jsonl (an artifact) with max_steps in config.json; look at filesystem.shared",
-        ),
-        Rule(
-            metric=f"nonfinite_losses{end}",
-            expect="== 0",
-            where={"trained": "yes"},
-            why="a loss that is no number means wrong arithmetic, damaged memory, or a learning rate that diverges",
-            remedy="Repeat it: what comes again is the config, what does not is hardware: nvidia-smi -q -d "
-            "ECC,ROW_REMAPPER; dmesg | grep -i xid",
-        ),
-        Rule(
-            metric=f"loss_drop{end}",
-            expect="> 0 nats",
-            where={"trained": "yes"},
-            why="the mean loss of the last steps is not under that of the first: nothing is learned",
-            remedy="Look at the curve and at grad_norm. 0: no gradient reaches what trains. Wild: the learning rate is "
-            "too high for these weights. Fine on one GPU only: look at train.ddp and collectives.all_reduce",
-        ),
-    )
+# What is wrong with any training, whatever its speed
+RULES = (
+    Rule(
+        metric="exit_code",
+        expect="== 0",
+        shows=("problems",),
+        why="a training that ends otherwise is lost, whatever it reached",
+        remedy="The fact problems has its last words, the artifacts its log: seatrial explain LOG. Out of memory: "
+        "overrides bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
+    ),
+    Rule(
+        metric="steps_missing",
+        expect="== 0",
+        where={"trained": "yes"},
+        why="every step leaves a line: one that is missing was not taken, or the filesystem lost its line",
+        remedy="Compare steps.jsonl (an artifact) with max_steps in config.json; look at filesystem.shared",
+    ),
+    Rule(
+        metric="nonfinite_losses",
+        expect="== 0",
+        where={"trained": "yes"},
+        why="a loss that is no number means wrong arithmetic, damaged memory, or a learning rate that diverges",
+        remedy="Repeat it: what comes again is the config, what does not is hardware: nvidia-smi -q -d "
+        "ECC,ROW_REMAPPER; dmesg | grep -i xid",
+    ),
+    Rule(
+        metric="loss_drop",
+        expect="> 0 nats",
+        where={"trained": "yes"},
+        shows=("loss_drops",),
+        why="the mean loss of the last steps is not under that of the first: nothing is learned",
+        remedy="Look at the curve and at grad_norm. 0: no gradient reaches what trains. Wild: the learning rate is too "
+        "high for these weights. Fine on one GPU alone: look at train.ddp and collectives.all_reduce",
+    ),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +81,21 @@ class Architecture(Frozen):
         pairs = 2 * self.num_key_value_heads * self.head_dim
         attention = self.hidden_size * (2 * queries + pairs) + (queries + pairs) * self.attention_bias
         return attention + 3 * self.hidden_size * self.intermediate_size
+
+    def adapter_parameters(self, targets: Collection[str], rank: int) -> int:
+        """Of LoRA's adapters of ``rank`` on the linear layers called ``targets``: an A and a B for each."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        sides = {
+            "q_proj": hidden + queries,
+            "k_proj": hidden + keys,
+            "v_proj": hidden + keys,
+            "o_proj": queries + hidden,
+            "gate_proj": hidden + inner,
+            "up_proj": hidden + inner,
+            "down_proj": inner + hidden,
+        }
+        return self.num_hidden_layers * rank * sum(sides[target] for target in targets)
 
     def flops_per_token(self, seq_len: int, weight_gradients: bool = True) -> float:
         """6N + 12·L·h·d·s of a training step (PaLM, arXiv 2204.02311, appendix B), causality not discounted.

@@ -28,13 +28,17 @@ GENERATED = 4096  # sequences, where nobody says how many: more than any accepta
 
 @dataclass(frozen=True)
 class Facts:
-    """What the blocks are, for the record. ``floor``: nats a token that no model gets below, where that is known."""
+    """What the blocks are, for the record. ``floor``: nats a token that no model gets below, where that is known.
+
+    ``details``: stack hf's own report, with rows rejected by reason and shares of padding.
+    """
 
     source: str
     rows: int
     tokens: int
     vocabulary: int
     floor: float | None = None
+    details: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -11,27 +11,26 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import checkpoint, data, lora, metrics, parallel
+from seatrial.train import checkpoint, data, exposed, lora, metrics, parallel
 from seatrial.train.clock import Clock
 from seatrial.train.decoder import count
 from seatrial.train.files import write_json
 from seatrial.train.loss import IGNORED
-from seatrial.train.metrics import Step
 from seatrial.train.parallel import Built, World
+from seatrial.train.progress import STEPS, Phases, Progress, Step, refuse_without_tensorboard
 from seatrial.train.settings import Schedule, TrainConfig
 
-STEPS = "steps.jsonl"
 COLLECT_EVERY = 50  # steps: Python's garbage collector stops a rank when it likes, and with it all others
 
 
@@ -45,7 +44,8 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
     Returns what metrics.json holds. ``started`` is when the process began (Unix time), to say what the start cost.
     Raises SeatrialError for what went wrong, on each rank that knows of it.
     """
-    phases = metrics.Phases(started or time.time(), "imports")
+    refuse_without_tensorboard(settings)
+    phases = Phases(started or time.time(), "imports")
     with parallel.opened(settings.timeout_s) as world:
         phases.next("init")
         parallel.prepare_kernels(settings)
@@ -60,16 +60,19 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
             phases.next("build")
             done = trainer.resume(out) if settings.checkpoint.resume else 0
             records = trainer.run(done, out, phases)
-        report = metrics.report(settings, world, built, blocks.facts, records, phases, trainer.saves.results)
-        report["out"] = str(out)
+        report = metrics.report(settings, world, trainer.ran(records), phases)
+        report |= {"out": str(out), "final": None, **parallel.spread(built.model)}
         if settings.use_lora and settings.export:
             adapters = lora.gather(built.model)
             if world.first:
                 lora.export(adapters, out / "final", built.model, settings.model.name)
                 report["final"] = lora.prove(adapters, out / "final")
+        if world.size > 1 and settings.profile_steps:
+            # last: these steps change weights, and nothing that is kept
+            replicated = settings.parallel.strategy == "ddp"
+            report |= exposed.measure(world, settings.profile_steps, trainer.again(), replicated)
         if world.first:
-            write_json(out / "metrics.json", report)
-            metrics.say(report, sys.stderr)
+            metrics.write(report, out)
     return report
 
 
@@ -118,6 +121,7 @@ class Trainer:
         self.optimizer: Any = parallel.optimizer(settings, built.trained)
         self.saves = checkpoint.Saves(settings.checkpoint, world)
         self.clock = Clock(world.device)
+        self._exchange = True  # gradients, over ranks
         self._broken = torch.zeros((), device=world.device)  # 1 from the first step on that is not finite
         self._own_gradient = torch.ones((), dtype=torch.bool, device=world.device)
         built.model.on_gradient = self._look
@@ -130,7 +134,7 @@ class Trainer:
         """Put back the newest whole checkpoint; the number of steps that had been taken. 0 where there is none."""
         return self.saves.restore(out, self.built, self.optimizer)
 
-    def run(self, done: int, out: Path, phases: metrics.Phases) -> list[Step]:
+    def run(self, done: int, out: Path, phases: Phases) -> list[Step]:
         """Take the steps from ``done`` on. One JSON line for each is in ``out``/steps.jsonl as soon as it is known."""
         settings = self.settings
         if done >= settings.max_steps:
@@ -138,8 +142,7 @@ class Trainer:
         records: list[Step] = []
         batches = self._batches(done)
         self.clock.restart()
-        with _lines(out, self.world.first, done) as file, _garbage_kept():
-            progress = metrics.Progress(settings, self.world, file)
+        with closing(Progress(settings, self.world, out, done)) as progress, _garbage_kept():
             waiting: Pending | None = None
 
             def known(taken: Pending) -> None:
@@ -163,6 +166,21 @@ class Trainer:
         self.saves.finish()
         return records
 
+    def ran(self, records: Sequence[Step]) -> metrics.Run:
+        """What these steps were, for the report."""
+        settings = self.settings
+        return metrics.Run(
+            steps=records,
+            model=self.built.model,
+            optimizer=self.optimizer,
+            strategy=settings.parallel.strategy,
+            compute="bf16" if settings.bf16 else "fp32",
+            data=self.blocks.facts,
+            trained_tokens=sum(record.trained_tokens or 0 for record in records),
+            checkpoints=self.saves.results,
+            compiled_graphs=torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        )
+
     def _batches(self, done: int) -> Iterator[Tensor]:
         """int64 [grad_accum, bsz, seq_len + 1] on the device, for ever."""
         settings, world = self.settings, self.world
@@ -178,6 +196,16 @@ class Trainer:
     def _targets(batch: Tensor) -> Tensor:
         """The token behind each one."""
         return batch[..., 1:].contiguous()
+
+    def again(self) -> Callable[[bool], Pending]:
+        """Takes a step more, as the last was, with the exchange of gradients or (under DDP) without."""
+        batches = self._batches(0)
+
+        def take(exchange: bool) -> Pending:
+            self._exchange = exchange
+            return self.step(self.settings.max_steps, batches)
+
+        return take
 
     def step(self, number: int, batches: Iterator[Tensor]) -> Pending:
         """One optimizer step over ``grad_accum`` micro-batches, queued on the device."""
@@ -195,7 +223,9 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         self._own_gradient.fill_(True)
         for place in range(settings.grad_accum):
-            with parallel.gradients_kept_apart(self.built.call, last=place == settings.grad_accum - 1):
+            with parallel.gradients_kept_apart(
+                self.built.call, last=self._exchange and place == settings.grad_accum - 1
+            ):
                 loss = self.built.call(inputs[place], targets[place], settings.loss_chunks)
                 self.clock.forward_done()
                 (loss * share).backward()
@@ -233,7 +263,8 @@ class Trainer:
             grad_norm=norm,
             learning_rate=taken.lr,
             epoch=data.epoch_after(taken.number, each, len(self.blocks), self.world.size),
-            tokens=int(tokens),
+            tokens=each * settings.seq_len * self.world.size,
+            trained_tokens=int(tokens),
             seconds=seconds,
             forward_s=forward,
             data_wait_s=taken.data_wait_s,
@@ -282,22 +313,3 @@ def _garbage_kept() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class _lines:
-    """steps.jsonl, kept by the first rank: lines of ``done`` steps stay, what came after them is overwritten."""
-
-    def __init__(self, out: Path, first: bool, done: int) -> None:
-        self._path, self._first, self._done = out / STEPS, first, done
-        self._file: TextIO | None = None
-
-    def __enter__(self) -> TextIO | None:
-        if self._first:
-            kept = self._path.read_text().splitlines()[: self._done] if self._done and self._path.is_file() else []
-            self._file = self._path.open("w", buffering=1, encoding="utf-8")
-            self._file.writelines(f"{line}\n" for line in kept)
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()

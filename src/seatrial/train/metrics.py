@@ -1,199 +1,195 @@
-"""What a training run says of itself: a line a step, a line an interval, metrics.json; and where memory went."""
+"""metrics.json, the same of both stacks: what a training run was, how fast, and where memory went."""
 
 from __future__ import annotations
 
-import json
 import math
+import platform
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint
+from seatrial.train import checkpoint, exposed
 from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
-from seatrial.train.decoder import count
-from seatrial.train.parallel import Built, World
+from seatrial.train.files import write_json, write_whole
+from seatrial.train.parallel import World
+from seatrial.train.progress import Phases, Step
 from seatrial.train.settings import TrainConfig
 
 GIB = 2**30
 _WIDTH = {"fp32": 4, "bf16": 2}
+_SHORT = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16", torch.double: "fp64"}
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step, of all ranks together but for the times, which are this rank's. ``loss`` in nats a counted token."""
+class Run:
+    """A training that is over, as its stack knows it. What it cannot know is None, and null in metrics.json."""
 
-    step: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    epoch: float
-    tokens: int
-    seconds: float
-    forward_s: float
-    data_wait_s: float
-
-
-class Phases:
-    """Where the time went before the first step was done: seconds by phase, from the start of the process."""
-
-    def __init__(self, started: float, phase: str) -> None:
-        self._started = self._since = started
-        self.seconds: dict[str, float] = {}
-        self.next(phase)
-
-    def next(self, phase: str) -> None:
-        """``phase`` has just ended."""
-        now = time.time()
-        self.seconds[phase] = now - self._since
-        self._since = now
-
-    def first_step(self) -> None:
-        """A step has been seen to be done; only the first counts, and holds what had to be compiled for it."""
-        if "first_step" not in self.seconds:
-            self.next("first_step")
-            self.seconds["until_first_step"] = time.time() - self._started
+    steps: Sequence[Step]
+    model: nn.Module
+    optimizer: Any
+    strategy: str  # as it was really spread, were there several ranks
+    compute: str  # what matrices are multiplied in
+    data: Facts
+    trained_tokens: int  # of all ranks, those that the loss was taken of
+    checkpoints: Sequence[checkpoint.Result]
+    compiled_graphs: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
-class Progress:
-    """Steps as they become known: each a JSON line in the file, and now and then a line for a person."""
+def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dict[str, Any]:
+    """metrics.json. All ranks must call this when the last step is done: train_runtime_s ends now.
 
-    def __init__(self, settings: TrainConfig, world: World, file: TextIO | None) -> None:
-        self._settings, self._world, self._file = settings, world, file
-        self._said = self._began = time.monotonic()
-        self._first: int | None = None
-
-    def note(self, record: Step) -> Step:
-        if self._file is not None:
-            self._file.write(json.dumps(asdict(record)) + "\n")
-            self._tell(record)
-        return record
-
-    def _tell(self, record: Step) -> None:
-        now = time.monotonic()
-        self._first = self._first or record.step
-        last = record.step == self._settings.max_steps
-        if now - self._said < self._settings.log_every_s and not last:
-            return
-        self._said = now
-        left = (now - self._began) / (record.step - self._first + 1) * (self._settings.max_steps - record.step)
-        end = "\r" if sys.stderr.isatty() and not last else "\n"
-        print(self._line(record, left), end=end, file=sys.stderr, flush=True)
-
-    def _line(self, record: Step, left: float) -> str:
-        speed = record.tokens / record.seconds / self._world.size
-        return (
-            f"step {record.step}/{self._settings.max_steps}  loss {record.loss:.4f}  grad norm {record.grad_norm:.3f}  "
-            f"lr {record.learning_rate:.2e}  {speed:,.0f} tok/s/GPU  data {record.data_wait_s / record.seconds:.1%}  "
-            f"{left:.0f} s left"
-        )
-
-
-def report(
-    settings: TrainConfig,
-    world: World,
-    built: Built,
-    facts: Facts,
-    records: Sequence[Step],
-    phases: Phases,
-    saves: Sequence[checkpoint.Result],
-) -> dict[str, Any]:
-    """metrics.json. All ranks must call this. Speeds are of the steps after ``settle_steps``, saving excluded."""
-    measured = records[settings.settle_steps :] or records[-1:]
+    Speeds are of the steps after ``settle_steps``, saving excluded.
+    """
+    common = _common(settings, world, run.steps, phases)
+    measured = run.steps[settings.settle_steps :] or run.steps[-1:]
     ranks = world.gather(_this_rank(world, measured))
-    shape = settings.model.architecture()
-    device = ranks[0]["device"]
-    seconds = sorted(record.seconds for record in measured)
-    speed = sum(record.tokens for record in measured) / sum(seconds) / world.size
-    peak = peak_tflops(device)
-    gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
-    flops = shape.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
-    common = _common(settings, world, records, device)
-    state = _state_bytes(settings, world, built)
+    trained, every = counts(run.model)
     return common | {
         "run_name": settings.run_name,
         "stack": settings.stack,
-        "strategy": settings.parallel.strategy if world.size > 1 or settings.parallel.strategy == "fsdp2" else "single",
-        "precision": f"{'bf16' if settings.bf16 else 'fp32'} compute, {settings.master_dtype} trained weights and Adam",
+        "strategy": run.strategy if world.size > 1 or run.strategy == "fsdp2" else "single",
+        "precision": precision(run),
         "weights": settings.model.weights,
+        "gpu0": ranks[0]["device"],
         "hosts": len({rank["host"] for rank in ranks}),
-        "parameters": count(list(built.model.parameters())),
-        "trained_parameters": count(built.trained),
-        "steps_measured": len(measured),
-        "tokens_per_second_per_gpu": speed,
-        "tflops_per_gpu": speed * flops / 1e12,
-        "mfu_percent": None if peak is None else 100 * speed * flops / (peak * 1e12),
-        "mfu_formula": f"({4 if settings.use_lora else 6}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {shape.parameters:,}",
-        "peak_tflops": "unknown" if peak is None else peak,
-        "gemm_percent": None if gemm is None else 100 * speed * flops / (gemm * 1e12),
-        "gemm_tflops": gemm,
-        "step_p50_s": median(seconds),
-        "step_p99_s": seconds[math.ceil(0.99 * len(seconds)) - 1],
-        "data_wait_percent": 100 * sum(record.data_wait_s for record in measured) / sum(seconds),
+        "parameters": every,
+        "trained_parameters": trained,
+        "trained_tokens": run.trained_tokens,
+        **_speed(settings, world, measured, ranks),
         "slowest_rank": slowest(ranks),
+        **exposed.UNKNOWN,
         "phases_s": phases.seconds,
-        "compile_s": max(0.0, records[0].seconds - median(seconds)),
-        "compiled_graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
-        "loss_first": records[0].loss,
-        "loss_last": records[-1].loss,
-        "loss_floor": facts.floor,
+        "compile_s": max(0.0, run.steps[0].seconds - _middle(measured)) if run.compiled_graphs else 0.0,
+        "compiled_graphs": run.compiled_graphs,
+        "loss_first": run.steps[0].loss,
+        "loss_last": run.steps[-1].loss,
+        "loss_floor": run.data.floor,
         "memory_peak_gib": _most(ranks, "memory_peak_gib"),
         "memory_state_gib": _most(ranks, "memory_held_gib"),
-        "memory_state_expected_gib": state / GIB,
-        "checkpoints": [asdict(save) for save in saves],
-        "data": asdict(facts),
+        "memory_state_expected_gib": _state_gib(settings, world, run),
+        "checkpoints": [asdict(save) for save in run.checkpoints],
+        "data": asdict(run.data),
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__), **run.versions},
         "ranks": ranks,
     }
 
 
-def _common(settings: TrainConfig, world: World, records: Sequence[Step], device: str) -> dict[str, Any]:
-    """What training scripts print at their end, under the names they give it; warm-up included."""
-    runtime = sum(record.seconds for record in records)
-    samples = len(records) * settings.bsz * settings.grad_accum * world.size
-    tokens = samples * settings.seq_len
+def _common(settings: TrainConfig, world: World, steps: Sequence[Step], phases: Phases) -> dict[str, Any]:
+    """What training scripts print at their end, under the names they give it; warm-up and saving included.
+
+    wall_time_s begins when the data is prepared, so that building the model is in it, and train_runtime_s with the
+    first step. approx_tokens are the positions of all sequences, padding among them: samples × seq_len.
+    """
+    runtime, wall = phases.since("build"), phases.since("data")
+    tokens = sum(step.tokens for step in steps)
     return {
         "train_runtime_s": runtime,
-        "train_loss": fmean(record.loss for record in records),
-        "train_samples_per_second": samples / runtime,
-        "train_steps_per_second": len(records) / runtime,
+        "train_loss": fmean(step.loss for step in steps),
+        "train_samples_per_second": tokens / settings.seq_len / runtime,
+        "train_steps_per_second": len(steps) / runtime,
+        "steps": len(steps),
         "approx_tokens": tokens,
         "approx_tokens_per_second": tokens / runtime,
-        "wall_time_s": runtime,
+        "wall_time_s": wall,
         "approx_tokens_per_rank": tokens // world.size,
-        "approx_tokens_per_s_per_rank": tokens / world.size / runtime,
+        "approx_tokens_per_s_per_rank": tokens / world.size / wall,
         "world_size": world.size,
-        "gpu0": device,
         "torch": str(torch.__version__),
         "model": settings.model.name,
-        "dataset": settings.data.path or "generated",
+        "dataset": settings.data.path or f"generated {settings.data.layout}",
         "use_lora": settings.use_lora,
         "bf16": settings.bf16,
         "gradient_checkpointing": settings.gradient_checkpointing,
     }
 
 
+def _speed(
+    settings: TrainConfig, world: World, measured: Sequence[Step], ranks: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Of the ``measured`` steps, by this rank's clock: all ranks step together."""
+    shape = settings.model.architecture()
+    seconds = sorted(step.seconds for step in measured)
+    speed = sum(step.tokens for step in measured) / sum(seconds) / world.size
+    tflops = speed * shape.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora) / 1e12
+    peak = peak_tflops(ranks[0]["device"])
+    gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
+    waits = [step.data_wait_s for step in measured if step.data_wait_s is not None]
+    return {
+        "steps_measured": len(measured),
+        "tokens_per_second_per_gpu": speed,
+        "tflops_per_gpu": tflops,
+        "mfu_percent": None if peak is None else 100 * tflops / peak,
+        "mfu_formula": f"({4 if settings.use_lora else 6}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {shape.parameters:,}",
+        "peak_tflops": peak,
+        "gemm_percent": None if gemm is None else 100 * tflops / gemm,
+        "gemm_tflops": gemm,
+        "step_p50_s": median(seconds),
+        "step_p99_s": seconds[math.ceil(0.99 * len(seconds)) - 1],
+        "data_wait_percent": 100 * sum(waits) / sum(seconds) if waits else None,
+    }
+
+
+def _middle(steps: Sequence[Step]) -> float:
+    return median(step.seconds for step in steps)
+
+
 def _this_rank(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     gpu = world.device.type == "cuda"
+    forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
         "rank": world.rank,
         "host": world.host,
         "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
-        "step_p50_s": median(record.seconds for record in measured),
-        "forward_p50_s": median(record.forward_s for record in measured),
+        "step_p50_s": _middle(measured),
+        "forward_p50_s": median(forward) if forward else None,
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
         "memory_held_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # last: it needs memory of its own
     }
+
+
+def counts(model: nn.Module) -> tuple[int, int]:
+    """Parameters that are trained, and all of them; whole ones, also where a rank holds a share (FSDP2, ZeRO-3)."""
+    sizes = [(_numbers(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+
+
+def _numbers(parameter: nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))  # ZeRO-3 leaves an empty tensor; a DTensor is whole
+
+
+def precision(run: Run) -> str:
+    """What is kept in which type, by the tensors themselves; of Adam, whose state lies beside its master weights."""
+    parameters = list(run.model.parameters())
+    frozen = _types(p for p in parameters if not p.requires_grad)
+    trained = _types(p for p in parameters if p.requires_grad)
+    master = _types(run.optimizer.state)
+    adam = _types(state["exp_avg"] for state in run.optimizer.state.values() if "exp_avg" in state)
+    said = [f"{run.compute} compute", *([f"{frozen} frozen weights"] if frozen else []), f"{trained} trained weights"]
+    said += [f"{master} master weights"] if master and master != trained else []
+    return ", ".join([*said, f"{adam or 'unknown'} Adam"])
+
+
+def _types(tensors: Iterable[Any]) -> str:
+    return " and ".join(sorted({short(tensor.dtype) for tensor in tensors}))
+
+
+def short(dtype: torch.dtype) -> str:
+    """fp32 for torch.float32, and so on."""
+    return _SHORT.get(dtype, str(dtype))
 
 
 def _most(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -201,24 +197,30 @@ def _most(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return max((rank[name] for rank in ranks if rank[name] is not None), default=None)
 
 
-def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Who takes longest for a forward pass, and how much longer than the median of all: all steps end together.
 
-    Under FSDP2 a forward pass waits for the others' weights, so that there the figure says less.
+    Under FSDP2 a forward pass waits for the others' weights, so that there the figure says less. None where forward
+    passes were not timed.
     """
+    if any(rank["forward_p50_s"] is None for rank in ranks):
+        return None
     worst = max(ranks, key=lambda rank: rank["forward_p50_s"])
     middle = median(rank["forward_p50_s"] for rank in ranks)
     return {"rank": worst["rank"], "host": worst["host"], "times_median": worst["forward_p50_s"] / middle}
 
 
-def _state_bytes(settings: TrainConfig, world: World, built: Built) -> float:
-    """Weights and Adam's two moments on one device, by arithmetic: gradients are freed after each step."""
+def _state_gib(settings: TrainConfig, world: World, run: Run) -> float | None:
+    """Weights and Adam's two moments on one device, by arithmetic: gradients are freed after each step.
+
+    None under ZeRO-3, whose own config file says what lies where.
+    """
+    if run.strategy == "zero3":
+        return None
     if settings.parallel.cpu_offload:
         return 0.0
-    trained = count(built.trained)
-    frozen = count(list(built.model.parameters())) - trained
-    held = 3 * trained * _WIDTH[settings.master_dtype] + frozen * _WIDTH["bf16" if settings.bf16 else "fp32"]
-    return held / (world.size if settings.parallel.strategy == "fsdp2" else 1)
+    held = sum(_numbers(p) * p.element_size() * (3 if p.requires_grad else 1) for p in run.model.parameters())
+    return held / (1 if run.strategy == "ddp" else world.size) / GIB
 
 
 @cache
@@ -232,19 +234,31 @@ def peak_tflops(device: str) -> float | None:
     return None
 
 
-def say(found: Mapping[str, Any], file: TextIO) -> None:
-    """The report in three lines."""
-    mfu = found["mfu_percent"]
+def write(found: Mapping[str, Any], out: Path) -> None:
+    """metrics.json in ``out``, and the same for a person: summary.txt, also to standard error. The first rank's."""
+    write_json(out / "metrics.json", found)
+    write_whole(out / "summary.txt", lambda file: file.write(summary(found).encode()))
+    sys.stderr.write(summary(found))
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """metrics.json in a few lines."""
+    mfu, shown = found["mfu_percent"], found["exposed_communication_percent"]
     share = f"MFU {mfu:.1f} % of {found['peak_tflops']:g} TFLOP/s" if mfu is not None else "MFU unknown: peak unknown"
     floor = f" (floor {found['loss_floor']:.4f})" if found["loss_floor"] is not None else ""
     memory = f"; peak memory {found['memory_peak_gib']:.1f} GiB" if found["memory_peak_gib"] is not None else ""
-    print(
-        f"{found['tokens_per_second_per_gpu']:,.0f} tok/s/GPU on {found['world_size']} × {found['gpu0']}, {share}\n"
+    lines = [
+        f"{found['run_name']}: {found['model']}, stack {found['stack']}, {found['strategy']}, {found['precision']}",
+        f"{found['tokens_per_second_per_gpu']:,.0f} tok/s/GPU on {found['world_size']} × {found['gpu0']}, {share}",
         f"step p50 {found['step_p50_s']:.4f} s, p99 {found['step_p99_s']:.4f} s over {found['steps_measured']} steps; "
-        f"compile {found['compile_s']:.1f} s{memory}\n"
-        f"loss {found['loss_first']:.4f} → {found['loss_last']:.4f}{floor}",
-        file=file,
-    )
+        f"compile {found['compile_s']:.1f} s{memory}",
+        *([] if shown is None else [f"exposed communication {shown:.1f} % of a step"]),
+        f"loss {found['loss_first']:.4f} → {found['loss_last']:.4f}{floor}; weights {found['weights']}, "
+        f"data {found['data']['source']}",
+        "until the first step "
+        + ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in found["phases_s"].items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 @contextmanager

@@ -44,7 +44,9 @@ class World:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank, on every rank."""
+        """Everybody's value, by rank, on every rank. One that is alone needs no group."""
+        if self.size == 1:
+            return [value]
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, value)
         return cast("list[T]", values)
@@ -192,6 +194,12 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
     if settings.parallel.reduce_dtype == "bf16":
         replica.register_comm_hook(None, default_hooks.bf16_compress_hook)
     return replica
+
+
+def spread(model: nn.Module) -> dict[str, int]:
+    """How many parameter tensors there are, and how many of them are sharded."""
+    found = list(model.parameters())
+    return {"parameter_tensors": len(found), "tensors_sharded": sum(isinstance(one, DTensor) for one in found)}
 
 
 def sharding_faults(model: nn.Module, ranks: int) -> list[str]:

@@ -169,7 +169,7 @@ class TrainConfig(Frozen):
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
     export: bool = Field(default=True, description="final/: of LoRA the adapters, with stack hf else the whole model")
-    tensorboard: bool = Field(default=False, description="stack hf: logs for TensorBoard in --out")
+    tensorboard: bool = Field(default=False, description="logs for TensorBoard in --out")
     # Adam's updates are far below bf16's resolution of the weights (8 bits): they would mostly be lost
     master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
     compile: bool = Field(default=True, description="torch.compile, block by block; GPUs only")
@@ -182,6 +182,11 @@ class TrainConfig(Frozen):
     seed: int = Field(default=0, ge=0, lt=2**31)
     # DDP lays its buckets out anew after the first; allocator and clocks settle in the next ones
     settle_steps: int = Field(default=3, ge=0, description="first steps, that speed is not measured in")
+    profile_steps: int = Field(
+        default=3,
+        ge=0,
+        description="of several ranks, behind the others, for exposed communication; 0: not measured",
+    )
     log_every_s: float = Field(default=10.0, gt=0, description="rank 0 writes a line so often")
     timeout_s: float = Field(default=600.0, gt=0, description="a rank that waits longer for its peers gives up")
 
@@ -193,8 +198,8 @@ class TrainConfig(Frozen):
 
     @model_validator(mode="after")
     def _the_stack_can(self) -> TrainConfig:
-        if self.stack == "native" and (self.parallel.strategy == "zero3" or self.tensorboard):
-            raise ValueError("strategy zero3 and tensorboard go with stack hf")
+        if self.stack == "native" and self.parallel.strategy == "zero3":
+            raise ValueError("strategy zero3 goes with stack hf")
         if self.stack == "hf" and (self.deterministic or self.data.unequal):
             raise ValueError("deterministic and data.unequal go with stack native")
         return self

@@ -37,7 +37,7 @@ def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
         if wanted.stack == "hf":
             # one name on all ranks, which have not met yet
             with contextlib.redirect_stdout(sys.stderr):  # where accelerate and DeepSpeed write their log
-                return hf.train(wanted, out or Path("seatrial-runs", wanted.run_name))
+                return hf.train(wanted, out or Path("seatrial-runs", wanted.run_name), started)
         return loop.train(wanted, out, started)
     except OSError as error:
         raise SeatrialError(f"training stopped: {error}") from error

@@ -37,15 +37,32 @@ def test_a_fine_tune_learns_and_says_what_it_was(sft: tuple[Path, dict[str, Any]
     out, metrics = sft
     assert json.loads((out / "metrics.json").read_text()) == metrics
     assert set(metrics) >= FIELDS
-    assert (metrics["weights"], metrics["data"], metrics["strategy"]) == ("random", "generated", "ddp")
+    assert (metrics["weights"], metrics["data"]["source"]) == ("random", "generated: no_robots")
+    assert (metrics["strategy"], metrics["compile_s"], metrics["slowest_rank"]) == ("single", 0, None)
+    assert metrics["precision"] == "fp32 compute, fp32 trained weights, fp32 Adam"
     assert metrics["approx_tokens"] == 12 * 4 * 4 * 96
-    assert 0 < metrics["trained_tokens_rank0"] < metrics["approx_tokens"] / 4  # the answers alone, no padding
+    assert 0 < metrics["trained_tokens"] < metrics["approx_tokens"] / 4  # the answers alone, no padding
     taken = runs.steps(out)
     assert [step["step"] for step in taken] == list(range(1, 13))
     assert taken[0]["loss"] == pytest.approx(math.log(1001), rel=0.05)  # random weights know nothing
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
     assert all(step["grad_norm"] > 0 and step["seconds"] > 0 for step in taken)
+    assert (taken[0]["loss"], taken[-1]["loss"]) == (metrics["loss_first"], metrics["loss_last"])
     assert metrics["final"] == "loaded; equal bit by bit"
+    assert [save["step"] for save in metrics["checkpoints"]] == [6, 12]
+    assert set(metrics["phases_s"]) == {"imports", "init", "data", "build", "first_step", "until_first_step"}
+    assert metrics["tokens_per_second_per_gpu"] == pytest.approx(
+        10 * 4 * 4 * 96 / sum(step["seconds"] for step in taken[2:])  # settle_steps: 2
+    )
+
+
+def test_both_stacks_write_the_same_keys(sft: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (native,) = ranks.run(1, ranks.train, ranks.config(max_steps=2), tmp_path)
+    assert set(native) == set(sft[1])
+    for name in ("phases_s", "data"):
+        assert set(native[name]) == set(sft[1][name]), name
+    assert set(native["ranks"][0]) == set(sft[1]["ranks"][0])
+    assert set(runs.steps(tmp_path)[0]) == set(runs.steps(sft[0])[0])
 
 
 def test_a_training_goes_on_from_its_checkpoint_as_if_never_stopped(
@@ -82,7 +99,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_rank(
     with pytest.raises(SeatrialError, match=r"step 6: loss is (nan|inf).*not finite in rank 0 on ") as caught:
         runs.train(runs.config("sft-smollm-135m"), tmp_path)
     assert "Nothing was saved after step 5" in str(caught.value)
-    assert runs.steps(tmp_path)[-1]["loss"] is None
+    assert runs.steps(tmp_path)[-1]["step"] == 5
     assert not list((tmp_path / "checkpoints").glob("*"))
     assert not (tmp_path / "final").exists()
 
@@ -153,8 +170,11 @@ def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
     out = shared_out.parent / strategy
     sharded = on_two("toolcalls-qwen2-7b", out, *settings, *fewer(shared_out))
     assert (shared["strategy"], sharded["strategy"]) == ("ddp", strategy)
+    assert shared["precision"] == "fp32 compute, fp32 frozen weights, fp32 trained weights, fp32 Adam"
+    assert sharded["precision"] == shared["precision"]
     assert shared["world_size"] == sharded["world_size"] == 2
     assert shared["trained_parameters"] == sharded["trained_parameters"] < shared["parameters"] / 10
+    assert shared["approx_tokens"] == sharded["approx_tokens"] == 2 * shared["approx_tokens_per_rank"]
     for one, other in zip(runs.steps(shared_out), runs.steps(out), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)

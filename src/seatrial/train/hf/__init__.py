@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +15,18 @@ if TYPE_CHECKING:
     from seatrial.train.settings import TrainConfig
 
 
-def train(config: TrainConfig, out: Path) -> dict[str, Any]:
+def train(config: TrainConfig, out: Path, started: float | None = None) -> dict[str, Any]:
     """Train as ``config`` says, alone or as one rank of torchrun's; what rank 0 writes to ``out``/metrics.json.
 
-    Also there: steps.jsonl, final/ and, where wanted, tensorboard/. Raises SeatrialError.
+    Also there: steps.jsonl, final/ and, where wanted, tensorboard/. ``started`` is when the process began (Unix time),
+    to say what the start cost. Raises SeatrialError.
     """
+    started = started or time.time()
     hub.settle(config)
     with _installed():
         from seatrial.train.hf import run  # imports transformers, which reads the environment as it is now
-    return run.train(config, out)
+        from seatrial.train.progress import Phases
+    return run.train(config, out, Phases(started, "imports"))
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:

@@ -69,12 +69,6 @@ def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
     return wrapped
 
 
-def counts(model: torch.nn.Module) -> tuple[int, int]:
-    """Parameters that are trained, and all of them; whole ones, also where a rank holds a share (ZeRO-3, FSDP2)."""
-    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
-    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
-
-
 def save_random(config: TrainConfig, folder: Path) -> None:
     """Write the random base model to ``folder``, unless it is there."""
     if not folder.exists():

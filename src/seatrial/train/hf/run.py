@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
-import statistics
-import time
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,16 @@ import torch.distributed as dist
 import transformers
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import TrainOutput
 
 from seatrial.model import SeatrialError, UsageError
+from seatrial.train import metrics
+from seatrial.train.data import Facts
 from seatrial.train.files import write_json
-from seatrial.train.hf import data, export, hub, models, ranks
+from seatrial.train.hf import data, export, models, ranks
 from seatrial.train.hf.arguments import arguments, strategy
-from seatrial.train.hf.watch import STEPS, CountingTrainer, Watch
+from seatrial.train.hf.watch import CountingTrainer, Watch
+from seatrial.train.parallel import World
+from seatrial.train.progress import STEPS, Phases, refuse_without_tensorboard
 from seatrial.train.settings import TrainConfig
 
 OOM = (
@@ -31,40 +32,35 @@ OOM = (
 )
 
 
-def train(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """See seatrial.train.hf.train."""
-    began = time.perf_counter()
+def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
+    """See seatrial.train.hf.train. ``phases`` has seen the imports end."""
     config.architecture()
+    refuse_without_tensorboard(config)
     models.quiet()
     if os.environ.get("RANK", "0") == "0":
         _announce(config, out)
     base = _base_for_zero3(config, out)
     args = arguments(config, out)
+    world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
+    phases.next("init")
     prepared = data.prepare(config, out)
+    phases.next("data")
+    watch = Watch(config, strategy(config), world, out, phases)
     try:
-        trainer, watch = _trainer(config, out, args, prepared, base)
-        result = trainer.train(resume_from_checkpoint=_newest(out) if config.checkpoint.resume else None)
+        trainer = _trainer(config, args, prepared, base, watch)
+        trainer.train(resume_from_checkpoint=_newest(out) if config.checkpoint.resume else None)
     except torch.OutOfMemoryError as error:
         raise SeatrialError(f"rank {ranks.rank()}: out of memory: {_memory()}; {OOM}") from error
     if not watch.steps:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    exported = export.save(trainer, out / "final", strategy(config) != "ddp") if config.export else "not wanted"
-    metrics = {
-        **_seed_metrics(config, trainer, result, time.perf_counter() - began),
-        **_speed(config, watch),
-        **_what_ran(config, trainer, prepared),
-        "final": exported,
-        "checkpoint_save_s": watch.save_seconds,
-        "peak_memory_bytes": peak,
-        "out": str(out),
-        "first_loss": watch.steps[0]["loss"],
-        "last_loss": watch.steps[-1]["loss"],
-    }
-    ranks.once(lambda: write_json(out / "metrics.json", metrics))
+    report = metrics.report(config, world, _ran(config, trainer, watch, world, _facts(config, prepared)), phases)
+    report["out"] = str(out)
+    sharded = strategy(config) != "ddp"
+    report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
+    ranks.once(lambda: metrics.write(report, out))
     if dist.is_initialized():
         dist.destroy_process_group()
-    return metrics
+    return report
 
 
 def _announce(config: TrainConfig, out: Path) -> None:
@@ -96,12 +92,11 @@ def _base_for_zero3(config: TrainConfig, out: Path) -> Path | None:
 
 
 def _trainer(
-    config: TrainConfig, out: Path, args: TrainingArguments, prepared: data.Prepared, base: Path | None
-) -> tuple[CountingTrainer, Watch]:
+    config: TrainConfig, args: TrainingArguments, prepared: data.Prepared, base: Path | None, watch: Watch
+) -> CountingTrainer:
     model: Any = models.build(config, args.device, base)
     if config.use_lora:
         model = models.with_lora(model, config)
-    watch = Watch(config, strategy(config), out)
     trainer = CountingTrainer(
         model=model,
         args=args,
@@ -112,7 +107,7 @@ def _trainer(
     )
     trainer.remove_callback(PrinterCallback)  # prints every step to standard output
     watch.trainer = trainer
-    return trainer, watch
+    return trainer
 
 
 def _newest(out: Path) -> str | None:
@@ -130,67 +125,27 @@ def _memory() -> str:
     return "{} GiB in tensors, {} GiB kept by torch's allocator, {} GiB free of {} GiB".format(*gib)
 
 
-def _seed_metrics(config: TrainConfig, trainer: CountingTrainer, result: TrainOutput, wall_s: float) -> dict[str, Any]:
-    """Under the names that training scripts use. approx_tokens counts whole blocks, padding among them."""
-    ours, world = trainer.tokens, ranks.world_size()
-    runtime = result.metrics["train_runtime"]
-    return {
-        "run_name": config.run_name,
-        "train_runtime_s": runtime,
-        "train_loss": result.training_loss,
-        "train_samples_per_second": result.metrics["train_samples_per_second"],
-        "train_steps_per_second": result.metrics["train_steps_per_second"],
-        "approx_tokens": ours * world,
-        "approx_tokens_per_second": ours * world / runtime,
-        "wall_time_s": wall_s,
-        "approx_tokens_per_rank": ours,
-        "approx_tokens_per_s_per_rank": ours / wall_s,
-        "world_size": world,
-        "gpu0": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-        "model": config.model.name,
-        "dataset": config.data.path or f"generated {config.data.layout}",
-        "use_lora": config.use_lora,
-        "bf16": config.bf16,
-        "gradient_checkpointing": config.gradient_checkpointing,
-    }
+def _ran(config: TrainConfig, trainer: CountingTrainer, watch: Watch, world: World, data: Facts) -> metrics.Run:
+    return metrics.Run(
+        steps=watch.steps,
+        model=trainer.accelerator.unwrap_model(trainer.model),
+        optimizer=trainer.optimizer,
+        strategy=strategy(config),
+        compute="bf16" if config.bf16 else metrics.short(models.dtype(config)),
+        data=data,
+        trained_tokens=sum(world.gather(int(trainer.trained_tokens))),
+        checkpoints=watch.saves,
+        versions={library.__name__: library.__version__ for library in (transformers, accelerate, peft)},
+    )
 
 
-def _speed(config: TrainConfig, watch: Watch) -> dict[str, Any]:
-    """Of the steps after ``settle_steps``, by their median; this rank's, and all ranks step together."""
-    seconds = watch.seconds[config.settle_steps :]  # none, where a resumed run had no more left
-    tokens = config.bsz * config.grad_accum * config.seq_len
-    median = statistics.median(seconds) if seconds else None
-    return {
-        "stack": "hf",
-        "steps": len(watch.seconds),
-        "settle_steps": config.settle_steps,
-        "step_s_median": median,
-        "step_s_slowest": max(seconds, default=None),
-        "first_step_s": watch.seconds[0],
-        "tokens_per_s_per_gpu": tokens / median if median else None,
-    }
-
-
-def _what_ran(config: TrainConfig, trainer: CountingTrainer, prepared: data.Prepared) -> dict[str, Any]:
-    trained_model = trainer.accelerator.unwrap_model(trainer.model)
-    trained, every = models.counts(trained_model)
-    weights = hub.source_of(config.model.weights, "random")
-    return {
-        "strategy": strategy(config),
-        "strategy_requested": config.parallel.strategy,
-        "weights": weights,
-        "data": prepared.report["data"],
-        "data_report": prepared.report,
-        "data_folder": str(prepared.folder),
-        "parameters": every,
-        "trained_parameters": trained,
-        "weights_dtype": str(models.dtype(config)).removeprefix("torch."),
-        "trained_dtypes": sorted({str(p.dtype) for p in trained_model.parameters() if p.requires_grad}),
-        "compiled": False,
-        "trained_tokens_rank0": int(trainer.trained_tokens),
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-        "peft": peft.__version__,
-        "python": platform.python_version(),
-    }
+def _facts(config: TrainConfig, prepared: data.Prepared) -> Facts:
+    report = prepared.report
+    return Facts(
+        source=config.data.path or f"generated: {config.data.layout}",
+        rows=report["rows"],
+        tokens=report["blocks"] * config.seq_len,
+        vocabulary=config.architecture().vocab_size,
+        floor=report.get("floor"),
+        details={**report, "folder": str(prepared.folder)},
+    )

@@ -1,11 +1,8 @@
-"""What the Trainer does not tell: each step's own time, who saw a NaN first, and when it will be done."""
+"""What the Trainer does not tell: each step's own time, what saving took, and who saw a NaN first."""
 
 from __future__ import annotations
 
-import json
 import math
-import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from seatrial.model import SeatrialError
-from seatrial.train.hf import ranks
+from seatrial.train.checkpoint import Result
+from seatrial.train.parallel import World
+from seatrial.train.progress import Phases, Progress, Step
 from seatrial.train.settings import TrainConfig
-
-STEPS = "steps.jsonl"
 
 
 class CountingTrainer(Trainer):
@@ -39,29 +36,30 @@ class CountingTrainer(Trainer):
 
 
 class Watch(TrainerCallback):
-    """Writes a line a step to ``out``/steps.jsonl on rank 0, and ends the run at a number that is not finite.
+    """Notes each step, and ends the run at a number that is not finite.
 
-    ``seconds`` holds the duration of each step: from the end of the one before, or of its checkpoint, until its loss
-    has come back from the device, so that waiting for data is in it and saving is not.
+    A step lasts from the end of the one before, or of its checkpoint, until its loss has come back from the device, so
+    that waiting for data is in it and saving is not.
     """
 
-    def __init__(self, config: TrainConfig, strategy: str, out: Path) -> None:
-        self._strategy = strategy
+    def __init__(self, config: TrainConfig, strategy: str, world: World, out: Path, phases: Phases) -> None:
         self.trainer: CountingTrainer | None = None
-        self.steps: list[dict[str, Any]] = []
-        self.seconds: list[float] = []
-        self.save_seconds: list[float] = []
-        self._config = config
-        self._log = (out / STEPS).open("a", encoding="utf-8") if ranks.rank() == 0 else None
-        self._since = self._said = time.perf_counter()
+        self.steps: list[Step] = []
+        self.saves: list[Result] = []
+        self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
+        self._progress: Progress | None = None
+        self._since = 0.0
+        self._tokens = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        del args, state, control
+        del args, control
         assert self.trainer is not None
         found = sharding(self.trainer.model_wrapped)
-        if ranks.world_size() > 1 and not self._strategy.startswith(found):
+        if self._world.size > 1 and not self._strategy.startswith(found):
             raise SeatrialError(f"the model runs as {found}, and not as {self._strategy}")
-        self._since = self._said = time.perf_counter()
+        self._progress = Progress(self._config, self._world, self._out, state.global_step)
+        self._phases.next("build")
+        self._since = time.perf_counter()
 
     def on_log(
         self,
@@ -75,22 +73,36 @@ class Watch(TrainerCallback):
         if not logs or "loss" not in logs:  # the summary at the end
             return
         now = time.perf_counter()
-        self.seconds.append(now - self._since)
-        self._since = now
-        values = {name: _number(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")}
-        step = {"step": state.global_step, **values, "epoch": state.epoch, "seconds": self.seconds[-1]}
-        self.steps.append(step)
-        if self._log:
-            self._log.write(json.dumps(step) + "\n")
-            self._log.flush()
         self._refuse(state.global_step, logs)
-        self._say(state, now)
+        assert self.trainer is not None
+        assert self._progress is not None
+        step = Step(
+            step=state.global_step,
+            loss=logs["loss"],
+            grad_norm=logs.get("grad_norm"),
+            learning_rate=logs.get("learning_rate"),
+            epoch=state.epoch,
+            tokens=(self.trainer.tokens - self._tokens) * self._world.size,
+            trained_tokens=None,  # each rank knows its own: to exchange them would cost a step its time
+            seconds=now - self._since,
+        )
+        self.steps.append(self._progress.note(step))
+        self._phases.first_step()
+        self._since, self._tokens = now, self.trainer.tokens
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        del args, state, control
+        del control
         now = time.perf_counter()
-        self.save_seconds.append(now - self._since)
-        self._since = now
+        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        took = now - self._since
+        self.saves.append(Result("save", state.global_step, size, took, took, size / took / 1e6))
+        self._since = time.perf_counter()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        del args, state, control
+        assert self._progress is not None
+        self._progress.close()
 
     def _refuse(self, step: int, logs: dict[str, float]) -> None:
         """Raises SeatrialError on all ranks: what is logged is the same on each."""
@@ -100,24 +112,11 @@ class Watch(TrainerCallback):
         assert self.trainer is not None
         mine = self.trainer.local_loss
         finite = mine is None or bool(torch.isfinite(mine).all())
-        told = ranks.gather((ranks.rank(), socket.gethostname(), finite))
+        told = self._world.gather((self._world.rank, self._world.host, finite))
         first = [f"rank {rank} on {host}" for rank, host, fine in told if not fine]
         where = ", ".join(first) or "no rank's own loss: it came with the gradients"
         values = ", ".join(f"{name} is {logs[name]}" for name in wrong)
         raise SeatrialError(f"step {step}: {values}; not finite in {where}. Nothing was saved after step {step - 1}")
-
-    def _say(self, state: TrainerState, now: float) -> None:
-        if not self._log or (now - self._said < self._config.log_every_s and state.global_step < state.max_steps):
-            return
-        self._said = now
-        config, last, seconds = self._config, self.steps[-1], self.seconds[-1]
-        speed = config.bsz * config.grad_accum * config.seq_len / seconds
-        left = (state.max_steps - state.global_step) * seconds
-        print(
-            f"step {state.global_step}/{state.max_steps}  loss {last['loss']:.4f}  "
-            f"grad norm {last['grad_norm'] or 0:.3f}  {speed:.0f} tok/s/GPU  {left:.0f} s left",
-            file=sys.stderr,
-        )
 
 
 def sharding(model: nn.Module) -> str:
@@ -125,8 +124,3 @@ def sharding(model: nn.Module) -> str:
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return "fsdp2"
     return "zero3" if any(hasattr(parameter, "ds_id") for parameter in model.parameters()) else "ddp"
-
-
-def _number(value: float | None) -> float | None:
-    """JSON has no NaN."""
-    return value if value is not None and math.isfinite(value) else None
