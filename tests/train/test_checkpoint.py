@@ -14,6 +14,7 @@ import pytest
 
 from seatrial.train import checkpoint, loop
 from seatrial.train.settings import Checkpoint, TrainConfig
+from tests.checks import mounts
 from tests.train import ranks
 from tests.train.ranks import Failed, config
 from tests.train.test_loop import losses
@@ -48,22 +49,16 @@ def digests(path: Path) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
-def state(path: Path) -> dict[str, str]:
-    """Digests of what was trained: DCP's own index names the folder, too."""
-    return {name: digest for name, digest in digests(path).items() if name.endswith(".distcp")}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fsdp2", "lora"])
-def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path, kind: str) -> None:
-    changes = SAVING if kind == "fsdp2" else SAVING | {"parallel": {"strategy": "ddp"}, "use_lora": True}
-    wanted = config("qwen2-tiny", **changes)
+def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path) -> None:
+    """Of LoRA under DDP; of FSDP2, and after a kill in the middle of a save: tests/checks/test_train_checkpoint.py."""
+    wanted = config("qwen2-tiny", **SAVING | {"parallel": {"strategy": "ddp"}, "use_lora": True})
     fine(ranks.run(2, ranks.train, wanted, tmp_path / "whole"))
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     cut_back(tmp_path / "parts", 3)
     (first, _) = fine(ranks.run(2, ranks.train, resumed(wanted), tmp_path / "parts"))
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    last = [state(checkpoint.folder(tmp_path / name, 6)) for name in ("whole", "parts")]
+    last = [checkpoint.state(checkpoint.folder(tmp_path / name, 6)) for name in ("whole", "parts")]
     assert last[0] == last[1]
     assert [(one["kind"], one["step"]) for one in first["checkpoints"]] == [("load", 3), ("save", 6)]
 
@@ -123,32 +118,6 @@ def test_a_damaged_checkpoint_is_found_and_named(tmp_path: Path) -> None:
         assert "is of another model: " in said, name
 
 
-def _killed_while_saving(settings: TrainConfig, out: Path) -> Any:
-    """Rank 1 dies in its second save, when its file is written and nothing else."""
-    real = checkpoint.Saves._seal
-
-    def seal(self: checkpoint.Saves, *arguments: Any) -> Any:
-        if arguments[3] == 6 and self._world.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, *arguments)
-
-    checkpoint.Saves._seal = seal  # type: ignore[method-assign,assignment]
-    return loop.train(settings, out)
-
-
-@pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path: Path) -> None:
-    wanted = config(**SAVING)
-    fine(ranks.run(2, ranks.train, wanted, tmp_path / "whole"))
-    found = ranks.run(2, _killed_while_saving, wanted, tmp_path / "cut")
-    assert found[1] is None
-    assert [path.name for path in checkpoint.finished(tmp_path / "cut")] == ["step-00000003"]
-    assert (tmp_path / "cut" / "checkpoints" / "step-00000006.incomplete").is_dir()
-    fine(ranks.run(2, ranks.train, resumed(wanted), tmp_path / "cut"))
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    assert not list((tmp_path / "cut" / "checkpoints").glob("*.incomplete"))
-
-
 def _no_room(settings: TrainConfig, out: Path) -> Any:
     """From the second save on, rank 1 can write no more than 64 KiB into a file."""
     real = checkpoint.Saves.save
@@ -175,13 +144,29 @@ def test_where_there_is_no_room_the_one_before_is_kept(tmp_path: Path, asynchron
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
 
 
+@mounts.needed
+@pytest.mark.slow
+def test_where_the_disk_is_full_the_one_before_is_kept_and_goes_on(tmp_path: Path) -> None:
+    """A real filesystem with room for one checkpoint of 1.8 MB and a half."""
+    wanted = config("qwen2-tiny", **{**SAVING, "data": {"samples": 64, "cache": str(tmp_path / "data")}})
+    with mounts.tmpfs(tmp_path / "small", "size=2700k") as small:
+        for said in failures(ranks.run(2, ranks.train, wanted, small / "run")):
+            assert f"cannot write the checkpoint {checkpoint.folder(small / 'run', 6)}.incomplete: rank " in said
+            assert "No space left on device" in said
+        assert [path.name for path in (small / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+        shorter = resumed(wanted, max_steps=5, checkpoint=Checkpoint(every=0, resume=True))
+        fine(ranks.run(2, ranks.train, shorter, small / "run"))
+
+
 @pytest.mark.slow
 def test_saving_beside_the_training_writes_the_same(tmp_path: Path) -> None:
     wanted = config(**SAVING)
     beside = wanted.model_copy(update={"checkpoint": Checkpoint(every=2, asynchronous=True, keep=1)})
     fine(ranks.run(2, ranks.train, wanted, tmp_path / "still"))
     (first, _) = fine(ranks.run(2, ranks.train, beside, tmp_path / "beside"))
-    assert state(checkpoint.folder(tmp_path / "still", 6)) == state(checkpoint.folder(tmp_path / "beside", 6))
+    assert checkpoint.state(checkpoint.folder(tmp_path / "still", 6)) == checkpoint.state(
+        checkpoint.folder(tmp_path / "beside", 6)
+    )
     assert [path.name for path in checkpoint.finished(tmp_path / "beside")] == ["step-00000006"]
     assert [one["kind"] for one in first["checkpoints"]] == ["async save"] * 3
     assert all(one["blocked_s"] <= one["seconds"] and one["mb_per_s"] > 0 for one in first["checkpoints"])

@@ -11,6 +11,7 @@ import pytest
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import data, markov, text
+from seatrial.train.loss import IGNORED
 from seatrial.train.settings import TrainConfig
 from tests.train.ranks import FORK
 
@@ -41,6 +42,19 @@ def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
     assert blocks.take([3, 1]).shape == (2, 9)
     assert blocks.facts.floor == markov.ENTROPY
     assert blocks.take([0, 1, 2, 3, 4]).equal(markov.sequences(5, 9, 0))
+
+
+def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> None:
+    blocks = alone(settings(data={"samples": 200, "unequal": True}), tmp_path)
+    whole = markov.sequences(200, 9, 0).numpy()
+    padded = blocks.tokens == IGNORED
+    lengths = (~padded).sum(1) - 1
+    assert set(lengths) == set(range(1, 9))
+    assert (padded == (np.arange(9) > lengths[:, None])).all()
+    assert (blocks.tokens == whole)[~padded].all()
+    assert blocks.facts.tokens == lengths.sum()
+    with pytest.raises(ValueError, match="goes with generated data"):
+        settings(data={"path": "rows.jsonl", "unequal": True})
 
 
 def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:

@@ -214,25 +214,12 @@ def test_what_is_no_number_stops_all_ranks_names_one_and_changes_nothing(
     assert len(losses(tmp_path)) == 2
 
 
-def _unequal(settings: TrainConfig, out: Path) -> dict[str, Any]:
-    """Of every odd block only the first token is counted: the ranks' counts differ from step to step."""
-    real = loop.Trainer._targets
-
-    def targets(batch: torch.Tensor) -> torch.Tensor:
-        found = real(batch)
-        found[batch[..., 0] % 2 == 1, 1:] = IGNORED
-        return found
-
-    loop.Trainer._targets = staticmethod(targets)  # type: ignore[method-assign]
-    return loop.train(settings, out)
-
-
 @pytest.mark.slow
 def test_the_loss_is_a_mean_over_all_counted_tokens_of_all_ranks(tmp_path: Path) -> None:
     """A mean of the ranks' means would weigh a token of a rank with few more than one of a rank with many."""
-    wanted = config(max_steps=3)
+    wanted = config(max_steps=3, data={"samples": 64, "unequal": True})
     for name, count, settings in (("one", 1, wanted.model_copy(update={"bsz": 8})), ("two", 2, wanted)):
-        found = ranks.run(count, _unequal, settings, tmp_path / name)
+        found = ranks.run(count, ranks.train, settings, tmp_path / name)
         assert not any(isinstance(one, Failed) for one in found), found
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 

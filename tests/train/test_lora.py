@@ -1,12 +1,16 @@
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from seatrial.model import UsageError
-from seatrial.train import architecture, lora, weights
+from seatrial.train import architecture, loop, lora, parallel, weights
 from seatrial.train.decoder import Decoder, count, dropout
 from seatrial.train.settings import ALL_LINEAR
+from tests.train import ranks
+from tests.train.ranks import config
 from tests.train.test_decoder import CPU, published, tokens
 
 SHAPE = architecture.find("qwen2-tiny")
@@ -92,6 +96,38 @@ def test_adapters_alone_are_loaded_back(tmp_path: Path) -> None:
     assert (tmp_path / lora.WEIGHTS).stat().st_size < 4 * count(list(lora.adapters(first).values())) + 10_000
     lora.load(second, tmp_path)
     assert torch.equal(first(tokens()), second(tokens()))
+
+
+def _trained_and_loaded_back(out: Path) -> dict[str, set[str]]:
+    """What a real run changed of the model, and what differs once its export is loaded into another one."""
+    settings = config("qwen2-tiny", use_lora=True, max_steps=3, parallel={"strategy": "fsdp2"})
+    made: list[parallel.Built] = []
+    real = parallel.build
+
+    def build(*arguments: Any) -> parallel.Built:
+        made.append(real(*arguments))
+        return made[-1]
+
+    with parallel.opened(60) as world, patch.object(parallel, "build", build):
+        loop.train(settings, out)
+        trained = {name: parallel.whole(one) for name, one in made[0].model.named_parameters()}
+        world.barrier()  # the first rank writes
+    fresh = adapted(rank=settings.lora_r)
+    first = {name: whole.clone() for name, whole in fresh.named_parameters()}
+    lora.load(fresh, out / "final")
+    return {
+        "trained": {name for name in trained if not torch.equal(trained[name], first[name])},
+        "other": {name for name, one in fresh.named_parameters() if not torch.equal(one, trained[name])},
+    }
+
+
+@pytest.mark.slow
+def test_a_run_trains_adapters_alone_and_its_export_holds_every_bit_of_them(tmp_path: Path) -> None:
+    """Sharded over two ranks (FSDP2), gathered, written, and loaded into a model drawn from the same seed."""
+    names = {name for name, _ in adapted().named_parameters() if "lora_" in name}
+    for found in ranks.run(2, _trained_and_loaded_back, tmp_path):
+        assert found == {"trained": names, "other": set()}
+    assert sorted(path.name for path in (tmp_path / "final").iterdir()) == [lora.SETTINGS, lora.WEIGHTS]
 
 
 @pytest.mark.parametrize(

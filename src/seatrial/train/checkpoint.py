@@ -58,6 +58,15 @@ def finished(out: Path) -> list[Path]:
     return sorted(path for path in (out / "checkpoints").glob("step-????????") if (path / MANIFEST).is_file())
 
 
+def state(place: Path) -> dict[str, str]:
+    """SHA-256 of each file of weights and moments in a finished checkpoint; DCP's own index names the folder, too.
+
+    Raises SeatrialError where it has no whole manifest.
+    """
+    files = _read(place)["files"]
+    return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
+
+
 class Saves:
     """Saves and restores of one run. All ranks take part in each call; ``results`` says what each took."""
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import markov
 from seatrial.train.files import write_json
+from seatrial.train.loss import IGNORED
 from seatrial.train.settings import TrainConfig
 
 BLOCKS, FACTS = "blocks.npy", "facts.json"
@@ -42,7 +43,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Blocks:
-    """``tokens``: int32 [blocks, seq_len + 1], read from disk as they are used. Each is a sequence and its targets."""
+    """``tokens``: int32 [blocks, seq_len + 1], read from disk as they are used. Each is a sequence and its targets.
+
+    Behind the end of a shorter sequence there is IGNORED.
+    """
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     facts: Facts
@@ -80,7 +84,8 @@ def prepare(settings: TrainConfig, folder: Path, first: bool, barrier: Callable[
 def _fingerprint(settings: TrainConfig) -> str:
     """Of everything that the blocks depend on, the file's size and time among it."""
     data = settings.data
-    said: list[Any] = [data.samples, settings.seq_len, settings.model.architecture().vocab_size, settings.seed]
+    vocabulary = settings.model.architecture().vocab_size
+    said: list[Any] = [data.samples, data.unequal, settings.seq_len, vocabulary, settings.seed]
     for path in (data.path, data.tokenizer):
         if path is not None and Path(path).is_file():
             said.append((str(Path(path).resolve()), Path(path).stat().st_size, Path(path).stat().st_mtime_ns))
@@ -121,10 +126,13 @@ def _generated(settings: TrainConfig) -> tuple[np.ndarray[Any, Any], Facts]:
         raise UsageError(f"generated data has {markov.STATES} words, the model knows {vocabulary}")
     count = settings.data.samples or GENERATED
     walks = markov.sequences(count, settings.seq_len + 1, settings.seed).numpy().astype(np.int32)
+    if settings.data.unequal:
+        lengths = np.random.default_rng(settings.seed).integers(1, settings.seq_len, count, endpoint=True)
+        walks[np.arange(settings.seq_len + 1) > lengths[:, None]] = IGNORED
     facts = Facts(
         source=f"generated: a Markov chain of {markov.STATES} states, entropy {markov.ENTROPY:.4f} nats/token",
         rows=count,
-        tokens=count * settings.seq_len,
+        tokens=int((walks[:, 1:] != IGNORED).sum()),
         vocabulary=vocabulary,
         floor=markov.ENTROPY,
     )

@@ -222,7 +222,7 @@ class Trainer:
         before = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - before
-        inputs, targets = batch[..., :-1], self._targets(batch)
+        inputs, targets = batch[..., :-1].clamp(min=0), self._targets(batch)  # padding is no word
         # every rank has another number of counted tokens; a mean of means would favour those who have few
         tokens = self.world.total((targets != IGNORED).sum())
         self.clock.begin()

@@ -99,7 +99,12 @@ _ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def prepare_kernels(settings: TrainConfig) -> None:
-    """Choose attention's kernel for the whole process. One that cannot serve is then an error, not a slower one."""
+    """Choose kernels for the whole process. One of attention that cannot serve is an error then, not a slower one."""
+    if not settings.bf16:
+        torch.set_float32_matmul_precision("highest")  # some containers set TF32 by a variable: that is not fp32
+    if settings.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # or cuBLAS may choose otherwise the next time
+    torch.use_deterministic_algorithms(settings.deterministic)
     if settings.attention != "auto":
         torch.backends.cuda.enable_flash_sdp(settings.attention == "flash")
         torch.backends.cuda.enable_cudnn_sdp(settings.attention == "cudnn")

@@ -56,6 +56,15 @@ class Data(Frozen):
         default="walks", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
     )
     packing: bool = Field(default=False, description="stack hf: several rows a sequence, where one would be padding")
+    unequal: bool = Field(
+        default=False, description="stack native: generated sequences of unequal lengths; padding counts nothing"
+    )
+
+    @model_validator(mode="after")
+    def _only_what_is_generated_is_unequal(self) -> Data:
+        if self.unequal and self.path is not None:
+            raise ValueError("unequal goes with generated data: rows of a file are packed into whole sequences")
+        return self
 
 
 class Schedule(Frozen):
@@ -171,6 +180,9 @@ class TrainConfig(Frozen):
     master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
     compile: bool = Field(default=True, description="torch.compile, block by block; GPUs only")
     autotune: bool = Field(default=False, description="compile by trying kernels out: minutes, for a few percent")
+    deterministic: bool = Field(
+        default=False, description="stack native: the same bits in each run on as many ranks; slower kernels"
+    )
     attention: Literal["auto", "flash", "cudnn"] = Field(default="auto", description="torch's kernel; GPUs only")
     loss_chunks: int = Field(default=4, gt=0, description="parts of a micro-batch whose logits are in memory at once")
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -196,6 +208,8 @@ class TrainConfig(Frozen):
             raise ValueError("strategy zero3 goes with stack hf")
         if self.stack == "hf" and self.parallel.replicas > 1:
             raise ValueError("parallel.replicas go with stack native")
+        if self.stack == "hf" and (self.deterministic or self.data.unequal):
+            raise ValueError("deterministic and data.unequal go with stack native")
         return self
 
     @model_validator(mode="after")
