@@ -105,9 +105,16 @@ def test_both_splits_make_one_figure_and_what_was_not_asked_makes_none() -> None
     assert Fact(name="rejected", value={"duplicate": 3, "no chat": 1}) in found
 
 
-def judged(pretrained: str, **values: float) -> dict[str, Outcome]:
+def test_only_gpus_are_held_to_a_speed() -> None:
+    name = "tokens_per_second_per_gpu"
+    assert judged("no", "cpu", **{name: 1000.0})[name] is Outcome.SKIP
+    assert judged("no", "cuda", **{name: 1999.0})[name] is not Outcome.PASS
+    assert judged("no", "cuda", **{name: 2001.0})[name] is Outcome.PASS
+
+
+def judged(pretrained: str, device: str = "cuda", **values: float) -> dict[str, Outcome]:
     metrics = tuple(Metric(name=n, value=v, unit=CHECK.metrics[n], subject=CLUSTER) for n, v in values.items())
-    facts = {"trained": "yes", "pretrained": pretrained}
+    facts = {"trained": "yes", "pretrained": pretrained, "device": device}
     measured = Measurement(check=CHECK.name, subject=CLUSTER, rank=0, metrics=metrics, facts=facts)
     return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
 
@@ -143,8 +150,10 @@ def test_from_rows_to_scored_answers_on_one_rank(tmp_path: Path) -> None:
     measured = measure(CHECK, place(tmp_path), {"overrides": [*few, *short]})
     assert measured.error is None
     verdicts = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
-    assert {metric for metric, outcome in verdicts.items() if outcome is not Outcome.PASS} == {"loss_end", "better"}
-    assert measured.facts["strategy"] == "ddp"
+    for metric in ("loss_end", "better", "tokens_per_second_per_gpu"):  # of pretrained weights, and of GPUs
+        assert verdicts.pop(metric) is Outcome.SKIP
+    assert set(verdicts.values()) == {Outcome.PASS}
+    assert measured.facts["strategy"] == "single"
     assert measured.facts["strategy_requested"] == "zero3"
     assert set(measured.facts["overrides"]) == set(ALONE)  # type: ignore[arg-type]
     names = [Path(artifact.path).name for artifact in measured.artifacts]

@@ -247,6 +247,14 @@ CHECK = Check(
             remedy="pip install tensorboard, in the environment of the nodes",
         ),
         Rule(
+            metric="tokens_per_second_per_gpu",
+            expect="> 2000 tokens/s/GPU",  # the success criterion of the workload, of two nodes of eight H100
+            where={**_TRAINED, "device": "cuda"},  # here, and not in a trial: no CPU is held to it
+            why="Who asks for this training expects so many of each GPU.",
+            remedy="Is train.lora slow on one GPU as well, look at device.gemm; else at collectives.all_gather: ZeRO-3 "
+            "and FSDP2 gather all weights in every micro-batch. The fact run names strategy and slowest rank",
+        ),
+        Rule(
             metric="loss_end",
             expect="< 0.5 nats",  # the success criterion of the workload, on glaive-function-calling-v2
             where=_PRETRAINED,
