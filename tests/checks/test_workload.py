@@ -13,7 +13,7 @@ from seatrial.checks import train_fsdp, train_lora, train_throughput, workload
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Metric, Observation, Outcome, SeatrialError
+from seatrial.model import Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Series
 from seatrial.train import child
 
 CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload.units()})
@@ -76,7 +76,7 @@ def test_figures_are_of_what_is_known(tmp_path: Path) -> None:
     assert values["tokens_per_second_per_gpu.all"] == 100.0
     assert values["loss_above_floor.all"] == 0.5  # of the last two
     assert "mfu.all" not in values
-    assert [one.name for one in observed if hasattr(one, "y")] == ["loss.all", "grad_norm.all"]
+    assert [one.name for one in observed if isinstance(one, Series)] == ["loss.all", "grad_norm.all"]
 
 
 def end(*answers: Answer) -> Trained:
@@ -155,8 +155,13 @@ def test_efficiency_is_of_a_stage_over_its_baseline() -> None:
     ("held", "whole", "outcome"), [(20.3, 0, Outcome.PASS), (23.0, 0, Outcome.FAIL), (20.3, 1, Outcome.FAIL)]
 )
 def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcome) -> None:
-    found = {"parameter_tensors": 21, "tensors_sharded": 21 - whole}
-    found |= {"memory_state_gib": held, "memory_state_expected_gib": 20.23, "loss_floor": 1.3}
+    found = {
+        "parameter_tensors": 21,
+        "tensors_sharded": 21 - whole,
+        "memory_state_gib": held,
+        "memory_state_expected_gib": 20.23,
+        "loss_floor": 1.3,
+    }
     observed = [*train_fsdp._spread(Trained(found, Path(), ""))]
     names = ("tensors_whole", "memory_excess")
     rules = tuple(rule for rule in train_fsdp.CHECK.rules if rule.metric in names)
