@@ -67,3 +67,34 @@ def test_every_setting_has_its_words() -> None:
         TrainConfig.model_fields
     )
     assert {"use_lora", "lora_r", "lora_alpha", "lora_dropout"} < set(TrainConfig.model_fields)
+
+
+def test_a_config_that_ships_is_found_by_its_name() -> None:
+    assert settings.find("throughput") == settings.CONFIGS / "throughput.yaml"
+    assert settings.load("tiny/throughput") == settings.load(CONFIGS / "tiny" / "throughput.yaml")
+    with pytest.raises(UsageError, match=r"no training config called 'thruput': there are .*throughput"):
+        settings.find("thruput")
+
+
+def test_deepspeeds_file_is_the_one_beside_the_config(tmp_path: Path) -> None:
+    beside = settings.CONFIGS / "deepspeed" / "zero3.json"
+    for name in ("toolcalls-qwen2-7b", "tiny/toolcalls-qwen2-7b"):
+        assert settings.load(name).parallel.deepspeed == str(beside)
+    own = tmp_path / "own.json"
+    assert settings.load("toolcalls-qwen2-7b", [f"parallel.deepspeed={own}"]).parallel.deepspeed == str(own)
+
+
+def test_a_model_is_cut_to_some_of_its_layers() -> None:
+    wanted = settings.load("throughput", ["model.layers=8"])
+    assert wanted.architecture().num_hidden_layers == 8
+    assert 2.0e9 < wanted.architecture().parameters < 2.1e9
+    with pytest.raises(UsageError, match="layers goes with weights: random"):
+        settings.load("throughput", ["model.layers=8", "model.weights=folder"])
+
+
+def test_adapters_are_counted_as_they_are_on_mistral() -> None:
+    """20,971,520: as peft prints it for r=8 on all seven linear layers of Mistral-7B."""
+    wanted = settings.load("lora-mistral-7b-ddp")
+    assert wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r) == 20_971_520
+    tiny = settings.load("tiny/lora-mistral-7b-ddp")
+    assert tiny.architecture().adapter_parameters(tiny.lora_targets, tiny.lora_r) == 17_920

@@ -1,0 +1,176 @@
+"""What is said of trainings that a check has started: from files and answers, without training anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.bench.anew import LATE, Answer
+from seatrial.checks import train_fsdp, train_lora, train_throughput, workload
+from seatrial.checks.base import Check, Place
+from seatrial.checks.workload import Trained
+from seatrial.judge.rules import judge_check
+from seatrial.model import Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Series
+from seatrial.train import child
+
+CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload.units()})
+
+
+def place(device: str, out: Path = Path()) -> Place:
+    return Place(node="n0", rank=0, world_size=2, local_rank=0, device=device, promised_gpus=None, out=out, run_dir=out)
+
+
+def trained(*losses: float | None, max_steps: int = 4, problem: str = "", exit_code: int = 0) -> Trained:
+    steps: tuple[dict[str, Any], ...] = tuple(
+        {"step": number, "loss": loss, "grad_norm": 1.0} for number, loss in enumerate(losses, 1)
+    )
+    metrics = None if problem else {"tokens_per_second_per_gpu": 100.0, "mfu_percent": None, "loss_floor": 1.0}
+    return Trained(metrics, Path("none"), problem, exit_code, steps, (0,), max_steps, 9.0)
+
+
+def outcomes(*observed: Observation) -> dict[str, Outcome]:
+    measurement = Measurement(
+        check=CHECK.name,
+        subject="n0/rank0",
+        metrics=tuple(one for one in observed if isinstance(one, Metric)),
+        facts={one.name: one.value for one in observed if isinstance(one, Fact)},
+    )
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
+
+
+def test_a_training_that_ends_well_and_learns_passes() -> None:
+    assert set(outcomes(*workload.judged({"a": trained(4, 3, 2, 1)})).values()) == {Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("bad", "metric"),
+    [
+        (trained(4, 3, problem="rank 1: ended by signal 9", exit_code=-9), "exit_code"),
+        (trained(4, 3, 2), "steps_missing"),
+        (trained(4, 3, None, 2), "nonfinite_losses"),
+        (trained(4, 4, 4, 4), "loss_drop"),
+    ],
+)
+def test_one_of_several_that_goes_wrong_fails_in_its_own_words(bad: Trained, metric: str) -> None:
+    found = outcomes(*workload.judged({"good": trained(4, 3, 2, 1), "bad": bad}))
+    assert [name for name, outcome in found.items() if outcome is Outcome.FAIL] == [metric]
+
+
+def test_what_a_training_did_not_reach_is_not_judged() -> None:
+    found = outcomes(*workload.judged({"a": trained(problem="x", exit_code=1)}))
+    assert found["exit_code"] is Outcome.FAIL
+    assert found["steps_missing"] is found["loss_drop"] is Outcome.SKIP
+
+
+def test_the_last_words_of_a_failure_are_shown() -> None:
+    observed = [*workload.judged({"a": trained(problem="rank 3: out of paper", exit_code=1)})]
+    assert Fact(name="problems", value={"a": "rank 3: out of paper"}) in observed
+
+
+def test_figures_are_of_what_is_known(tmp_path: Path) -> None:
+    observed = [*workload.each(place("cpu", tmp_path), trained(4, 3, 2, 1), "all")]
+    values = {one.name: one.value for one in observed if isinstance(one, Metric)}
+    assert values["tokens_per_second_per_gpu.all"] == 100.0
+    assert values["loss_above_floor.all"] == 0.5  # of the last two
+    assert "mfu.all" not in values
+    assert [one.name for one in observed if isinstance(one, Series)] == ["loss.all", "grad_norm.all"]
+
+
+def end(*answers: Answer) -> Trained:
+    return workload._ended("sft", Path("out"), dict(enumerate(answers)))
+
+
+def test_who_failed_first_explains_a_failure() -> None:
+    late = Answer(problem="ended because that of another rank had failed", code=-15, place=2)
+    found = end(late, Answer(problem="ended with exit code 1; its last words: no", code=1, place=1))
+    assert (found.problem, found.exit_code) == ("rank 1: ended with exit code 1; its last words: no", 1)
+    assert found.metrics is None
+
+
+def test_a_hang_and_too_little_memory_are_told_as_what_they_are() -> None:
+    assert end(Answer(problem="did not end within 5 s", code=LATE, place=1)).exit_code == LATE
+    words = "ended with exit code 1; its last words: torch.OutOfMemoryError: CUDA"
+    assert end(Answer(problem=words, code=1, place=1)).problem.startswith("out of memory: rank 0")
+
+
+def test_what_cannot_be_trained_at_all_is_no_verdict() -> None:
+    other = Answer(problem="ended with exit code 1", code=1, place=1)
+    words = "stack hf needs peft, which is not installed: pip install 'seatrial[hf]'"
+    with pytest.raises(SeatrialError, match="sft was not trained: rank 1: stack hf needs peft"):
+        end(other, Answer(problem=words, code=child.REFUSED, place=2))
+
+
+def test_progress_is_of_whole_lines(tmp_path: Path) -> None:
+    assert workload.last_step(tmp_path) == 0
+    lines = [json.dumps({"step": number, "loss": 1.5}) for number in range(1, 400)]
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines) + '\n{"step": 400, "lo')
+    assert workload.last_step(tmp_path) == 399
+    assert len(workload._lines(tmp_path)) == 399
+
+
+def test_an_earlier_attempt_is_kept(tmp_path: Path) -> None:
+    assert workload._new_folders(tmp_path, "sft", 1) == [tmp_path / "sft"]
+    (tmp_path / "sft").mkdir()
+    assert workload._new_folders(tmp_path, "sft", 1) == [tmp_path / "sft.2"]
+    assert workload._new_folders(tmp_path, "gpu", 2) == [tmp_path / "gpu-0", tmp_path / "gpu-1"]
+
+
+def test_a_cpu_rehearses_with_the_tiny_twin() -> None:
+    assert workload.config_for(place("cpu"), train_lora.NAME) == f"tiny/{train_lora.NAME}"
+    assert workload.config_for(place("cuda:0"), train_lora.NAME) == train_lora.NAME
+    assert workload.config_for(place("cpu"), "mine.yaml") == "mine.yaml"
+
+
+def test_stages_grow_and_none_is_run_twice() -> None:
+    both = {"a": (0, 2), "b": (1, 3)}
+    assert train_throughput.stages(both) == {
+        "gpu": [[0], [1], [2], [3]],
+        "node": [[0, 2], [1, 3]],
+        "cluster": [[0, 1, 2, 3]],
+    }
+    assert list(train_throughput.stages({"a": (0, 1)})) == ["gpu", "node"]
+    assert list(train_throughput.stages({"a": (0,), "b": (1,)})) == ["gpu", "cluster"]
+    assert list(train_throughput.stages({"a": (0,)})) == ["gpu"]
+
+
+def test_efficiency_is_of_a_stage_over_its_baseline() -> None:
+    def at(speed: float, ranks: int) -> Trained:
+        return Trained({"tokens_per_second_per_gpu": speed}, Path(), "", ranks=tuple(range(ranks)))
+
+    runs = {"gpu": [at(100, 1), at(120, 1), at(110, 1)], "node": [at(99, 2), at(99, 2)], "cluster": [at(88, 4)]}
+    found = {one.name: one.value for one in train_throughput._scaling(runs) if isinstance(one, Metric)}
+    assert found == pytest.approx(
+        {
+            "efficiency.node_of_gpu": 90.0,
+            "efficiency.cluster_of_gpu": 80.0,
+            "efficiency.cluster_of_node": 100 * 88 / 99,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "whole", "outcome"), [(20.3, 0, Outcome.PASS), (23.0, 0, Outcome.FAIL), (20.3, 1, Outcome.FAIL)]
+)
+def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcome) -> None:
+    found = {
+        "parameter_tensors": 21,
+        "tensors_sharded": 21 - whole,
+        "memory_state_gib": held,
+        "memory_state_expected_gib": 20.23,
+        "loss_floor": 1.3,
+    }
+    observed = [*train_fsdp._spread(Trained(found, Path(), ""))]
+    names = ("tensors_whole", "memory_excess")
+    rules = tuple(rule for rule in train_fsdp.CHECK.rules if rule.metric in names)
+    measurement = Measurement(
+        check="train.fsdp",
+        subject="n0/gpu0",
+        metrics=tuple(one for one in observed if isinstance(one, Metric)),
+        facts={"device": "cuda", "trained": "yes", "offload": "no"},
+    )
+    check = Check(**{**vars(train_fsdp.CHECK), "rules": rules})
+    verdicts = judge_check(check, [measurement], {}, "t")
+    assert max(verdicts, key=lambda one: one.outcome is Outcome.FAIL).outcome is outcome
