@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 
 from seatrial.checks.train_parity import CHECK, LAYOUTS, compared, trainings
 from seatrial.model import Measurement, Outcome
@@ -43,7 +44,7 @@ def _not_exchanged() -> AbstractContextManager[Any]:
     real = parallel.replicate
 
     def replicate(model: Any, settings: TrainConfig, world: Any) -> Any:
-        def average(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def average(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             whole = bucket.buffer() / world.size
             dist.all_reduce(whole)
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -109,7 +110,8 @@ def test_a_fault_in_how_ranks_share_the_work_fails_and_is_told_apart(tmp_path: P
     assert judged("ddp") == set()
     both = {"loss_difference.ddp", "grad_norm_difference.ddp"}
     assert judged("not_exchanged") == both
-    assert judged("mean_of_means") == judged("repeats_a_sample") == {*both, "steps_of_other_tokens.ddp"}
+    assert judged("mean_of_means") == {*both, "steps_of_other_tokens.ddp"}
+    assert judged("repeats_a_sample") == {*both, "steps_of_other_tokens.ddp"}
 
 
 def falling(**changes: Any) -> list[Record]:

@@ -91,7 +91,7 @@ def compared(runs: Mapping[str, Sequence[Record]]) -> Iterator[Observation]:
     for layout in LAYOUTS:
         run = runs[layout]
         yield _curve(f"loss.{layout}", run)
-        yield _metric(f"steps_of_other_tokens.{layout}", len(compare.differing(run, alone, "tokens")))
+        yield _metric(f"steps_of_other_tokens.{layout}", len(compare.differing(run, alone, "trained_tokens")))
         for figure in ("loss", "grad_norm"):
             gap = compare.gap(run, alone, figure)
             yield _metric(f"{figure}_difference.{layout}", gap.value)

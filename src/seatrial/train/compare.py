@@ -12,7 +12,7 @@ from seatrial.model import SeatrialError
 
 Record = dict[str, Any]  # a line of steps.jsonl
 # What a step computes. Times are not among it.
-_COMPUTED = ("loss", "grad_norm", "tokens", "learning_rate")
+_COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 
 @dataclass(frozen=True)
