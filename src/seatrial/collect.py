@@ -72,7 +72,8 @@ class Collected:
     def _announce(self, check: str, seconds: float) -> None:
         config = self.settings.model_copy(update={"checks": {check: self.settings.checks[check]}})
         own, repeats = ([one for one in every if one.check == check] for every in (self.measurements, self.repeats))
-        verdicts = judge(config, self._jobs, own, catalog(), {}, repeats=repeats)
+        to_come = None if self.settings.retry and not repeats else repeats
+        verdicts = judge(config, self._jobs, own, catalog(), {}, repeats=to_come)
         outcome = worst(verdict.outcome for verdict in verdicts)
         reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
         self.show.judged(check, outcome, reason, seconds)
