@@ -159,7 +159,7 @@ def test_gpus_are_looked_at_in_turn_as_far_as_the_time_on_a_core_suffices(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = [0.0]
-    monkeypatch.setattr(sampler.time, "process_time", lambda: used[0])
+    monkeypatch.setattr("seatrial.discover.sampler.time.process_time", lambda: used[0])
 
     def dear() -> int:
         used[0] += 0.003
@@ -276,7 +276,7 @@ def test_dear_answers_make_samples_rarer_and_not_the_sampler_dear(
 ) -> None:
     parents, used = iter([7] * 102 + [1]), [0.0]
     monkeypatch.setattr(sampler, "os", SimpleNamespace(getppid=lambda: next(parents), environ={}))
-    monkeypatch.setattr(sampler.time, "process_time", lambda: used[0])
+    monkeypatch.setattr("seatrial.discover.sampler.time.process_time", lambda: used[0])
 
     def dear() -> int:
         used[0] += 0.006

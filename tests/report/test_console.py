@@ -20,20 +20,23 @@ def table() -> Table:
 
 
 def test_a_file_gets_no_blanks_at_the_end_of_lines() -> None:
-    stream = Stream(file=io.StringIO())
+    file = io.StringIO()
+    stream = Stream(file=file)
     stream.print(table())
     stream.print("[bold]three[/] \\[four]")
-    assert stream.file.getvalue() == "one\n[two]\nthree [four]\n"
+    assert file.getvalue() == "one\n[two]\nthree [four]\n"
 
 
 def test_a_terminal_is_left_to_rich() -> None:
-    stream = Stream(file=io.StringIO(), force_terminal=True, color_system=None, width=20)
+    file = io.StringIO()
+    stream = Stream(file=file, force_terminal=True, color_system=None, width=20)
     stream.print(table())
-    assert stream.file.getvalue() == f"{'one':<20}\n{'[two]':<20}\n"
+    assert file.getvalue() == f"{'one':<20}\n{'[two]':<20}\n"
 
 
 def test_the_width_that_a_person_asks_for_holds_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
-    stream = Stream(file=io.StringIO())
+    file = io.StringIO()
+    stream = Stream(file=file)
     stream.print("a b c d e f g h")
-    assert stream.file.getvalue() == "a b c d e\nf g h\n"
+    assert file.getvalue() == "a b c d e\nf g h\n"

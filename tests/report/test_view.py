@@ -184,9 +184,9 @@ def test_one_cause_that_stopped_many_checks_is_told_once() -> None:
     for format in ("markdown", "html"):
         text = report.render(trial, format)
         assert "Checks: a.one, b.two, c.three" in text
-    console = Console(file=io.StringIO(), width=100)
-    summary(trial, console)
-    assert console.file.getvalue().count("sbatch: invalid account") == 3, "as an ERROR once, and of two failures"
+    screen = io.StringIO()
+    summary(trial, Console(file=screen, width=100))
+    assert screen.getvalue().count("sbatch: invalid account") == 3, "as an ERROR once, and of two failures"
 
 
 def test_what_all_of_a_group_say_is_told_once() -> None:
