@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.model import Observation, Phase, Scope, UsageError
 from seatrial.plan import Devices, again, make_plan
-from seatrial.settings import CheckSettings, Cluster, Config
+from seatrial.settings import CheckSettings, Cluster, Config, Slurm
 
 
 def never(place: Place, options: Options) -> Iterator[Observation]:
@@ -26,6 +28,12 @@ def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float
         limit_s=limit_s,
         needs=needs or Needs(),
     )
+
+
+class Reserved(Options):
+    """Of a check that looks at nodes as our jobs see them."""
+
+    reservation: str | None = None
 
 
 CHECKS = {
@@ -118,3 +126,17 @@ def test_what_is_measured_again_is_measured_where_it_was() -> None:
     same = {"name", "checks", "limits", "limit_s", "again"}
     assert job.model_dump(exclude=same) == first.jobs[1].model_dump(exclude=same)
     assert list(again(first.jobs, {}, 180)) == []
+
+
+@pytest.mark.parametrize(("own", "given"), [({}, "week47"), ({"reservation": "other"}, "other")])
+def test_a_check_is_told_the_reservation_of_the_trial(own: dict[str, JsonValue], given: str) -> None:
+    asks = replace(declared("host.a", Scope.NODE), options=Reserved)
+    trial = config().model_copy(
+        update={"slurm": Slurm(reservation="week47"), "checks": {"host.a": CheckSettings(options=own)}}
+    )
+    (job,) = make_plan(trial, {"host.a": asks}, Devices(0)).jobs
+    assert job.options == {"host.a": {"reservation": given}}
+    (job,) = make_plan(
+        trial.model_copy(update={"slurm": Slurm()}), {"host.a": declared("host.a", Scope.NODE)}, Devices(0)
+    ).jobs
+    assert job.options == {"host.a": own}

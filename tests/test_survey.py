@@ -62,6 +62,16 @@ def test_another_driver_or_kernel_makes_another_machine() -> None:
     assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").system)
 
 
+def test_two_cpu_machines_of_one_name_are_told_apart_by_their_machine_id() -> None:
+    def of(machine_id: str | None, *gpus: Gpu) -> Machine:
+        return Survey({"host": {"os": {"machine_id": machine_id}}}, GpuFacts(gpus=gpus)).machine(config())
+
+    assert of("aa") == of("aa") != of("bb")
+    assert not any("machine" in told for told in of(None).system), "one that cannot be read says nothing"
+    gpu = Gpu(index=0, uuid="GPU-0")
+    assert of("aa", gpu) == of("bb", gpu), "its UUID says whose figures these are"
+
+
 def test_only_what_is_measured_here_counts_as_the_gpus_of_a_trial() -> None:
     both = survey("NVIDIA A", "NVIDIA B")
     assert both.models(config()) == ("NVIDIA A", "NVIDIA B")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Collected:
     timings: list[Timing] = field(default_factory=list)
     stopped: str = ""
     _jobs: list[Job] = field(default_factory=list)
+    _seen: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check, and whether again
 
     def job_started(self, job: Job, attempt: int) -> None:
         self._jobs.append(job)
@@ -60,10 +62,10 @@ class Collected:
         self.run_dir.keep(measurement)
         kept = self.repeats if measurement.again else self.measurements
         kept.append(measurement)
-        own = [one for one in kept if one.check == measurement.check]
+        self._seen[measurement.check, measurement.again] += 1  # of a large cluster, not to be looked for among all
         places = next((job.places for job in self._jobs if measurement.check in job.checks), 1)
-        if measurement.error or len(own) == places:
-            self._announce(measurement.check, max(one.seconds for one in own))
+        if measurement.error or self._seen[measurement.check, measurement.again] == places:
+            self._announce(measurement.check, max(one.seconds for one in kept if one.check == measurement.check))
 
     def finished(self, result: JobResult) -> None:
         self.run_dir.keep_result(result)
@@ -72,7 +74,8 @@ class Collected:
     def _announce(self, check: str, seconds: float) -> None:
         config = self.settings.model_copy(update={"checks": {check: self.settings.checks[check]}})
         own, repeats = ([one for one in every if one.check == check] for every in (self.measurements, self.repeats))
-        verdicts = judge(config, self._jobs, own, catalog(), {}, repeats=repeats)
+        to_come = None if self.settings.retry and not repeats else repeats
+        verdicts = judge(config, self._jobs, own, catalog(), {}, repeats=to_come)
         outcome = worst(verdict.outcome for verdict in verdicts)
         reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
         self.show.judged(check, outcome, reason, seconds)

@@ -215,7 +215,7 @@ def format_value(value: float, unit: str) -> str:
     if unit == "bool":
         return "yes" if value else "no"
     digits = f"{value:,.0f}" if value == int(value) or abs(value) >= 10_000 else f"{value:.4g}"
-    return f"{digits} {unit}".strip()
+    return f"{digits} {unit}" if unit else digits
 
 
 class Rule(Frozen):

@@ -8,6 +8,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check
 from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
 from seatrial.settings import Config
@@ -105,6 +107,12 @@ _PLACEMENTS: dict[Scope, Placement] = {
 }
 
 
+def _options(check: Check, config: Config) -> dict[str, JsonValue]:
+    """Those of the trial. Which reservation its jobs name it has said once, for all."""
+    named = {"reservation": config.slurm.reservation} if "reservation" in check.options.model_fields else {}
+    return {**named, **config.checks[check.name].options}
+
+
 def _job(placement: Placement, runnable: list[Check], config: Config, devices: Devices) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
@@ -115,7 +123,7 @@ def _job(placement: Placement, runnable: list[Check], config: Config, devices: D
         nodes=1 if placement == "control" else config.cluster.nodes,
         ranks_per_node=_ranks_per_node(config, devices) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
-        options={check.name: config.checks[check.name].options for check in checks},
+        options={check.name: _options(check, config) for check in checks},
         promised_gpus=_promised(config, devices),
         promised_nodes=config.cluster.nodes,
         limits=limits,

@@ -79,6 +79,8 @@ class Survey:
         found = self.facts.get("host", {})
         told = {
             "kernel": found.get("os", {}).get("kernel"),
+            # a GPU's UUID says it better, and a container that is made anew may have another one
+            "machine": None if self.gpus.gpus else found.get("os", {}).get("machine_id"),
             "driver": self.gpus.driver,
             "torch": found.get("software", {}).get("torch"),
             "seatrial": __version__,

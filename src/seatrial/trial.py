@@ -75,19 +75,31 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         for job in _repeats(plan, collected, baseline):
             _run_job(_on_the_same_nodes(job, collected), collected)
     with _uninterrupted():
-        with collected.timed("judge"):
-            measurements, repeats = collected.measurements, collected.repeats
-            verdicts = judge(
-                collected.settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats
-            )
-            insights = read(collected.settings, measurements, verdicts, catalog(), baseline)
-        with collected.timed("diagnose"):
-            findings = diagnose(collected.results, [*measurements, *repeats], run_dir.path)
-        with collected.timed("telemetry"):
-            sampled = _sampled(plan, collected)
-            findings += throttled(sampled)
-        record = _record(collected, plan, survey, verdicts, findings, insights, baseline, begun)
-        return _reported(record.model_copy(update={"telemetry": sampled}), collected)
+        said = _said(plan, collected, baseline)
+        return _reported(_record(collected, plan, survey, said, begun), collected)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the measurements say: judged, diagnosed, and beside what was sampled."""
+
+    baseline: Baseline | None
+    verdicts: tuple[Verdict, ...]
+    insights: tuple[Insight, ...]
+    findings: tuple[Finding, ...]
+    telemetry: Telemetry | None
+
+
+def _said(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Said:
+    settings, measurements, repeats = collected.settings, collected.measurements, collected.repeats
+    with collected.timed("judge"):
+        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats)
+        insights = read(settings, measurements, verdicts, catalog(), baseline)
+    with collected.timed("diagnose"):
+        findings = diagnose(collected.results, [*measurements, *repeats], collected.run_dir.path)
+    with collected.timed("telemetry"):
+        sampled = _sampled(plan, collected)
+    return _Said(baseline, verdicts, insights, (*findings, *throttled(sampled)), sampled)
 
 
 @dataclass(frozen=True)
@@ -300,19 +312,10 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(stop, handler)
 
 
-def _record(
-    collected: Collected,
-    plan: Plan,
-    survey: Survey,
-    verdicts: tuple[Verdict, ...],
-    findings: tuple[Finding, ...],
-    insights: tuple[Insight, ...],
-    baseline: Baseline | None,
-    begun: float,
-) -> Trial:
-    request, settings, measurements = collected.run_dir.request, collected.settings, collected.measurements
+def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun: float) -> Trial:
+    request, settings = collected.run_dir.request, collected.settings
     trouble = survey.obstacle(settings)
-    seconds = _check_seconds(list(settings.checks), measurements)
+    seconds = _check_seconds(list(settings.checks), collected.measurements)
     more = _check_seconds(list(settings.checks), collected.repeats)
     seconds |= {f"{name}, again": value for name, value in more.items()}
     now = Session(
@@ -338,17 +341,18 @@ def _record(
         left_out=plan.left_out,
         stopped=collected.stopped,
         trouble=trouble,
-        baseline=baseline,
+        baseline=said.baseline,
         sessions=sessions,
         results=tuple(collected.results),
-        measurements=tuple(measurements),
+        measurements=tuple(collected.measurements),
         repeats=tuple(collected.repeats),
-        verdicts=verdicts,
-        findings=findings,
-        insights=insights,
+        verdicts=said.verdicts,
+        findings=said.findings,
+        insights=said.insights,
+        telemetry=said.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
         decision=_decide(
-            settings, verdicts, plan.left_out, _scope(settings, plan, survey), (collected.stopped, trouble)
+            settings, said.verdicts, plan.left_out, _scope(settings, plan, survey), (collected.stopped, trouble)
         ),
     )
 

@@ -6,6 +6,7 @@ import pytest
 
 from seatrial.checks.slurm_nodes import CHECK
 from seatrial.model import Outcome
+from seatrial.shell import Answer
 from tests.fakes.slurm import NODES, Bench, cluster, newer, recorded, run, said
 
 
@@ -42,12 +43,41 @@ def test_a_dead_node_and_a_drained_one(bench: Bench) -> None:
 
 def test_states_of_a_newer_slurm(bench: Bench) -> None:
     replies = newer("24.11.5", "nodes-24.11.json", "scontrol --all show nodes --json")
-    assert bench.bad(replies, nodes=4) == {
+    assert bench.bad(replies, nodes=3) == {
         "in_service gpu3": Outcome.WARN,
         "up gpu4": Outcome.FAIL,
         "free_of_reservations gpu7": Outcome.WARN,
         "up gpu8": Outcome.FAIL,
     }
+
+
+@pytest.mark.parametrize(
+    ("holder", "ours", "free"),
+    [
+        ("week47", None, False),
+        ("week47", "week47", True),
+        ("maintenance", "week47", False),
+        ("", "week47", True),  # Slurm does not say which: the job will tell
+        ("", None, False),
+    ],
+)
+def test_a_reserved_node_is_usable_by_who_names_its_reservation(
+    bench: Bench, holder: str, ours: str | None, free: bool
+) -> None:
+    command = "scontrol --all show nodes --json"
+    replies = newer("24.11.5", "nodes-24.11.json", command)
+    answer = replies[command]
+    assert isinstance(answer, Answer)
+    before, gpu7, after = answer.out.partition('"name": "gpu7"')
+    replies[command] = said(before + gpu7 + after.replace('"reservation": ""', f'"reservation": "{holder}"', 1))
+    found = {
+        (one.name, one.subject): one.value
+        for one in bench.measure(replies, (4, None), **({"reservation": ours} if ours else {})).metrics
+    }
+    assert found["free_of_reservations", "gpu7"] == free
+    assert found["free_of_reservations", "gpu1"]
+    assert found["nodes_usable", "cluster"] == 3 + free
+    assert found["nodes_missing", "cluster"] == 1 - free
 
 
 def test_no_nodes_at_all(bench: Bench) -> None:

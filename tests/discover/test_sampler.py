@@ -135,6 +135,52 @@ def test_links_are_asked_one_by_one_only_where_their_sum_cannot_be_had(
     assert asked[-1] == questions
 
 
+def test_the_sum_of_links_is_tried_once_something_has_passed(clock: Clock) -> None:
+    clock.now, asked = 0.0, list[int]()
+    counters = nvlink(clock)
+
+    def count(questions: list[tuple[int, int]]) -> Any:
+        asked.append(len(questions))
+        return counters(questions)
+
+    seen = opened(FakeNvml(at_work(clock, nvmlDeviceGetFieldValues=count)))
+    clock.now = 0.0  # the counters too: no byte since the driver was loaded
+    asked.clear()
+    looked(seen)
+    clock.now = 2.0
+    looked(seen)
+    assert asked == [36, 36, 36, 2, 36]
+    clock.now = 4.0
+    assert looked(seen)["gpu0.nvlink_rx_gbs"] == 18.432
+    assert asked[-1] == 2
+
+
+def test_gpus_are_looked_at_in_turn_as_far_as_the_time_on_a_core_suffices(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = [0.0]
+    monkeypatch.setattr("seatrial.discover.sampler.time.process_time", lambda: used[0])
+
+    def dear() -> int:
+        used[0] += 0.003
+        return 699512
+
+    fake = FakeNvml(*(at_work(clock, index, nvmlDeviceGetPowerUsage=dear) for index in range(4)))
+    seen = opened(fake)
+    used[0] = 0.0
+
+    def gpus(until: float) -> list[int]:
+        row = dict(zip(seen.header(1)["columns"], seen.row(until), strict=True))
+        return [index for index in range(4) if row[f"gpu{index}.power_w"] is not None]
+
+    assert gpus(0.0085) == [0, 1, 2]
+    assert gpus(0.0085) == [3]  # one at least, though nothing is left
+    assert gpus(1) == [0, 1, 2, 3]
+    used[0] = 0
+    assert gpus(0.005) == [0, 1]
+    assert gpus(1) == [0, 1, 2, 3]
+
+
 def test_a_sum_that_is_not_the_sum_of_the_links_is_not_believed(clock: Clock) -> None:
     counters = nvlink(clock)
 
@@ -223,6 +269,27 @@ def test_samples_are_written_at_each_period_and_news_are_told_once(
     assert [round(b[0] - a[0], 3) for a, b in itertools.pairwise(rows)] == [0.5, 0.5]
     assert {len(row) for row in rows} == {len(header["columns"])}
     assert len([line for line in lines if isinstance(line, dict)]) == 1
+
+
+def test_dear_answers_make_samples_rarer_and_not_the_sampler_dear(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parents, used = iter([7] * 102 + [1]), [0.0]
+    monkeypatch.setattr(sampler, "os", SimpleNamespace(getppid=lambda: next(parents), environ={}))
+    monkeypatch.setattr("seatrial.discover.sampler.time.process_time", lambda: used[0])
+
+    def dear() -> int:
+        used[0] += 0.006
+        return 699512
+
+    file = io.StringIO()
+    watch(opened(FakeNvml(*(at_work(clock, index, nvmlDeviceGetPowerUsage=dear) for index in range(8)))), file, 1.0)
+    header, *lines = map(json.loads, file.getvalue().splitlines())
+    rows = [dict(zip(header["columns"], line, strict=True)) for line in lines if isinstance(line, list)]
+    share = (rows[-1]["host.sampler_cpu_s"] - rows[0]["host.sampler_cpu_s"]) / (rows[-1]["time"] - rows[0]["time"])
+    assert 0.008 < share < 0.0095
+    seen = [sum(row[f"gpu{index}.power_w"] is not None for row in rows) for index in range(8)]
+    assert max(seen) - min(seen) <= 1, "each as often as the others"
 
 
 def test_a_real_one_samples_the_host_and_dies_with_its_parent(tmp_path: Path) -> None:

@@ -103,6 +103,14 @@ def test_a_fail_without_a_second_measurement_stays_one() -> None:
     assert "; not repeated: slow is bad" in alone.reason
 
 
+def test_of_a_repetition_that_is_still_to_come_nothing_is_said() -> None:
+    (first,) = [
+        one for one in judge(CONFIG, [], [measured(9)], {"c": check()}, {}, repeats=None) if one.metric == "speed"
+    ]
+    assert first.outcome is Outcome.FAIL
+    assert first.reason == "speed is 9 GB/s, expected >= 10 GB/s: slow is bad"
+
+
 @pytest.mark.parametrize(
     ("repeats", "words"),
     [

@@ -207,7 +207,7 @@ def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict
             reason=f"{metric} is good",
             judged_by=f"rule: {limit}",
         )
-    reason = "applies where rdma_present is yes; here rdma_present is no"
+    reason = "does not apply: there is no RDMA device"
     yield Verdict(check="host.inventory", subject=node, metric="rdma_idle_ports", outcome=Outcome.SKIP, reason=reason)
 
 

@@ -33,6 +33,12 @@ def test_the_time_bar_adds_up_and_accounts_for_everything() -> None:
     assert (bar.checks, bar.outside, bar.share) == (80, 20, 20)
 
 
+def test_parts_of_a_resumed_trial_are_added_up() -> None:
+    twice = tuple(Timing(name="discover", kind="overhead", seconds=one) for one in (1.0, 2.0))
+    trial = samples.accepted().model_copy(update={"seconds": 3.0, "timings": twice})
+    assert [(part.name, part.seconds, part.width) for part in time_bar(trial).parts] == [("discover", 3.0, 100.0)]
+
+
 def test_the_time_bar_of_nothing() -> None:
     bar = time_bar(samples.accepted().model_copy(update={"seconds": 0.0, "timings": ()}))
     assert (bar.parts, bar.share) == ((), 0)

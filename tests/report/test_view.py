@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from seatrial import report
 from seatrial.model import Measurement, Metric, Outcome, Verdict
+from seatrial.report.terminal import summary
 from seatrial.report.view import (
     CheckView,
     chapters,
@@ -159,6 +164,29 @@ def test_troubles_are_grouped_worst_first() -> None:
         (Outcome.WARN, "host.inventory", 24),
         (Outcome.WARN, "collectives.all_reduce", 1),
     ]
+
+
+def test_one_cause_that_stopped_many_checks_is_told_once() -> None:
+    refused = [
+        Verdict(check=name, subject="cluster", outcome=Outcome.ERROR, reason="sbatch: invalid account")
+        for name in ("a.one", "b.two", "c.three")
+    ]
+    other = Verdict(check="d.four", subject="cluster", outcome=Outcome.ERROR, reason="exit code 1")
+    failed = [one.model_copy(update={"outcome": Outcome.FAIL}) for one in refused[:2]]
+    trial = samples.accepted().model_copy(update={"verdicts": (*refused, other, *failed)})
+    told = [(group.first.outcome, group.what, group.stopped) for group in troubles(trial)]
+    assert told == [
+        (Outcome.FAIL, "a.one", ""),
+        (Outcome.FAIL, "b.two", ""),
+        (Outcome.ERROR, "3 checks", "a.one, b.two, c.three"),
+        (Outcome.ERROR, "d.four", ""),
+    ]
+    for format in ("markdown", "html"):
+        text = report.render(trial, format)
+        assert "Checks: a.one, b.two, c.three" in text
+    screen = io.StringIO()
+    summary(trial, Console(file=screen, width=100))
+    assert screen.getvalue().count("sbatch: invalid account") == 3, "as an ERROR once, and of two failures"
 
 
 def test_what_all_of_a_group_say_is_told_once() -> None:

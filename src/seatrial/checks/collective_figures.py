@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Series, format_bytes
+from seatrial.model import CLUSTER, Fact, Limit, Metric, Observation, Rule, Series, format_bytes
 from seatrial.statistics import median_interval
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import Result, Timings
     from seatrial.bench.operations import Operation
+    from seatrial.bench.subgroups import GroupResult
 
 Results = Mapping[int, "Result"]  # by the size asked for, in bytes
 
@@ -171,6 +172,27 @@ def data_check(results: Sequence[tuple[str, Result]], subjects: Sequence[str]) -
     yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
     if wrong:
         yield Fact(name="wrong_data", value=wrong)
+
+
+def group_data_check(results: Mapping[str, GroupResult]) -> Iterator[Observation]:
+    """How much data was wrong, of all groups that were measured, by what each is called."""
+    total = sum(mismatch.wrong for result in results.values() for mismatch in result.mismatches.values())
+    yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
+    if total:
+        yield Fact(
+            name="wrong_data", value={name: sorted(one.mismatches) for name, one in results.items() if one.mismatches}
+        )
+
+
+def intact(remedy: str) -> Rule:
+    """The rule on ``wrong_elements``; ``remedy`` says what the check's fact wrong_data names."""
+    return Rule(
+        metric="wrong_elements",
+        expect=Limit.parse("== 0"),
+        shows=("wrong_data",),
+        why="data is corrupted on its way, and every gradient of a training goes this way",
+        remedy=f"Train nothing on these nodes. {remedy}",
+    )
 
 
 def how(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.collective_figures import intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -223,13 +224,9 @@ CHECK = Check(
             remedy="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
             "is the fabric oversubscribed by design? Adaptive routing may be off; ibdiagnet tells",
         ),
-        Rule(
-            metric="wrong_elements",
-            expect="== 0",
-            shows=("wrong_data",),
-            why="data arrives changed on its way between two nodes, and every gradient of a training goes this way",
-            remedy="Train nothing on these nodes. The fact wrong_data names sender, receiver, offset and flipped bits; "
-            "who is in all of its entries is at fault",
+        intact(
+            "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
+            "fault",
         ),
     ),
     measure=measure,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.collective_figures import group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -76,11 +77,7 @@ def _figures(results: Sequence[GroupResult], size: int) -> Iterator[Observation]
         yield Metric(name="rail_share", value=median(shares), unit="of the median", subject=subject, samples=shares)
     x, y = tuple(map(float, range(len(rates)))), tuple(map(median, rates))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=y, x_unit="rail", y_unit="GB/s")
-    wrong = sum(mismatch.wrong for result in results for mismatch in result.mismatches.values())
-    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
-    if wrong:
-        bad = {f"rail{number}": sorted(result.mismatches) for number, result in enumerate(results) if result.mismatches}
-        yield Fact(name="wrong_data", value=bad)
+    yield from group_data_check({f"rail{number}": result for number, result in enumerate(results)})
 
 
 def _how(path: Mapping[str, object], nodes: int, size: int, results: Sequence[GroupResult]) -> str:
@@ -106,14 +103,7 @@ CHECK = Check(
             remedy="collectives.pairs says on which node. If on none of them: look at the switches of this rail, at "
             "ports that are down, and at uplinks; ibdiagnet for the whole fabric",
         ),
-        Rule(
-            metric="wrong_elements",
-            expect="== 0",
-            shows=("wrong_data",),
-            why="data arrives changed on its way between nodes, and every gradient of a training goes this way",
-            remedy="Train nothing on these nodes. The fact wrong_data names the rail and its ranks; collectives.pairs "
-            "names sender and receiver",
-        ),
+        intact("The fact wrong_data names the rail and its ranks; collectives.pairs names sender and receiver"),
     ),
     measure=measure,
     performance=("rail_*",),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.collective_figures import group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -22,7 +23,6 @@ from seatrial.model import (
     NotApplicable,
     Observation,
     Phase,
-    Rule,
     Scope,
     Series,
     format_bytes,
@@ -83,11 +83,7 @@ def _figures(results: Mapping[int, GroupResult], size: int) -> Iterator[Observat
     x, y = tuple(map(float, middle)), tuple(middle.values())
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
     yield Fact(name="efficiency", value=_efficiency(middle))
-    wrong = {_nodes(count): sorted(result.mismatches) for count, result in results.items() if result.mismatches}
-    total = sum(mismatch.wrong for result in results.values() for mismatch in result.mismatches.values())
-    yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
-    if wrong:
-        yield Fact(name="wrong_data", value=wrong)
+    yield from group_data_check({_nodes(count): result for count, result in results.items()})
 
 
 def _efficiency(busbw: Mapping[int, float]) -> dict[str, dict[str, float]]:
@@ -118,14 +114,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics={"busbw.*": "GB/s", "efficiency.*": "of the base", "wrong_elements": "count"},
     rules=(
-        Rule(
-            metric="wrong_elements",
-            expect="== 0",
-            shows=("wrong_data",),
-            why="data is corrupted on its way, and every gradient of a training goes this way",
-            remedy="Train nothing on these nodes. The fact wrong_data says with how many nodes it begins; "
-            "collectives.pairs names sender and receiver",
-        ),
+        intact("The fact wrong_data says with how many nodes it begins; collectives.pairs names sender and receiver"),
     ),
     measure=measure,
     performance=("busbw.*", "efficiency.*"),

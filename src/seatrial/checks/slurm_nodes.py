@@ -48,29 +48,37 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="a reservation holds the node: only jobs that name it run there",
-        remedy="scontrol show reservations; name it to the trial, or: scontrol delete reservation NAME",
+        remedy="scontrol show reservations; name it to the trial (--set slurm.reservation=NAME), or: "
+        "scontrol delete reservation NAME",
     ),
 )
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
+class NodesOptions(Options):
+    """``reservation``: the one that the trial's jobs name; by default the trial's own, slurm.reservation."""
+
+    reservation: str | None = None
+
+
+def measure(place: Place, options: NodesOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
     if not slurm.installed():
         raise NotApplicable("no Slurm client (sinfo) on this machine")
     nodes = slurm.nodes()
-    usable = sum(node.usable for node in nodes)
+    kept = {node.name for node in nodes if node.kept_from(options.reservation)}
+    usable = sum(node.usable and node.name not in kept for node in nodes)
     yield Fact(name="nodes", value=[node.model_dump(mode="json") for node in nodes])
-    yield Fact(name="out_of_service", value=_those(nodes, lambda node: not node.usable))
+    yield Fact(name="out_of_service", value=_those(nodes, lambda node: not node.usable or node.name in kept))
     yield Fact(name="not_up", value=_those(nodes, lambda node: not node.up))
     yield Fact(name="held_back", value=_those(nodes, lambda node: node.held_back))
-    yield Fact(name="reserved", value=_those(nodes, lambda node: node.reserved))
+    yield Fact(name="reserved", value=_those(nodes, lambda node: node.name in kept))
     yield _metric("nodes", len(nodes))
     yield _metric("nodes_usable", usable)
     yield _metric("nodes_missing", max(0, place.promised_nodes - usable))
     for node in nodes:
         yield _metric("up", node.up, node.name)
         yield _metric("in_service", not node.held_back, node.name)
-        yield _metric("free_of_reservations", not node.reserved, node.name)
+        yield _metric("free_of_reservations", node.name not in kept, node.name)
 
 
 def _those(nodes: Sequence[Node], chosen: Callable[[Node], bool]) -> dict[str, str]:
@@ -90,4 +98,5 @@ CHECK = Check(
     rules=RULES,
     measure=measure,
     limit_s=300,
+    options=NodesOptions,
 )

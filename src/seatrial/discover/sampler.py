@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import socket
 import sys
@@ -24,8 +25,11 @@ from seatrial.gauges import GPU_GAUGES, HOST, HOST_GAUGES, REASONS, SAMPLER_CPU
 from seatrial.model import UsageError
 
 # NVML watches PCIe for 20 ms at each question, in which it may keep others from the driver: of each period no more than
-# this share. With eight GPUs and a sample a second, each is asked every fourth second.
-PCIE_SHARE = 0.1
+# this share, but for one GPU. At a sample a second one GPU is asked at a time.
+PCIE_SHARE = 0.05
+# Seconds of one core for each sample, on average: under 1 % at one a second, however dear the driver's answers are
+# (0.3 ms each on a 4×H200 host with driver 580). GPUs that this does not suffice for are looked at in turn.
+SAMPLE_S = 0.009
 _ALL_LINKS = 2**32 - 1  # UINT_MAX for a link's number: the sum over all, where the driver knows that
 _KIB, _KB = 1024, 1000
 
@@ -38,7 +42,8 @@ class GpuGauges:
         self._nvml, self._handle = nvml, handle
         self._interview = Interview(nvml)
         self._mute: frozenset[str] = frozenset()
-        self._links = _nvlink_questions(nvml, handle)
+        self._links = _each_link(nvml, handle)
+        self._sum_untried = len(self._links) > 2
         self._before: tuple[float, int, int] | None = None  # when, KiB received, KiB sent
         self._pcie: dict[str, float] = {}
         if not self._links:
@@ -50,6 +55,10 @@ class GpuGauges:
     @property
     def unread(self) -> dict[str, str]:
         return self._interview.unread
+
+    def unseen(self) -> list[float | None]:
+        """In place of a look."""
+        return [None] * (len(GPU_GAUGES) + 1)
 
     def look(self) -> list[float | None]:
         """The gauges in the order of GPU_GAUGES, and the reasons for lower clocks as NVML's bits."""
@@ -91,6 +100,8 @@ class GpuGauges:
                 self._interview.refuse(field, "nvmlDeviceGetFieldValues", self._nvml.NVMLError(refused))
             return {}
         kib = [int(one.value.ullVal) for one in answers]
+        if self._sum_untried and any(kib):
+            self._sum_untried, self._links = False, _fewest(self._nvml, self._handle, self._links)
         now = (time.monotonic(), sum(kib[0::2]), sum(kib[1::2]))
         before, self._before = self._before, now
         if before is None or now[0] < before[0] + LEAST_S or now[1] < before[1] or now[2] < before[2]:
@@ -98,9 +109,8 @@ class GpuGauges:
         return {f: (now[i] - before[i]) * _KIB / (now[0] - before[0]) / 1e9 for i, f in enumerate(fields, 1)}
 
 
-def _nvlink_questions(nvml: Any, handle: Any) -> list[tuple[int, int]]:
-    """What to ask for the bytes received and sent, in turn: the sum of all links where the driver can be seen to give
-    it, which takes one question for eighteen; else every link that is up."""
+def _each_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
+    """What to ask for the bytes received and sent, in turn, by every link that is up."""
     up = []
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -108,16 +118,22 @@ def _nvlink_questions(nvml: Any, handle: Any) -> list[tuple[int, int]]:
         except nvml.NVMLError as error:
             if kind_of(error) == "NotSupported":
                 break
-    fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)
-    each = [(field, link) for link in up for field in fields]
-    together = [(field, _ALL_LINKS) for field in fields]
-    if len(up) < 2:
-        return each
+    return [(field, link) for link in up for field in _bytes(nvml)]
+
+
+def _fewest(nvml: Any, handle: Any, each: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The sum of all links where the driver can be seen to give it, which takes one question for eighteen; else
+    ``each``. While no byte has passed, nothing can be seen."""
+    together = [(field, _ALL_LINKS) for field in _bytes(nvml)]
     try:
         before, whole, after = (_sum(nvml, handle, question) for question in (each, together, each))
     except nvml.NVMLError:
         return each
     return together if 0 < before <= whole <= after else each
+
+
+def _bytes(nvml: Any) -> tuple[int, int]:
+    return nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 
 
 def _sum(nvml: Any, handle: Any, question: list[tuple[int, int]]) -> int:
@@ -136,7 +152,7 @@ class Sampler:
         self.host = HostGauges(root)
         self.gpus: list[GpuGauges] = []
         self._nvml = nvml
-        self._turn = 0
+        self._turn = self._first = 0
         self._names: dict[str, dict[str, Any]] = {}
         if nvml is not None:
             self._open(nvml)
@@ -150,10 +166,15 @@ class Sampler:
         devices: dict[str, Any] = {HOST: {}, **self._names}
         return {"node": socket.gethostname(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
-    def row(self) -> list[float | None]:
+    def row(self, cpu_s: float = math.inf) -> list[float | None]:
+        """A sample of the host, and of the GPUs until this process has used ``cpu_s``, at least of one."""
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
         row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.look(), HOST_GAUGES, strict=True)]
-        return row + [value for one in self.gpus for value in one.look()]
+        seen: dict[int, list[float | None]] = {}
+        while len(seen) < len(self.gpus) and (not seen or time.process_time() < cpu_s):
+            seen[self._first] = self.gpus[self._first].look()
+            self._first = (self._first + 1) % len(self.gpus)
+        return row + [value for i, one in enumerate(self.gpus) for value in seen.get(i, one.unseen())]
 
     def ask_pcie(self, limit_s: float) -> None:
         """Of one GPU after another, at least of one, in turn until the time is up."""
@@ -203,10 +224,12 @@ def watch(sampler: Sampler, file: TextIO, hz: float) -> None:
     """Write samples until our parent is gone. Raises OSError when the disk takes no more."""
     parent, told = os.getppid(), dict[str, str]()
     _write(file, sampler.header(hz))
+    cpu_s = time.process_time() + SAMPLE_S
     for _ in ticks(1 / hz):
         if os.getppid() != parent:
             return
-        _write(file, sampler.row())
+        cpu_s += SAMPLE_S * max(1, 1 / hz)
+        _write(file, sampler.row(cpu_s))
         if (unread := sampler.unread()) != told:
             told = unread
             _write(file, {"unread": unread})

@@ -142,6 +142,7 @@ class Node(Frozen):
     gres: tuple[Gres, ...]
     gres_used: tuple[Gres, ...] | None
     partitions: tuple[str, ...]
+    reservation: str = ""  # that holds it; empty where there is none, or where this Slurm does not name it
 
     @property
     def words(self) -> set[str]:
@@ -161,6 +162,10 @@ class Node(Frozen):
     def reserved(self) -> bool:
         """A reservation holds the node: it takes only jobs that name it."""
         return bool(self.words & _RESERVED)
+
+    def kept_from(self, reservation: str | None) -> bool:
+        """Whether it takes no job that names ``reservation``, or none: another one holds it."""
+        return self.reserved and (not reservation or self.reservation not in ("", reservation))
 
     @property
     def usable(self) -> bool:

@@ -50,6 +50,7 @@ def _node(node: Object) -> Node:
         gres=slurm_text.gres(node.get("gres") or ""),
         gres_used=None if used is None else slurm_text.gres(used),
         partitions=tuple(_words(node.get("partitions"))),
+        reservation=str(node.get("reservation") or ""),
     )
 
 

@@ -185,6 +185,7 @@ def _node(record: Record) -> Node:
         gres=gres(record.get("Gres", "")),
         gres_used=gres(record["GresUsed"]) if "GresUsed" in record else None,
         partitions=tuple(name for name in record.get("Partitions", "").split(",") if name),
+        reservation=record.get("ReservationName", ""),
     )
 
 

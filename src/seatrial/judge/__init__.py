@@ -35,13 +35,13 @@ def judge(
     checks: Mapping[str, Check],
     left_out: Mapping[str, str],
     site: Baseline | None = None,
-    repeats: Sequence[Measurement] = (),
+    repeats: Sequence[Measurement] | None = (),
 ) -> tuple[Verdict, ...]:
     """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them.
 
     ``jobs`` say at how many places a check was to be measured: at fewer, what the others brought is not enough.
     ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
-    they bear a FAIL out, or not, and speak of nothing else.
+    they bear a FAIL out, or not, and speak of nothing else. None: they are still to come.
     """
     known = _known(measurements, site)
     by_check: dict[str, list[Measurement]] = {}
@@ -60,6 +60,9 @@ def judge(
             verdicts += unproven(name, config.cluster, jobs, by_check)
             verdicts += unheld(name, setting, own, config.name)
             first = judge_check(checks[name], own, setting.expect, config.name, known)
+            if repeats is None:
+                verdicts += first
+                continue
             more = [measurement for measurement in repeats if measurement.check == name]
             second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
             verdicts += again.weighed(checks[name], first, own, second, more)

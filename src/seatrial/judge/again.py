@@ -19,7 +19,8 @@ _LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUD
 
 def shortfalls(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Those that fail for want of performance, and that a second measurement may bear out or not."""
-    return [one for one in verdicts if one.outcome is Outcome.FAIL and _repeatable(check, one.metric)]
+    repeatable = _Repeatable(check)
+    return [one for one in verdicts if one.outcome is Outcome.FAIL and repeatable[one.metric]]
 
 
 def whole(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
@@ -36,13 +37,17 @@ def weighed(
     repeats: Sequence[Measurement],
 ) -> Iterator[Verdict]:
     """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
+    repeatable = _Repeatable(check)
+    if not repeats:
+        yield from (_unrepeated(one, "") if repeatable[one.metric] else one for one in first)
+        return
     speaks, trouble = whole(own, repeats), _trouble(repeats)
     said, before, after = _by_key(second), _values(own), _values(repeats)
     changed = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
     how = f" ({'; '.join(changed)})" if changed else ""
     for one in first:
         key = one.metric, one.subject
-        if not _repeatable(check, one.metric):
+        if not repeatable[one.metric]:
             yield one
         elif speaks and key in said and key in before and key in after:
             yield _both(one, said[key], f"{before[key]}, then {after[key]}", how)
@@ -51,14 +56,23 @@ def weighed(
     failed = {(one.metric, one.subject) for one in first if one.outcome is Outcome.FAIL}
     for one in second:  # of what no repetition excuses
         new = one.outcome is Outcome.FAIL and (one.metric, one.subject) not in failed
-        if new and not _repeatable(check, one.metric):
+        if new and not repeatable[one.metric]:
             yield one.model_copy(update={"reason": _with(one, "seen when it was measured a second time")})
 
 
-def _repeatable(check: Check, metric: str) -> bool:
-    """Whether the metric is a figure of performance: one with a baseline, or declared as one."""
-    compared = any(rule.baseline and rule.metric == metric for rule in check.rules)
-    return compared or any(fnmatchcase(metric, pattern) for pattern in check.performance)
+class _Repeatable(dict[str, bool]):
+    """Whether a metric of ``check`` is a figure of performance: one with a baseline, or declared as one.
+
+    Thousands of subjects ask of the same few metrics.
+    """
+
+    def __init__(self, check: Check) -> None:
+        super().__init__((rule.metric, True) for rule in check.rules if rule.baseline)
+        self._families = check.performance
+
+    def __missing__(self, metric: str) -> bool:
+        self[metric] = any(fnmatchcase(metric, family) for family in self._families)
+        return self[metric]
 
 
 def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:

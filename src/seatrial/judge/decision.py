@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from seatrial.model import Decision, Outcome, Verb, Verdict, worst
 
+Said = Mapping[str, Set[Outcome]]  # which outcomes each check was given
+_UNHELD = (Outcome.SKIP, Outcome.ERROR)
 _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 
 
@@ -21,19 +23,19 @@ def decide(
     A SKIP or an ERROR that names its judge says what nothing was held to; it is told whatever the decision is.
     ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
     """
-    failed = sorted({verdict.check for verdict in verdicts if verdict.outcome is Outcome.FAIL})
+    said = _said(verdicts)
+    failed = sorted(name for name, outcomes in said.items() if Outcome.FAIL in outcomes)
     if failed:
         return Decision(value=Verb.REJECTED, reason=f"{_count(failed)} failed: {', '.join(failed)}", scope=scope)
-    unheld = [one.reason for one in verdicts if one.outcome in (Outcome.SKIP, Outcome.ERROR) and one.judged_by]
-    missing = [*filter(None, obstacles), *_missing(required, verdicts, left_out)]
+    unheld = [one.reason for one in verdicts if one.outcome in _UNHELD and one.judged_by]
+    missing = [*filter(None, obstacles), *_missing(required, said, left_out)]
     if missing:
         return Decision(value=Verb.INCOMPLETE, reason="; ".join([*missing, *unheld]), scope=scope)
-    return Decision(value=Verb.ACCEPTED, reason="; ".join([_praise(required, verdicts), *unheld]), scope=scope)
+    return Decision(value=Verb.ACCEPTED, reason="; ".join([_praise(required, said), *unheld]), scope=scope)
 
 
-def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:
+def _praise(required: Mapping[str, bool], outcomes: Said) -> str:
     """What was found good, what did not apply, and where somebody should look."""
-    outcomes = _said(verdicts)
     said = {name: worst(outcomes.get(name, ())) for name in required}
     skipped = sorted(name for name, outcome in said.items() if outcome is Outcome.SKIP)
     warned = sorted(name for name, outcome in said.items() if outcome is Outcome.WARN)
@@ -45,10 +47,9 @@ def _praise(required: Mapping[str, bool], verdicts: Sequence[Verdict]) -> str:
     return reason + (f"; not required, and not known: {', '.join(unknown)}" if unknown else "")
 
 
-def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out: Mapping[str, str]) -> list[str]:
+def _missing(required: Mapping[str, bool], every: Said, left_out: Mapping[str, str]) -> list[str]:
     """Every reason why nothing can be accepted yet, in words."""
     needed = [name for name, is_required in required.items() if is_required]
-    every = _said(verdicts)
     said = {name: every.get(name, set()) for name in needed}
     reasons = [f"{name} was left out by {flag}" for name, flag in left_out.items() if name in needed]
     for name, outcomes in said.items():
@@ -59,8 +60,7 @@ def _missing(required: Mapping[str, bool], verdicts: Sequence[Verdict], left_out
     return reasons
 
 
-def _said(verdicts: Sequence[Verdict]) -> dict[str, set[Outcome]]:
-    """Which outcomes each check was given."""
+def _said(verdicts: Sequence[Verdict]) -> Said:
     said: dict[str, set[Outcome]] = {}
     for verdict in verdicts:
         said.setdefault(verdict.check, set()).add(verdict.outcome)

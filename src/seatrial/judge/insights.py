@@ -15,6 +15,7 @@ from seatrial.model import HARDLY, Insight, Limit, Measurement, Series, Verdict,
 from seatrial.settings import Config
 
 _CHECK = "collectives."
+_CONTRAST = "collectives.contrast"
 _NVLINK = "NVLink of a GPU"
 _POINT_TO_POINT = ("all_to_all", "send_receive")
 # NCCL reaches 0.77 of the line rate of an H200's NVLinks and 0.94 of an InfiniBand port's: under half, something else
@@ -73,7 +74,7 @@ def insights(
     """Every insight of a trial: of collectives in their order, then of gates that hardly test anything."""
     chosen = _algorithms(measurements)
     found: list[Insight] = []
-    for measurement in measurements:
+    for measurement in (one for one in measurements if one.series):  # one of thousands of ranks has the curves
         series = {one.name: one for one in measurement.series}
         scene = _scene(measurement, chosen, links) if {"busbw", "latency"} <= set(series) else None
         if scene:
@@ -115,7 +116,7 @@ def _algorithms(measurements: Sequence[Measurement]) -> _Chosen:
     """
     told: dict[str, tuple[str, str]] = {}
     for one in measurements:
-        ways = one.facts.get("path_by_size") if one.check == f"{_CHECK}contrast" else None
+        ways = one.facts.get("path_by_size") if one.check == _CONTRAST else None
         default = ways.get("default") if isinstance(ways, dict) else None
         for label, way in default.items() if isinstance(default, dict) else ():
             if isinstance(way, dict) and way.get("algorithm") not in (None, "not told"):

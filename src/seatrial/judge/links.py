@@ -18,6 +18,7 @@ from seatrial.model import Measurement
 # What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
 HIERARCHICAL = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_TELLING = ("gpu.inventory", "host.inventory", "collectives.path")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
 
 
@@ -56,12 +57,13 @@ class Links:
 
 def read(measurements: Sequence[Measurement]) -> Links:
     """The links that gpu.inventory, host.inventory and collectives.path have found."""
-    gpus = [gpu for facts in _facts("gpu.inventory", measurements) for gpu in _used(facts)]
+    told = _facts(measurements)
+    gpus = [gpu for facts in told["gpu.inventory"] for gpu in _used(facts)]
     rates = [_nvlink(gpu) for gpu in gpus]
     known = [rate for rate in rates if rate]
     least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
-    found = {_ports(facts.get("rdma")) for facts in _facts("host.inventory", measurements)}
-    names = sorted({name for facts in _facts("collectives.path", measurements) for name in _names(facts)})
+    found = {_ports(facts.get("rdma")) for facts in told["host.inventory"]}
+    names = sorted({name for facts in told["collectives.path"] for name in _names(facts)})
     return Links(
         nvlinks=least[0],
         nvlink_gbps=least[1],
@@ -100,8 +102,13 @@ def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float 
     return (nodes - 1) / nodes * ranks / (ranks - 1) if hierarchical else 1.0
 
 
-def _facts(check: str, measurements: Sequence[Measurement]) -> Iterator[Mapping[str, JsonValue]]:
-    return (one.facts for one in measurements if one.check == check and one.facts and not one.skipped)
+def _facts(measurements: Sequence[Measurement]) -> dict[str, list[Mapping[str, JsonValue]]]:
+    """Of the checks that tell of links, by their names."""
+    found: dict[str, list[Mapping[str, JsonValue]]] = {name: [] for name in _TELLING}
+    for one in measurements:
+        if one.check in found and one.facts and not one.skipped:
+            found[one.check].append(one.facts)
+    return found
 
 
 def _used(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:

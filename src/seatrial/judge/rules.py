@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import NOTHING, Fleet, Known, Reference
 from seatrial.judge.lint import WEAK, flaw, key_of, passes
+from seatrial.judge.wording import inapplicable
 from seatrial.model import CLUSTER, HARDLY, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
 from seatrial.statistics import median_interval
 
@@ -19,6 +20,7 @@ from seatrial.statistics import median_interval
 # or the reference is wrong.
 BELIEVABLE = 1.5
 _NOBODY = Fleet("", ())
+_NO_TROUBLE = (Outcome.PASS, Outcome.SKIP)
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
 
@@ -50,7 +52,9 @@ class Group:
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         self.subject = measurements[0].subject if len(measurements) == 1 else CLUSTER
         self.failed = any(measurement.error for measurement in measurements)
-        self.facts = {name: value for measurement in measurements for name, value in measurement.facts.items()}
+        self.facts = measurements[0].facts
+        if len(measurements) > 1:
+            self.facts = {name: value for measurement in measurements for name, value in measurement.facts.items()}
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
@@ -108,10 +112,8 @@ def _apply(
     check: str, rule: Rule, group: Group, trial: str, known: Known, fleets: Mapping[str, Fleet]
 ) -> Iterator[Verdict]:
     facts = group.facts
-    outside = [f"{name} is {facts[name]}" for name, value in rule.where.items() if facts.get(name, value) != value]
-    if outside:
-        needed = ", ".join(f"{name} is {value}" for name, value in rule.where.items())
-        reason = f"applies where {needed}; here {', '.join(outside)}"
+    if rule.where and (outside := [name for name, value in rule.where.items() if facts.get(name, value) != value]):
+        reason = inapplicable(rule.where, outside, facts)
         yield Verdict(check=check, subject=group.subject, metric=rule.metric, outcome=Outcome.SKIP, reason=reason)
         return
     metrics = group.metrics.get(rule.metric, ())
@@ -128,8 +130,8 @@ def _verdict(
 ) -> Verdict:
     value = format_value(metric.value, metric.unit)
     outcome, reason, judged_by = _compare(rule, metric, value, facts, trial, known, fleet)
-    bad = outcome not in (Outcome.PASS, Outcome.SKIP)
-    return Verdict(
+    bad = outcome not in _NO_TROUBLE
+    return Verdict.made(
         check=check,
         subject=metric.subject,
         metric=metric.name,

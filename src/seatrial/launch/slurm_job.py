@@ -202,7 +202,7 @@ def in_service(settings: Config) -> str:
         return ""  # the reason beside which this would stand has been told
     wanted = settings.slurm
     nodes = tuple(node for node in nodes if wanted.partition is None or wanted.partition in node.partitions)
-    out = [node for node in nodes if not node.usable or (node.reserved and wanted.reservation is None)]
+    out = [node for node in nodes if not node.usable or node.kept_from(wanted.reservation)]
     able = len(nodes) - len(out)
     if able >= settings.cluster.nodes and not out:
         return ""

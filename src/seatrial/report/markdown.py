@@ -62,7 +62,7 @@ def _how(trial: Trial) -> list[str]:
 
 def _trouble(group: Group) -> str:
     first = group.first
-    lines = [f"### {first.outcome}: {_text(f'{first.check} {first.metric}')} on {_text(group.where)}", ""]
+    lines = [f"### {first.outcome}: {_text(f'{group.what} {first.metric}')} on {_text(group.where)}", ""]
     if len(group.verdicts) == 1:
         lines.append(_text(first.reason))
     else:
@@ -72,6 +72,7 @@ def _trouble(group: Group) -> str:
         ]
         more = len(group.verdicts) - MOST_SUBJECTS
         lines += [f"- … and {plural(more, 'more subject')}, all in the report"] if more > 0 else []
+    lines += ["", f"Checks: {_text(group.stopped)}"] if group.stopped else []
     if first.evidence.strip():
         lines += ["", _fenced("\n".join(first.evidence.strip().splitlines()[:MOST_LINES]))]
     if first.remedy:

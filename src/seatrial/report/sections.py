@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Rug, charts, rug
@@ -42,7 +42,11 @@ class TimeBar:
 
 def time_bar(trial: Trial) -> TimeBar:
     """Checks first, then overhead. Time that no part accounts for is shown as such, and counts as overhead."""
-    timings = sorted(trial.timings, key=lambda timing: (timing.kind, -timing.seconds))
+    seconds = dict[tuple[Literal["check", "overhead"], str], float]()
+    for timing in trial.timings:  # a resumed trial has been started several times
+        seconds[timing.kind, timing.name] = seconds.get((timing.kind, timing.name), 0.0) + timing.seconds
+    timings = [Timing(name=name, kind=kind, seconds=total) for (kind, name), total in seconds.items()]
+    timings.sort(key=lambda timing: (timing.kind, -timing.seconds))
     missing = trial.seconds - sum(timing.seconds for timing in timings)
     if missing > 0.005 * trial.seconds:
         timings.append(Timing(name="not accounted for", kind="overhead", seconds=missing))

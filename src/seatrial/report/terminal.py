@@ -92,13 +92,14 @@ def _counts(trial: Trial) -> Text:
 def _trouble(group: Group, console: Console) -> None:
     first = group.first
     console.print()
-    what = " ".join(filter(None, (first.check, first.metric)))
+    what = " ".join(filter(None, (group.what, first.metric)))
     console.print(Text.assemble((first.outcome, STYLES[first.outcome]), f"  {what} on {group.where}"))
     if len(group.verdicts) == 1:
         _field("", first.reason, console)
     else:
         _field("", group.why, console)
         _each(group, console)
+    _field("checks", group.stopped, console)
     _field("evidence", _shortened(first.evidence), console)
     _field("remedy", first.remedy, console)
 

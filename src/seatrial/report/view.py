@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import TypeVar
@@ -217,13 +217,24 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Group:
-    """Verdicts that say the same of several subjects."""
+    """Verdicts that say the same of several subjects. ``others``: further checks that the same cause stopped."""
 
     verdicts: tuple[Verdict, ...]
+    others: tuple[str, ...] = ()
 
     @property
     def first(self) -> Verdict:
         return self.verdicts[0]
+
+    @property
+    def what(self) -> str:
+        """The check, or how many of them."""
+        return plural(1 + len(self.others), "check") if self.others else self.first.check
+
+    @property
+    def stopped(self) -> str:
+        """The names of several checks; empty where there is one."""
+        return ", ".join((self.first.check, *self.others)) if self.others else ""
 
     @property
     def where(self) -> str:
@@ -263,9 +274,17 @@ def chapters(trial: Trial) -> list[Chapter]:
 
 
 def troubles(trial: Trial) -> list[Group]:
-    """Every FAIL, ERROR, UNJUDGED and WARN, worst first, the same trouble on many subjects as one group."""
-    groups = grouped(verdict for verdict in trial.verdicts if verdict.outcome in TROUBLE)
-    return sorted(groups, key=lambda group: WORST_FIRST.index(group.first.outcome))
+    """Every FAIL, ERROR, UNJUDGED and WARN, worst first, the same trouble on many subjects as one group.
+
+    A job that never starts is an ERROR of each of its checks, all in the same words: one group, too.
+    """
+    groups: dict[object, list[Group]] = {}
+    for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in TROUBLE):
+        words = [(one.subject, one.metric, one.reason, one.evidence, one.remedy) for one in group.verdicts]
+        same = tuple(words) if group.first.outcome is Outcome.ERROR else group
+        groups.setdefault(same, []).append(group)
+    merged = [replace(first, others=tuple(one.first.check for one in more)) for first, *more in groups.values()]
+    return sorted(merged, key=lambda group: WORST_FIRST.index(group.first.outcome))
 
 
 def grouped(verdicts: Iterable[Verdict]) -> list[Group]:

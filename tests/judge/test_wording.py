@@ -1,0 +1,41 @@
+"""A rule that does not apply says why in words, not in the names of variables."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.judge.wording import _MEANING, inapplicable
+
+
+@pytest.mark.parametrize(
+    ("fact", "wanted", "actual", "words"),
+    [
+        ("rdma_present", "yes", "no", "there is no RDMA device"),
+        ("tasks_bound", "yes", "no: task/none, without task/affinity", "task/none, without task/affinity"),
+        ("has_power_default_w", "yes", "no", "the GPUs have no power default w"),
+        ("backend", "nccl", "gloo", "the backend is gloo here, not nccl"),
+        ("paths_from", "options", "run directory", "the paths are those of the run directory"),
+        ("sun_shines", "yes", "no", "no sun shines here"),
+    ],
+)
+def test_each_kind_of_fact_has_its_sentence(fact: str, wanted: str, actual: str, words: str) -> None:
+    assert inapplicable({fact: wanted}, [fact], {fact: actual}) == f"does not apply: {words}"
+
+
+def test_every_fact_that_is_otherwise_is_told_once() -> None:
+    facts = {"usable": "no", "several_nodes": "no", "backend": "cuda"}
+    told = inapplicable(
+        {"usable": "yes", "backend": "cuda", "several_nodes": "yes"}, ["usable", "several_nodes"], facts
+    )
+    assert told == "does not apply: no path can be written to; there is one node only"
+
+
+def test_every_word_is_of_a_rule_and_none_reads_like_code() -> None:
+    asked = {name for check in catalog().values() for rule in check.rules for name in rule.where}
+    assert set(_MEANING) <= asked
+    for name in asked:
+        words = inapplicable({name: "yes"}, [name], {name: "no"})
+        assert not re.search(r"\w+_\w+", words.replace("option time_limit", "")), words

@@ -1,0 +1,42 @@
+"""What stands in the terminal's place: a file gets lines without blanks at their ends."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from seatrial.report.console import Stream
+
+
+def table() -> Table:
+    grid = Table.grid(expand=True)
+    grid.add_column()
+    grid.add_row("one")
+    grid.add_row(Text("[two]"))
+    return grid
+
+
+def test_a_file_gets_no_blanks_at_the_end_of_lines() -> None:
+    file = io.StringIO()
+    stream = Stream(file=file)
+    stream.print(table())
+    stream.print("[bold]three[/] \\[four]")
+    assert file.getvalue() == "one\n[two]\nthree [four]\n"
+
+
+def test_a_terminal_is_left_to_rich() -> None:
+    file = io.StringIO()
+    stream = Stream(file=file, force_terminal=True, color_system=None, width=20)
+    stream.print(table())
+    assert file.getvalue() == f"{'one':<20}\n{'[two]':<20}\n"
+
+
+def test_the_width_that_a_person_asks_for_holds_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    file = io.StringIO()
+    stream = Stream(file=file)
+    stream.print("a b c d e f g h")
+    assert file.getvalue() == "a b c d e\nf g h\n"

@@ -1,0 +1,62 @@
+"""What a running trial says of a check the moment it has been measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.collect import Collected
+from seatrial.model import Job, Limit, Measurement, Metric, Outcome
+from seatrial.rundir import Request, RunDir
+from seatrial.settings import CheckSettings, Config
+from tests.test_trial import Quiet
+
+
+class Heard(Quiet):
+    """Somebody watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told, self.times = "", 0
+
+    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
+        self.told, self.times = reason, self.times + 1
+
+
+def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: Path) -> None:
+    config = Config(name="t", checks={"host.inventory": CheckSettings()})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    heard = Heard()
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
+    job = Job(
+        name="nodes",
+        placement="nodes",
+        device="cpu",
+        nodes=3,
+        ranks_per_node=1,
+        checks=("host.inventory",),
+        options={},
+        promised_gpus=None,
+        limit_s=1,
+    )
+    collected.job_started(job, 1)
+    for rank in range(3):
+        assert heard.times == 0
+        collected.measured(Measurement(check="host.inventory", subject=f"n{rank}", rank=rank, skipped="no"))
+    assert heard.times == 1
+
+
+@pytest.mark.parametrize(("retry", "words"), [(True, ""), (False, "; not repeated")])
+def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
+    tmp_path: Path, retry: bool, words: str
+) -> None:
+    asked = CheckSettings(expect={"busbw.1GiB": Limit.parse("> 350 GB/s")})
+    config = Config(name="t", retry=retry, checks={"collectives.all_reduce": asked})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    metrics = {"busbw.1GiB": (300, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
+    made = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in metrics.items())
+    heard = Heard()
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
+    collected.measured(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=made))
+    assert heard.told.startswith(f"busbw.1GiB is 300 GB/s, expected > 350 GB/s{words}: ")
