@@ -4,9 +4,9 @@
     python benchmarks/training.py --only 'seq 4096' --lever plain --lever 'cudnn*' --gpus 4 --set max_steps=20
     python benchmarks/training.py --only 'LoRA r=8, seq 512' --lever plain --lever hf --gpus 1
 
-Each run is one `seatrial train`, under torchrun where it takes several GPUs: nothing of one is left in the next. One that
-fails is a line of the table with its reason; the exit code is then 1. Where the same was run with both stacks, their ratio
-stands below the table.
+Each run is one `seatrial train`, under torchrun where it takes several GPUs: nothing of one is left in the next. One
+that fails is a line of the table with its reason; the exit code is then 1. Where the same was run with both stacks,
+the table is followed by their ratio.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ take processors and memory bandwidth from the others as well, which only the con
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -40,7 +40,7 @@ def alone(some: Iterable[Interval], others: Iterable[Interval]) -> int:
     return covered([*some, *others]) - covered(others)
 
 
-def of_kernels(kernels: Iterable[tuple[str, int, int]]) -> float | None:
+def of_kernels(ran: Iterable[tuple[str, int, int]]) -> float | None:
     """Percent of the time from the first kernel to the end of the last, by (name, begin, end); None without a kernel.
 
     NCCL's kernels are called ncclDevKernel_…, before 2.19 ncclKernel_…. Copies and fills, of which some belong to an
@@ -48,7 +48,7 @@ def of_kernels(kernels: Iterable[tuple[str, int, int]]) -> float | None:
     """
     exchange: list[Interval] = []
     compute: list[Interval] = []
-    for name, begin, end in kernels:
+    for name, begin, end in ran:
         if not name.startswith(("Memcpy", "Memset")):
             (exchange if name.startswith("nccl") else compute).append((begin, end))
     every = [*exchange, *compute]
@@ -56,6 +56,13 @@ def of_kernels(kernels: Iterable[tuple[str, int, int]]) -> float | None:
         return None
     span = max(end for _, end in every) - min(begin for begin, _ in every)
     return 100 * alone(exchange, compute) / span if span else None
+
+
+def kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
+    """Of torch's raw events (_KinetoEvent) what ran on a GPU: name, begin and end in ns."""
+    for event in events:
+        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
+            yield event.name(), event.start_ns(), event.end_ns()
 
 
 def measure(world: World, steps: int, take: Take, replicated: bool) -> dict[str, Any]:
@@ -91,11 +98,7 @@ def _by_kernels(world: World, steps: int, take: Take) -> float | None:
         torch.cuda.synchronize(world.device)
     # the raw events: torch's own evaluation of them takes minutes
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
-    return of_kernels(
-        (event.name(), event.start_ns(), event.end_ns())
-        for event in (results.events() if results is not None else [])
-        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
-    )
+    return of_kernels(kernels(results.events() if results is not None else []))
 
 
 def _by_control(world: World, steps: int, take: Take) -> float:
