@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_the_ladder_is_climbed_on_two_cores(tmp_path: Path) -> None:
     assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920
     assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"
     assert all("rehearsal" in found for name, found in facts.items() if name.startswith("train."))
-    assert "train.fsdp: native: step" in err or "train.fsdp: hf: step" in err or "train.lora: hf: step" in err
+    assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", err)  # live, of one of ten trainings at least
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcom
         "memory_state_expected_gib": 20.23,
         "loss_floor": 1.3,
     }
-    observed = [*train_fsdp._spread(Trained(found, Path(), ""))]
+    observed = [*train_fsdp._spread({"native": Trained(found, Path(), "")})]
     names = ("tensors_whole", "memory_excess")
     rules = tuple(rule for rule in train_fsdp.CHECK.rules if rule.metric in names)
     measurement = Measurement(

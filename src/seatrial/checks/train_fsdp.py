@@ -57,16 +57,19 @@ def measure(place: Place, options: FsdpOptions) -> Iterator[Observation]:
             yield from workload.each(place, runs[stack], stack)
     if place.rank == 0:
         yield from workload.judged(runs)
-        yield from _spread(runs["native"])
+        yield from _spread(runs)
 
 
-def _spread(native: Trained) -> Iterator[Observation]:
-    """Of the native stack, which looks at every parameter on every rank before the first step."""
-    tensors, sharded = native.value("parameter_tensors"), native.value("tensors_sharded")
-    if tensors is not None:
-        yield Metric(name="tensors_whole", value=tensors - sharded, unit="count", subject=CLUSTER)
-        yield Fact(name="tensors", value={"all": tensors, "sharded": sharded})
-        yield Fact(name="data", value="rows" if native.value("loss_floor") is None else "generated")
+def _spread(runs: Mapping[str, Trained]) -> Iterator[Observation]:
+    """Parameters of both stacks; memory of the native one, which also looks at every share before the first step."""
+    found = {name: one.value("parameter_tensors") for name, one in runs.items() if one.metrics}
+    sharded = {name: runs[name].value("tensors_sharded") for name in found}
+    if found:
+        whole = sum(found.values()) - sum(sharded.values())
+        yield Metric(name="tensors_whole", value=whole, unit="count", subject=CLUSTER)
+        yield Fact(name="tensors", value={"all": found, "sharded": sharded})
+    native = runs["native"]
+    yield Fact(name="data", value="rows" if native.value("loss_floor") is None else "generated")
     held, due = native.value("memory_state_gib"), native.value("memory_state_expected_gib")
     if held is not None and due:
         yield Metric(name="memory_state", value=held, unit="GiB", subject=CLUSTER)

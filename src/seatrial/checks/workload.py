@@ -180,10 +180,10 @@ def _told(rank: int, answer: Answer) -> str:
 JUDGED = {"exit_code": "", "steps_missing": "count", "nonfinite_losses": "count", "loss_drop": "nats"}
 # Told of each training; a check with several appends ".NAME"
 EACH = {
+    "tokens_per_second_per_gpu": "tokens/s/GPU",
     "loss_first": "nats",
     "loss_last": "nats",
     "loss_above_floor": "nats",
-    "tokens_per_second_per_gpu": "tokens/s/GPU",
     "step_p50": "s",
     "step_p99": "s",
     "mfu": "%",

@@ -40,7 +40,8 @@ pack() {
 since=0
 for ((round = 0; round < 300; round++)); do
     if [ -e ended ]; then
-        { find jobs -name "*.jsonl"; find jobs -type f ! -name "*.jsonl" ! -name "*.samples"; find artifacts -type f
+        { find jobs -name "*.jsonl"; find jobs -type f ! -name "*.jsonl" ! -name "*.samples"
+            find artifacts -type f -size -16384k # weights of a training stay where they are
             find jobs -name "*.samples"; } 2>/dev/null | pack $(($1 / SLURM_NNODES)) .all
         exit
     fi

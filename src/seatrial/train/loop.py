@@ -61,7 +61,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
             done = trainer.resume(out) if settings.checkpoint.resume else 0
             records = trainer.run(done, out, phases)
         report = metrics.report(settings, world, trainer.ran(records), phases)
-        report |= {"out": str(out), "final": None, **parallel.spread(built.model)}
+        report |= {"out": str(out), "final": None}
         if settings.use_lora and settings.export:
             adapters = lora.gather(built.model)
             if world.first:

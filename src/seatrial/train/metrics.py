@@ -23,7 +23,7 @@ from seatrial.train import checkpoint, exposed
 from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
 from seatrial.train.files import write_json, write_whole
-from seatrial.train.parallel import World
+from seatrial.train.parallel import World, spread
 from seatrial.train.progress import Phases, Step
 from seatrial.train.settings import TrainConfig
 
@@ -67,6 +67,7 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
         "hosts": len({rank["host"] for rank in ranks}),
         "parameters": every,
         "trained_parameters": trained,
+        **spread(run.model),
         "trained_tokens": run.trained_tokens,
         **_speed(settings, world, measured, ranks),
         "slowest_rank": slowest(ranks),

@@ -218,9 +218,10 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
 
 
 def spread(model: nn.Module) -> dict[str, int]:
-    """How many parameter tensors there are, and how many of them are sharded."""
+    """How many parameter tensors there are, and how many of them are sharded, by FSDP2 or by ZeRO-3 (``ds_id``)."""
     found = list(model.parameters())
-    return {"parameter_tensors": len(found), "tensors_sharded": sum(isinstance(one, DTensor) for one in found)}
+    sharded = sum(isinstance(one, DTensor) or hasattr(one, "ds_id") for one in found)
+    return {"parameter_tensors": len(found), "tensors_sharded": sharded}
 
 
 def sharding_faults(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
