@@ -33,7 +33,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def alone(wanted: TrainConfig, folder: Path) -> data.Blocks:
-    return data.prepare(wanted, folder, True, lambda: None)
+    return data.prepare(wanted, folder, True, lambda said: [said])
 
 
 def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
@@ -83,12 +83,16 @@ def test_parquet_says_the_same(tmp_path: Path) -> None:
         ("7\n", r"row 1: .* \(got int\)"),
         ('{"messages": [{"role": "user"}]}\n', "row 1: a message needs role and content"),
         ("", "holds no rows"),
+        ('{"text": "a"}\n{"text": "\xe9"}\n', "row 2 is not UTF-8"),  # written as Latin-1
+        ('{"text": "a"}\n\0\0\0', "row 2 is no JSON"),  # of a file that was never written out
+        ('{"text": "\\ud800"}\n', "row 1 holds half a character"),
+        ('{"text": ' + "[" * 100_000, "row 1 is no JSON"),
         ('{"text": "a"}\n', "fewer than one sequence"),
     ],
 )
 def test_rows_that_are_damaged_are_named(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=complaint):
         alone(settings(data={"path": str(path)}), tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]
@@ -104,9 +108,11 @@ def test_what_cannot_serve_is_named(tmp_path: Path) -> None:
         alone(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
 
 
-def test_the_other_ranks_do_not_wait_for_what_failed(tmp_path: Path) -> None:
-    with pytest.raises(SeatrialError, match="cannot be read"):
-        data.prepare(settings(), tmp_path, False, lambda: None)
+def test_the_other_ranks_fail_as_the_first_one_did(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="row 3 is no JSON"):
+        data.prepare(settings(), tmp_path, False, lambda said: [UsageError("row 3 is no JSON"), said])
+    with pytest.raises(SeatrialError, match="cannot be read"):  # a folder that only the first one sees
+        data.prepare(settings(), tmp_path, False, lambda said: [said])
 
 
 def test_another_setting_makes_other_blocks_and_the_same_one_none(tmp_path: Path) -> None:
@@ -142,9 +148,13 @@ def test_the_order_changes_with_epoch_and_seed_and_is_kept_when_resumed() -> Non
 
 
 def _one_rank(rank: int, folder: Path, made: Any, answers: Any, victim: bool) -> None:
+    def gather(said: Any) -> list[Any]:
+        made.wait()
+        return [said]
+
     dies = patch.object(data, "write_json", lambda *_: os.kill(os.getpid(), 9))
     with dies if victim else nullcontext():  # where it can do most harm: all is written, nothing renamed
-        blocks = data.prepare(settings(data={"samples": 64}), folder, rank == 0, made.wait)
+        blocks = data.prepare(settings(data={"samples": 64}), folder, rank == 0, gather)
     answers.put((rank, np.asarray(blocks.tokens).sum().item()))
 
 

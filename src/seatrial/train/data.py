@@ -51,25 +51,26 @@ class Blocks:
         return torch.from_numpy(self.tokens[chosen].astype(np.int64))
 
 
-def prepare(settings: TrainConfig, folder: Path, first: bool, barrier: Callable[[], None]) -> Blocks:
+def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
     """The blocks that ``settings`` describe: made by the ``first`` rank where no other run has left them in ``folder``.
 
-    All ranks call this, and ``barrier`` waits for all of them. Raises UsageError for data that cannot be read, on the
-    first rank; the others then find nothing, and raise SeatrialError.
+    All ranks call this; ``gather`` waits for all, and returns what each has handed it. Where data cannot be read, all
+    raise UsageError, and SeatrialError where it cannot be kept, with the first rank's words.
     """
     place = folder / f"blocks-{_fingerprint(settings)}"
-    failure: Exception | None = None
+    problem: SeatrialError | None = None
     if first:
         try:
             if not (place / FACTS).is_file():
                 _make(settings, place)
-        except (SeatrialError, OSError) as error:  # the others wait: they must not do so for ever
-            failure = error
-    barrier()
-    if isinstance(failure, SeatrialError):
-        raise failure
-    if failure is not None:
-        raise SeatrialError(f"cannot keep the prepared data in {folder}: {failure}") from failure
+        except SeatrialError as error:  # the others wait: they must not do so for ever
+            problem = error
+        except (OSError, MemoryError) as error:
+            problem = SeatrialError(f"cannot keep the prepared data in {folder}: {error or 'out of memory'}")
+            problem.__cause__ = error
+    for told in gather(problem):
+        if told is not None:
+            raise told
     return _load(place)
 
 

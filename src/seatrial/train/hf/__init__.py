@@ -21,8 +21,10 @@ def train(config: TrainConfig, out: Path) -> dict[str, Any]:
     """
     hub.settle(config)
     with _installed():
+        from seatrial.train import failure
         from seatrial.train.hf import run  # imports transformers, which reads the environment as it is now
-    return run.train(config, out)
+    with failure.shared():
+        return run.train(config, out)
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
