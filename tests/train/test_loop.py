@@ -212,25 +212,6 @@ def test_the_learning_rate_ends_where_it_should() -> None:
     assert loop.rate(Schedule(peak=2.0, shape="constant"), 9, 10) == 2.0
 
 
-def test_out_of_memory_says_where_it_went_and_what_would_help(tmp_path: Path, monkeypatch: Any) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-
-    monkeypatch.setattr(loop.Trainer, "step", full)
-    (found,) = [_raised(config(), tmp_path)]
-    assert "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB." in found
-    assert "activations, of 4 × 16 tokens" in found
-    assert found.count("\n") == 4
-    assert "1. bsz 2 and grad_accum 2" in found
-    torch.distributed.destroy_process_group()
-
-
-def _raised(settings: TrainConfig, out: Path) -> str:
-    with pytest.raises(SeatrialError) as caught:
-        loop.train(settings, out)
-    return str(caught.value)
-
-
 def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
     assert metrics.peak_tflops("NVIDIA H200") == 989.5
     assert metrics.peak_tflops("NVIDIA H200 NVL") is None

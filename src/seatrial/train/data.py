@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import markov
-from seatrial.train.files import write_json
+from seatrial.train.files import whole_folder, write_json
 from seatrial.train.settings import TrainConfig
 
 BLOCKS, FACTS = "blocks.npy", "facts.json"
@@ -87,21 +85,10 @@ def _fingerprint(settings: TrainConfig) -> str:
 
 
 def _make(settings: TrainConfig, place: Path) -> None:
-    """Fill a folder beside ``place``, and rename it: whoever is killed in between leaves nothing that could be read."""
     blocks, facts = _generated(settings) if settings.data.path is None else _from_rows(settings)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f"{place.name}.incomplete-", dir=place.parent))
-    try:
-        beside.chmod(0o755)  # mkdtemp makes it ours alone
-        np.save(beside / BLOCKS, blocks)
-        write_json(beside / FACTS, asdict(facts))
-        try:
-            beside.rename(place)
-        except OSError:
-            if not (place / FACTS).is_file():  # else another run was quicker, with the same
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with whole_folder(place) as making:
+        np.save(making / BLOCKS, blocks)
+        write_json(making / FACTS, asdict(facts))
 
 
 def _load(place: Path) -> Blocks:

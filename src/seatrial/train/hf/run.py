@@ -23,12 +23,8 @@ from seatrial.train.files import write_json
 from seatrial.train.hf import data, export, hub, models, ranks
 from seatrial.train.hf.arguments import arguments, strategy
 from seatrial.train.hf.watch import STEPS, CountingTrainer, Watch
+from seatrial.train.metrics import explained_memory
 from seatrial.train.settings import TrainConfig
-
-OOM = (
-    "a batch does not fit: halve bsz and double grad_accum (the same step), set gradient_checkpointing: true "
-    "(recomputes activations), or shard weights and optimizer over more ranks (parallel.strategy: fsdp2)"
-)
 
 
 def train(config: TrainConfig, out: Path) -> dict[str, Any]:
@@ -41,11 +37,9 @@ def train(config: TrainConfig, out: Path) -> dict[str, Any]:
     base = _base_for_zero3(config, out)
     args = arguments(config, out)
     prepared = data.prepare(config, out)
-    try:
+    with explained_memory(config, args.device):
         trainer, watch = _trainer(config, out, args, prepared, base)
         result = trainer.train(resume_from_checkpoint=_newest(out) if config.checkpoint.resume else None)
-    except torch.OutOfMemoryError as error:
-        raise SeatrialError(f"rank {ranks.rank()}: out of memory: {_memory()}; {OOM}") from error
     if not watch.steps:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
@@ -120,14 +114,6 @@ def _newest(out: Path) -> str | None:
     whole = [path.parent for path in (out / "checkpoints").glob("checkpoint-*/trainer_state.json")]
     newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     return str(newest) if newest else None
-
-
-def _memory() -> str:
-    if not torch.cuda.is_available():
-        return "on the CPU"
-    used, kept, (free, total) = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
-    gib = [f"{size / 2**30:.1f}" for size in (used, kept - used, free, total)]
-    return "{} GiB in tensors, {} GiB kept by torch's allocator, {} GiB free of {} GiB".format(*gib)
 
 
 def _seed_metrics(config: TrainConfig, trainer: CountingTrainer, result: TrainOutput, wall_s: float) -> dict[str, Any]:
