@@ -61,6 +61,13 @@ def test_a_training_goes_on_from_its_checkpoint_as_if_never_stopped(
     assert names[0] == names[1]
 
 
+def test_a_checkpoint_of_another_model_is_refused(sft: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    shutil.copytree(sft[0] / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(sft[0] / "data", tmp_path / "data")
+    with pytest.raises(UsageError, match=r"checkpoint-12 is of another model: base_model\S+lora_A\S+ is not there"):
+        runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "use_lora=true"), tmp_path)
+
+
 def test_a_run_is_not_written_over(sft: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(UsageError, match="holds a run"):
         runs.train(runs.config("sft-smollm-135m"), sft[0])

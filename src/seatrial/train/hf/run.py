@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train.files import write_json
-from seatrial.train.hf import data, export, hub, models, ranks
+from seatrial.train.hf import checkpoints, data, export, hub, models, ranks
 from seatrial.train.hf.arguments import arguments, strategy
 from seatrial.train.hf.watch import STEPS, CountingTrainer, Watch
 from seatrial.train.metrics import explained_memory
@@ -39,7 +39,10 @@ def train(config: TrainConfig, out: Path) -> dict[str, Any]:
     prepared = data.prepare(config, out)
     with explained_memory(config, args.device):
         trainer, watch = _trainer(config, out, args, prepared, base)
-        result = trainer.train(resume_from_checkpoint=_newest(out) if config.checkpoint.resume else None)
+        found = checkpoints.newest(out) if config.checkpoint.resume else None
+        if found:
+            checkpoints.refuse_other(found, trainer.model, strategy(config).partition(",")[0])
+        result = trainer.train(resume_from_checkpoint=str(found) if found else None)
     if not watch.steps:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
@@ -107,13 +110,6 @@ def _trainer(
     trainer.remove_callback(PrinterCallback)  # prints every step to standard output
     watch.trainer = trainer
     return trainer, watch
-
-
-def _newest(out: Path) -> str | None:
-    """The newest checkpoint that is whole: its trainer_state.json is what transformers writes last."""
-    whole = [path.parent for path in (out / "checkpoints").glob("checkpoint-*/trainer_state.json")]
-    newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return str(newest) if newest else None
 
 
 def _seed_metrics(config: TrainConfig, trainer: CountingTrainer, result: TrainOutput, wall_s: float) -> dict[str, Any]:
