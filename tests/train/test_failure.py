@@ -79,7 +79,7 @@ def test_remedies_are_those_that_are_left(changes: dict[str, Any], parts: list[s
 
 
 def test_what_is_no_lack_of_memory_is_left_alone() -> None:
-    with pytest.raises(RuntimeError, match="^other$"), metrics.explained_memory(config(), torch.device("cpu")):
+    with pytest.raises(RuntimeError, match="other"), metrics.explained_memory(config(), torch.device("cpu")):
         raise RuntimeError("other")
 
 

@@ -50,8 +50,9 @@ def shared() -> Iterator[None]:
         if _is_broken_exchange(error):
             raise SeatrialError(_alone(error)) from error
         raise
-    except BaseException:  # a signal to this rank
-        _first_to_fail()
+    except KeyboardInterrupt:  # Ctrl-C or SIGTERM: to all ranks, or to this one
+        if _first_to_fail() in (None, _me()):
+            print("seatrial: interrupted. What is in checkpoints/ stays as it is", file=sys.stderr)
         raise
     finally:
         ended.set()

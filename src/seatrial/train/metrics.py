@@ -263,8 +263,9 @@ def explained_memory(settings: TrainConfig, device: torch.device) -> Iterator[No
 
 def _explain(settings: TrainConfig, device: torch.device, said: str) -> str:
     remedies = (_smaller_batch(settings), _fewer_activations(settings), _less_state(settings))
+    where = "the CPU" if device.type == "cpu" else device
     return (
-        f"{'the CPU' if device.type == 'cpu' else device} of {socket.gethostname()} is out of memory: {said.splitlines()[0]}\n"
+        f"{where} of {socket.gethostname()} is out of memory: {said.splitlines()[0]}\n"
         f"  {_where_it_went(settings, device)}\n"
         + "\n".join(f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1))
     )

@@ -59,8 +59,8 @@ def refuse_other(place: Path, model: nn.Module, strategy: str) -> None:
             raise UsageError(f"the checkpoint {place} is of another model: {name} is {was}, this run's is {now}")
     if saved["strategy"] != strategy:
         raise UsageError(
-            f"the checkpoint {place} is of strategy {saved['strategy']}, this run's is {strategy}, which would not find "
-            f"Adam's state in it"
+            f"the checkpoint {place} is of strategy {saved['strategy']}, this run's is {strategy}, which would "
+            f"not find Adam's state in it"
         )
     if strategy == "zero3" and saved["world_size"] != own["world_size"]:
         raise UsageError(

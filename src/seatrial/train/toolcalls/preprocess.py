@@ -128,7 +128,8 @@ def _digest(conversation: Conversation) -> bytes:
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file: a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet).
 
-    A line that is no JSON object in UTF-8 comes out as an empty row, which convert() rejects and so counts. Raises UsageError.
+    A line that is no JSON object in UTF-8 comes out as an empty row, which convert() rejects and so counts. Raises
+    UsageError.
     """
     try:
         if path.suffix == ".parquet":
