@@ -35,7 +35,7 @@ def _no_room(settings: TrainConfig, out: Path) -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
         real(self, *arguments)
 
-    CountingTrainer._save_checkpoint = save  # type: ignore[method-assign]
+    CountingTrainer._save_checkpoint = save  # type: ignore[method-assign,assignment]
     return runs.train(settings, out)
 
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -186,12 +187,14 @@ def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
 
 def _find_unused(settings: TrainConfig, out: Path) -> Any:
     """As transformers has it by default for a PeftModel, with reentrant checkpointing, its default for long."""
-    from seatrial.train.hf import arguments
+    from transformers import TrainingArguments
 
-    real = arguments.TrainingArguments
-    recompute = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    arguments.TrainingArguments = lambda **o: real(**o | recompute | {"ddp_find_unused_parameters": True})  # type: ignore
-    return runs.train(settings, out)
+    defaults: dict[str, Any] = {
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        "ddp_find_unused_parameters": True,
+    }
+    with patch("seatrial.train.hf.arguments.TrainingArguments", lambda **told: TrainingArguments(**told | defaults)):
+        return runs.train(settings, out)
 
 
 def test_what_the_ready_twice_failure_came_from_still_fails(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def train(config: TrainConfig, out: Path) -> dict[str, Any]:
         trainer, watch = _trainer(config, out, args, prepared, base)
         found = checkpoints.newest(out) if config.checkpoint.resume else None
         if found:
-            checkpoints.refuse_other(found, trainer.model, strategy(config).partition(",")[0])
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            checkpoints.refuse_other(found, model, strategy(config).partition(",")[0])
         result = trainer.train(resume_from_checkpoint=str(found) if found else None)
     if not watch.steps:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
