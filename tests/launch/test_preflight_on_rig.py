@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,8 @@ checks:
 
 
 @pytest.fixture
-def two(make_cluster: Callable[..., Cluster]) -> Cluster:
-    return make_cluster(2)
+def two(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def culprit(cluster: Cluster, folder: Path, environment: str = "{}", container: str = "{}") -> tuple[str, str]:

@@ -32,6 +32,11 @@ def two(make_cluster: Callable[..., Cluster]) -> Cluster:
 
 
 @pytest.fixture
+def sound(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
+
+
+@pytest.fixture
 def trial(tmp_path: Path) -> Path:
     path = tmp_path / "two.yaml"
     path.write_text(TRIAL)
@@ -51,9 +56,9 @@ def errors(record: Trial) -> dict[str, str]:
     return {verdict.check: verdict.reason for verdict in record.verdicts if verdict.outcome is Outcome.ERROR}
 
 
-def test_a_trial_across_nodes(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, output, err = started(two, trial, out).finish()
+    code, output, err = started(sound, trial, out).finish()
     assert code == 0, err
     record = load(out)
     assert record.decision.value is Verb.ACCEPTED
@@ -65,44 +70,44 @@ def test_a_trial_across_nodes(two: Cluster, trial: Path, tmp_path: Path) -> None
     assert [one.nodes for one in record.results] == ["node[0-1]", "node[0-1]"]
     assert len({one.scheduler_id for one in record.results}) == 2
     assert "#SBATCH --nodelist='node[0-1]'" in (out / "jobs/ranks/attempt1/command.sh").read_text()
-    assert nothing_is_left(two)
+    assert nothing_is_left(sound)
     script = (out / "jobs" / "ranks" / "attempt1" / "command.sh").read_text()
     assert script.strip() == (out / "jobs" / "ranks" / "attempt1" / "job.sbatch").read_text().strip()
 
 
-def test_a_rank_killed_on_another_node_is_named(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(two, trial, out)
+    program = started(sound, trial, out)
     victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
     assert victim["node"] == "node1"
-    two.on("node1", ["kill", "-KILL", str(victim["pid"])])
+    sound.on("node1", ["kill", "-KILL", str(victim["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert set(errors(record)) == {CHECK}
     assert "node1/rank3" in errors(record)[CHECK]
     assert "killed by SIGKILL" in errors(record)[CHECK]
-    assert nothing_is_left(two)
+    assert nothing_is_left(sound)
 
 
-def test_a_rank_stopped_on_another_node_is_named(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(two, trial, out)
+    program = started(sound, trial, out)
     victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[2]
-    two.on("node1", ["kill", "-STOP", str(victim["pid"])])
+    sound.on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert JobState.HUNG in {one.state for one in record.results}
     assert "node1/rank2" in errors(record)[CHECK]
-    assert nothing_is_left(two)
+    assert nothing_is_left(sound)
 
 
-def test_ctrl_c_empties_the_queue(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(two, trial, out)
+    program = started(sound, trial, out)
     until(lambda: all_doing(out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
-    assert nothing_is_left(two)
+    assert nothing_is_left(sound)
     assert {one.check for one in load(out).measurements} == {"host.inventory"}
 
 
@@ -128,14 +133,14 @@ def test_a_job_that_cannot_start_ends_with_the_reason(two: Cluster, trial: Path,
     ],
 )
 def test_what_slurm_refuses_is_told_with_the_next_command(
-    two: Cluster, trial: Path, tmp_path: Path, setting: str, words: str
+    sound: Cluster, trial: Path, tmp_path: Path, setting: str, words: str
 ) -> None:
     out = tmp_path / "run"
-    program = Program("run", trial, "--launcher", "slurm", "--set", setting, "--out", out, env=two.env)
+    program = Program("run", trial, "--launcher", "slurm", "--set", setting, "--out", out, env=sound.env)
     code, _, err = program.finish()
     assert code == 3, err
     assert all(words in reason and "Run first:" in reason for reason in errors(load(out)).values())
-    assert nothing_is_left(two)
+    assert nothing_is_left(sound)
 
 
 def test_a_controller_that_is_down(two: Cluster, trial: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -12,9 +12,8 @@ from tests.rig import host
 from tests.rig.cluster import Cluster
 
 
-@pytest.fixture
-def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """``make_cluster(nodes=2, gpus_per_node=2, extra=…, confined=True)``: a cluster that lives as long as the test."""
+@contextmanager
+def _maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     if reason := Cluster.unavailable():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm cluster here: {reason}")
     with ExitStack() as stack:
@@ -27,6 +26,20 @@ def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
             return stack.enter_context(kind)
 
         yield make
+
+
+@pytest.fixture
+def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
+    """``make_cluster(nodes=2, gpus_per_node=2, extra=…, confined=True)``: a cluster that lives as long as the test."""
+    with _maker(tmp_path_factory) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes for all of a module's tests that break nothing of Slurm: it takes seconds to start."""
+    with _maker(tmp_path_factory) as make:
+        yield make(2)
 
 
 @pytest.fixture

@@ -76,6 +76,9 @@ def _answer(end: Any, seconds: float) -> Any:
 def _rank(rank: int, ranks: int, port: int, answer: Any, function: Callable[..., Any], arguments: Any) -> None:
     found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": CORES, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in found.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    from seatrial.train import failure
+
+    failure.GRACE_S = 0.2  # no torchrun waits for one rank to end
     try:
         answer.send(function(*arguments))
     except SeatrialError as error:

@@ -1,7 +1,6 @@
 import itertools
 import json
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +33,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def alone(wanted: TrainConfig, folder: Path) -> data.Blocks:
-    return data.prepare(wanted, folder, True, lambda: None)
+    return data.prepare(wanted, folder, True, lambda said: [said])
 
 
 def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
@@ -97,12 +96,16 @@ def test_parquet_says_the_same(tmp_path: Path) -> None:
         ("7\n", r"row 1: .* \(got int\)"),
         ('{"messages": [{"role": "user"}]}\n', "row 1: a message needs role and content"),
         ("", "holds no rows"),
+        ('{"text": "a"}\n{"text": "\xe9"}\n', "row 2 is not UTF-8"),  # written as Latin-1
+        ('{"text": "a"}\n\0\0\0', "row 2 is no JSON"),  # of a file that was never written out
+        ('{"text": "\\ud800"}\n', "row 1 holds half a character"),
+        ('{"text": ' + "[" * 100_000, "row 1 is no JSON"),
         ('{"text": "a"}\n', "fewer than one sequence"),
     ],
 )
 def test_rows_that_are_damaged_are_named(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=complaint):
         alone(settings(data={"path": str(path)}), tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]
@@ -118,9 +121,11 @@ def test_what_cannot_serve_is_named(tmp_path: Path) -> None:
         alone(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
 
 
-def test_the_other_ranks_do_not_wait_for_what_failed(tmp_path: Path) -> None:
-    with pytest.raises(SeatrialError, match="cannot be read"):
-        data.prepare(settings(), tmp_path, False, lambda: None)
+def test_the_other_ranks_fail_as_the_first_one_did(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="row 3 is no JSON"):
+        data.prepare(settings(), tmp_path, False, lambda said: [UsageError("row 3 is no JSON"), said])
+    with pytest.raises(SeatrialError, match="cannot be read"):  # a folder that only the first one sees
+        data.prepare(settings(), tmp_path, False, lambda said: [said])
 
 
 def test_another_setting_makes_other_blocks_and_the_same_one_none(tmp_path: Path) -> None:
@@ -155,31 +160,69 @@ def test_the_order_changes_with_epoch_and_seed_and_is_kept_when_resumed() -> Non
         next(data.order(3, 0, 4, 0))
 
 
-def _one_rank(rank: int, folder: Path, made: Any, answers: Any, victim: bool) -> None:
-    dies = patch.object(data, "write_json", lambda *_: os.kill(os.getpid(), 9))
-    with dies if victim else nullcontext():  # where it can do most harm: all is written, nothing renamed
-        blocks = data.prepare(settings(data={"samples": 64}), folder, rank == 0, made.wait)
-    answers.put((rank, np.asarray(blocks.tokens).sum().item()))
+ROUNDS, PROCESSES = 20, 8
+
+
+def _native(folder: Path, rank: int, gather: Any) -> int:
+    return int(data.prepare(settings(data={"samples": 64}), folder, rank == 0, gather).tokens.sum())
+
+
+def _hf(folder: Path, rank: int, gather: Any) -> int:
+    """Each process is a run of its own, and makes what it does not find."""
+    from seatrial.train.hf import data as hf_data
+
+    fields = {"samples": 64, "layout": "walks", "cache": str(folder)}
+    blocks = hf_data.prepare(settings(stack="hf", seq_len=9, data=fields), folder).blocks
+    return sum(int(blocks[number]["input_ids"].sum()) for number in range(len(blocks)))
+
+
+def _killed(prepare: Any, folder: Path) -> None:
+    from seatrial.train.hf import data as hf_data
+
+    def kill(*_: Any) -> None:  # where it can do most harm: all is written, nothing renamed
+        os.kill(os.getpid(), 9)
+
+    with patch.object(data, "write_json", kill), patch.object(hf_data, "write_json", kill):
+        prepare(folder, 0, lambda said: [said])
+
+
+def _process(prepare: Any, rank: int, folder: Path, together: Any, answers: Any) -> None:
+    def gather(said: Any) -> list[Any]:
+        together.wait(60)
+        return [said]
+
+    for number in range(ROUNDS):
+        together.wait(60)
+        answers.put((number, prepare(folder / str(number), rank, gather)))
+        together.wait(60)
 
 
 @pytest.mark.slow
-def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_path: Path) -> None:
-    """Eight processes, twenty times; before each, one was killed when it had written and not yet renamed."""
+@pytest.mark.parametrize("prepare", [_native, _hf])
+def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_path: Path, prepare: Any) -> None:
+    """Eight processes, twenty times; before each, one was killed when it had written and not yet renamed.
+
+    The native stack's are ranks of one run, of which the first makes the blocks; the others' are eight runs at once.
+    """
     expected = int(markov.sequences(64, 9, 0).sum())
-    for attempt in range(20):
-        folder = tmp_path / str(attempt)
-        answers, made = FORK.Queue(), FORK.Barrier(8)
-        first = FORK.Process(target=_one_rank, args=(0, folder, made, answers, True), daemon=True)
-        first.start()
-        first.join(30)
-        assert first.exitcode == -9
-        assert not list(folder.glob("blocks-????????????????"))
-        ranks = [
-            FORK.Process(target=_one_rank, args=(rank, folder, made, answers, False), daemon=True) for rank in range(8)
-        ]
-        for process in ranks:
-            process.start()
-        found = dict(answers.get(timeout=30) for _ in ranks)
-        for process in ranks:
-            process.join(30)
-        assert found == dict.fromkeys(range(8), expected)
+    answers, together = FORK.Queue(), FORK.Barrier(PROCESSES)
+    processes = [
+        FORK.Process(target=_process, args=(prepare, rank, tmp_path, together, answers), daemon=True)
+        for rank in range(PROCESSES)
+    ]
+    folders = [tmp_path / str(number) for number in range(ROUNDS)]
+    victims = [FORK.Process(target=_killed, args=(prepare, folder), daemon=True) for folder in folders]
+    for process in victims:
+        process.start()
+    for process, folder in zip(victims, folders, strict=True):
+        process.join(60)
+        assert process.exitcode == -9
+        (left,) = folder.iterdir()
+        assert ".incomplete-" in left.name
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=60) for _ in range(ROUNDS * PROCESSES)]
+    for process in processes:
+        process.join(30)
+    assert sorted(found) == [(number, expected) for number in range(ROUNDS) for _ in range(PROCESSES)]
+    assert all(len([one for one in path.iterdir() if ".incomplete-" not in one.name]) == 1 for path in folders)

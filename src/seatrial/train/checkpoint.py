@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
 from seatrial.train.files import write_json
@@ -67,6 +71,33 @@ def state(place: Path) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
 
 
+class Writer(FileSystemWriter):
+    """DCP's own says nothing of a file that one of its threads could not write: the save then counts as done."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Raises what a thread raised, as the disk said it."""
+        failures: list[BaseException] = []
+        usual = threading.excepthook
+        threading.excepthook = lambda thread: failures.append(thread.exc_value or SystemExit())
+        try:
+            written = super().write_data(plan, planner)
+        except Exception as error:
+            raise _of_the_disk(error) from error
+        finally:
+            threading.excepthook = usual
+        if failures or len(written.value()) != len(plan.items):
+            raise _of_the_disk(failures[0]) if failures else OSError("not all of it was written")
+        return written
+
+
+def _of_the_disk(error: BaseException) -> BaseException:
+    """torch.save hides a full disk behind an error of its own."""
+    chain: BaseException | None = error
+    while chain is not None and not isinstance(chain, OSError):
+        chain = chain.__cause__ or chain.__context__
+    return chain or error
+
+
 class Saves:
     """Saves and restores of one run. All ranks take part in each call; ``results`` says what each took."""
 
@@ -95,7 +126,7 @@ class Saves:
             beside.mkdir(parents=True)
         self._meet(None)
         shapes, state = _shapes(built), _state(built.model, optimizer)
-        writer = FileSystemWriter(beside, thread_count=THREADS)
+        writer = Writer(beside, thread_count=THREADS)
         if not self._settings.asynchronous:
             with _explained(beside):
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)

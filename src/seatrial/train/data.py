@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import markov
-from seatrial.train.files import write_json
+from seatrial.train.files import whole_folder, write_json
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import TrainConfig
 
@@ -59,25 +57,26 @@ class Blocks:
         return torch.from_numpy(self.tokens[chosen].astype(np.int64))
 
 
-def prepare(settings: TrainConfig, folder: Path, first: bool, barrier: Callable[[], None]) -> Blocks:
+def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
     """The blocks that ``settings`` describe: made by the ``first`` rank where no other run has left them in ``folder``.
 
-    All ranks call this, and ``barrier`` waits for all of them. Raises UsageError for data that cannot be read, on the
-    first rank; the others then find nothing, and raise SeatrialError.
+    All ranks call this; ``gather`` waits for all, and returns what each has handed it. Where data cannot be read, all
+    raise UsageError, and SeatrialError where it cannot be kept, with the first rank's words.
     """
     place = folder / f"blocks-{_fingerprint(settings)}"
-    failure: Exception | None = None
+    problem: SeatrialError | None = None
     if first:
         try:
             if not (place / FACTS).is_file():
                 _make(settings, place)
-        except (SeatrialError, OSError) as error:  # the others wait: they must not do so for ever
-            failure = error
-    barrier()
-    if isinstance(failure, SeatrialError):
-        raise failure
-    if failure is not None:
-        raise SeatrialError(f"cannot keep the prepared data in {folder}: {failure}") from failure
+        except SeatrialError as error:  # the others wait: they must not do so for ever
+            problem = error
+        except (OSError, MemoryError) as error:
+            problem = SeatrialError(f"cannot keep the prepared data in {folder}: {error or 'out of memory'}")
+            problem.__cause__ = error
+    for told in gather(problem):
+        if told is not None:
+            raise told
     return _load(place)
 
 
@@ -95,21 +94,10 @@ def _fingerprint(settings: TrainConfig) -> str:
 
 
 def _make(settings: TrainConfig, place: Path) -> None:
-    """Fill a folder beside ``place``, and rename it: whoever is killed in between leaves nothing that could be read."""
     blocks, facts = _generated(settings) if settings.data.path is None else _from_rows(settings)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f"{place.name}.incomplete-", dir=place.parent))
-    try:
-        beside.chmod(0o755)  # mkdtemp makes it ours alone
-        np.save(beside / BLOCKS, blocks)
-        write_json(beside / FACTS, asdict(facts))
-        try:
-            beside.rename(place)
-        except OSError:
-            if not (place / FACTS).is_file():  # else another run was quicker, with the same
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with whole_folder(place) as making:
+        np.save(making / BLOCKS, blocks)
+        write_json(making / FACTS, asdict(facts))
 
 
 def _load(place: Path) -> Blocks:

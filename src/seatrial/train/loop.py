@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import checkpoint, data, exposed, lora, metrics, parallel
+from seatrial.train import checkpoint, data, exposed, failure, lora, metrics, parallel
 from seatrial.train.clock import Clock
 from seatrial.train.decoder import count
 from seatrial.train.files import write_json
@@ -42,16 +42,16 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
     """Train as ``settings`` say; keep config.json, steps.jsonl, metrics.json, checkpoints in ``folder`` or a new one.
 
     Returns what metrics.json holds. ``started`` is when the process began (Unix time), to say what the start cost.
-    Raises SeatrialError for what went wrong, on each rank that knows of it.
+    Raises SeatrialError for what went wrong: the first rank that fails says what, and the others end with it.
     """
     refuse_without_tensorboard(settings)
     phases = Phases(started or time.time(), "imports")
-    with parallel.opened(settings.timeout_s) as world:
+    with failure.shared(), parallel.opened(settings.timeout_s) as world:
         phases.next("init")
         parallel.prepare_kernels(settings)
         out = _announce(settings, world, folder)
         cache = Path(settings.data.cache) if settings.data.cache else out / "data"
-        blocks = data.prepare(settings, cache, world.first, world.barrier)
+        blocks = data.prepare(settings, cache, world.first, world.gather)
         phases.next("data")
         with metrics.explained_memory(settings, world.device):
             built = parallel.build(settings, world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -267,30 +268,62 @@ def explained_memory(settings: TrainConfig, device: torch.device) -> Iterator[No
     """Turns an out-of-memory error of the device into one that says where memory went, and what would help."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise SeatrialError(_explain(settings, device, str(error).splitlines()[0])) from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise SeatrialError(_explain(settings, device, str(error) or "MemoryError")) from error
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):  # torch has no class for the CPU's
+            raise
+        raise SeatrialError(_explain(settings, device, str(error).partition("DefaultCPUAllocator: ")[2])) from error
 
 
 def _explain(settings: TrainConfig, device: torch.device, said: str) -> str:
-    held = peak = 0.0
-    if device.type == "cuda":
-        held, peak = (value / GIB for value in (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()))
-    parameters = settings.model.architecture().parameters
-    states = "adapters only" if settings.use_lora else f"{3 * parameters * _WIDTH[settings.master_dtype] / GIB:.1f} GiB"
-    remedies = [
-        f"bsz {max(1, settings.bsz // 2)} and grad_accum {settings.grad_accum * 2}, which train the same batch"
-        if settings.bsz > 1
-        else f"seq_len {settings.seq_len // 2}",
-        "loss_chunks " + str(settings.loss_chunks * 4)
-        if settings.gradient_checkpointing
-        else "gradient_checkpointing true: a third more arithmetic, a fraction of the activations",
-        "parallel.cpu_offload true"
-        if settings.parallel.strategy == "fsdp2"
-        else "parallel.strategy fsdp2: weights and Adam's state are spread over the ranks",
-    ]
+    remedies = (_smaller_batch(settings), _fewer_activations(settings), _less_state(settings))
+    where = "the CPU" if device.type == "cpu" else device
     return (
-        f"{device} is out of memory: {said}\n"
-        f"  weights and Adam, whole: {states}; held now {held:.1f} GiB, at most {peak:.1f} GiB; "
-        f"the rest is activations, of {settings.bsz} × {settings.seq_len} tokens\n"
+        f"{where} of {socket.gethostname()} is out of memory: {said.splitlines()[0]}\n"
+        f"  {_where_it_went(settings, device)}\n"
         + "\n".join(f"  {number}. {remedy}" for number, remedy in enumerate(remedies, 1))
     )
+
+
+def _where_it_went(settings: TrainConfig, device: torch.device) -> str:
+    parameters = settings.model.architecture().parameters
+    if settings.use_lora:
+        width = _WIDTH["bf16" if settings.bf16 else "fp32"]
+        state = f"frozen weights {parameters * width / GIB:.1f} GiB; adapters, their gradients and Adam are small"
+    else:
+        each = parameters * _WIDTH[settings.master_dtype] / GIB
+        state = f"weights {each:.1f} GiB, gradients {each:.1f}, Adam {2 * each:.1f}"
+    shared = "" if settings.parallel.strategy == "ddp" else ", shared by all ranks"
+    held = ""
+    if device.type == "cuda":
+        (free, total), used = torch.cuda.mem_get_info(), torch.cuda.memory_allocated()
+        sizes = (used, torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved() - used, free, total)
+        held = "; held now {:.1f} GiB, at most {:.1f}, kept unused {:.1f}, free {:.1f} of {:.1f}".format(
+            *(size / GIB for size in sizes)
+        )
+    return f"{state}{shared}{held}; the rest is activations, of {settings.bsz} × {settings.seq_len} tokens"
+
+
+def _smaller_batch(settings: TrainConfig) -> str:
+    if settings.bsz == 1:
+        return f"seq_len={settings.seq_len // 2}"
+    return f"bsz={settings.bsz // 2} and grad_accum={settings.grad_accum * 2}, which train the same batch"
+
+
+def _fewer_activations(settings: TrainConfig) -> str:
+    if not settings.gradient_checkpointing:
+        return "gradient_checkpointing=true: a third more arithmetic, a fraction of the activations"
+    if settings.stack == "native":
+        return f"loss_chunks={settings.loss_chunks * 4}: fewer logits at once"
+    return "stack=native: never all logits at once"
+
+
+def _less_state(settings: TrainConfig) -> str:
+    if settings.parallel.strategy == "ddp":
+        return "parallel.strategy=fsdp2, under torchrun: weights and Adam's state are spread over the ranks"
+    if settings.parallel.strategy == "zero3":
+        return f"offload_optimizer to the cpu, in {settings.parallel.deepspeed}"
+    if settings.parallel.cpu_offload:
+        return "use_lora=true: no gradients and no Adam for most weights" if not settings.use_lora else "more ranks"
+    return "parallel.cpu_offload=true: weights and Adam's state in the host's memory"

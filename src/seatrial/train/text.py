@@ -31,11 +31,13 @@ def _rows(path: Path) -> Iterator[Any]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
+                    yield json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    raise UsageError(f"{path}, row {number} is not UTF-8: {error}") from error
+                except (ValueError, RecursionError) as error:
                     raise UsageError(f"{path}, row {number} is no JSON: {error}") from error
     else:
         raise UsageError(f"{path}: expected a .jsonl or .parquet file")
@@ -55,6 +57,15 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _text(row: Any, where: str) -> str:
+    text = _said(row, where)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON may escape half of a pair, which tokenizers refuse
+        raise UsageError(f"{where} holds half a character ({text[error.start]!r})") from error
+    return text
+
+
+def _said(row: Any, where: str) -> str:
     """A row's text: its own, or instruction (input) and output, as alpaca-cleaned has them; or messages' contents."""
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str) and row["text"]:

@@ -69,16 +69,26 @@ def test_rows_of_a_file_are_used_or_counted(
 ) -> None:
     long = json.loads(json.dumps(good).replace("Hello", "word " * 500).replace('"2"', json.dumps("word " * 500)))
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join([*map(json.dumps, [good, good, long, *bad]), '{"cut']))
+    lines = "\n".join(map(json.dumps, [good, good, long, *bad])).encode()
+    half = json.dumps(good).replace('"content": "', '"content": "\\ud800').replace('"Add"', '"\\ud800"').encode()
+    path.write_bytes(b"\n".join([lines, half, b"caf\xe9", b"\0" * 9, b'{"cut']))
     report = prepared(tmp_path, f"data.path={path}", f"data.layout={layout}").report
-    assert (report["data"], report["rows"], report["samples"]) == ("path", 7, 2)
+    assert (report["data"], report["rows"], report["samples"]) == ("path", 10, 2)
     assert report["rejected"]["longer than seq_len"] == 1
-    assert sum(report["rejected"].values()) == 5
+    assert report["rejected"]["no JSON object in UTF-8"] == 5  # an empty one is no other
+    assert sum(report["rejected"].values()) == 8
+
+
+def test_a_file_without_rows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.touch()
+    with pytest.raises(UsageError, match=r"rows\.jsonl: no row can be trained on at seq_len 96; there are none"):
+        prepared(tmp_path, f"data.path={path}")
 
 
 def test_no_row_that_can_be_used_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"no row can be trained on at seq_len 8; rejected: \{'longer than seq_len': 4\}"
+        UsageError, match=r"data: no row can be trained on at seq_len 8; rejected: \{'longer than seq_len': 4\}"
     ):
         prepared(tmp_path, "data.samples=4", "seq_len=8")
     assert not list((tmp_path / "data").iterdir())

@@ -7,14 +7,17 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from seatrial.model import SeatrialError, UsageError
+from seatrial.train.settings import TrainConfig
 from tests.train import ranks
 from tests.train.hf import runs
 
@@ -78,6 +81,13 @@ def test_a_training_goes_on_from_its_checkpoint_as_if_never_stopped(
     assert names[0] == names[1]
 
 
+def test_a_checkpoint_of_another_model_is_refused(sft: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    shutil.copytree(sft[0] / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(sft[0] / "data", tmp_path / "data")
+    with pytest.raises(UsageError, match=r"checkpoint-12 is of another model: base_model\S+lora_A\S+ is not there"):
+        runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "use_lora=true"), tmp_path)
+
+
 def test_a_run_is_not_written_over(sft: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(UsageError, match="holds a run"):
         runs.train(runs.config("sft-smollm-135m"), sft[0])
@@ -139,8 +149,8 @@ def test_what_this_stack_cannot_do_is_said(tmp_path: Path, overrides: list[str],
         runs.train(runs.config("sft-smollm-135m", *overrides), tmp_path / "run")
 
 
-def on_two(name: str, out: Path, *overrides: str) -> dict[str, Any]:
-    found = ranks.run(2, runs.train, runs.config(name, *overrides), out, seconds=240)
+def on_two(name: str, out: Path, *overrides: str, train: Callable[..., Any] = runs.train) -> dict[str, Any]:
+    found = ranks.run(2, train, runs.config(name, *overrides), out, seconds=240)
     failed = [one.said for one in found if isinstance(one, ranks.Failed)]
     assert not failed, failed[0]
     return found[0]  # type: ignore[no-any-return]
@@ -157,9 +167,15 @@ def fewer(out: Path) -> list[str]:
     return ["max_steps=3", "settle_steps=0", f"data.cache={out.parent}", "lora_dropout=0", "checkpoint.every=3"]
 
 
+def _without_deepspeed(settings: TrainConfig, out: Path) -> Any:
+    real = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *more: None if name == "deepspeed" else real(name, *more)
+    return runs.train(settings, out)
+
+
 @pytest.mark.parametrize(
     ("strategy", "settings"),
-    [("zero3", [DEEPSPEED]), ("fsdp2", ["parallel.strategy=fsdp2", "parallel.deepspeed=null"])],
+    [("zero3", [DEEPSPEED]), ("fsdp2, in place of zero3: deepspeed is not installed", [DEEPSPEED])],
 )
 def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
     ddp: tuple[Path, dict[str, Any]], strategy: str, settings: list[str]
@@ -167,8 +183,9 @@ def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
     if strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("deepspeed is not installed: see tools/setup.sh")
     shared_out, shared = ddp
-    out = shared_out.parent / strategy
-    sharded = on_two("toolcalls-qwen2-7b", out, *settings, *fewer(shared_out))
+    out = shared_out.parent / strategy[:5]
+    train = runs.train if strategy == "zero3" else _without_deepspeed
+    sharded = on_two("toolcalls-qwen2-7b", out, *settings, *fewer(shared_out), train=train)
     assert (shared["strategy"], sharded["strategy"]) == ("ddp", strategy)
     assert shared["precision"] == "fp32 compute, fp32 frozen weights, fp32 trained weights, fp32 Adam"
     assert sharded["precision"] == shared["precision"]
@@ -188,10 +205,30 @@ def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
     assert list((out / "tensorboard").rglob("events.*"))
 
 
-def test_without_deepspeed_nothing_is_called_zero3(monkeypatch: pytest.MonkeyPatch) -> None:
-    from seatrial.train.hf import arguments
+def _find_unused(settings: TrainConfig, out: Path) -> Any:
+    """As transformers has it by default for a PeftModel, with reentrant checkpointing, its default for long."""
+    from transformers import TrainingArguments
 
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deepspeed" else real(name))
-    said = arguments.strategy(runs.config("toolcalls-qwen2-7b", DEEPSPEED))
-    assert said == "fsdp2, in place of zero3: deepspeed is not installed"
+    defaults: dict[str, Any] = {
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        "ddp_find_unused_parameters": True,
+    }
+    with patch("seatrial.train.hf.arguments.TrainingArguments", lambda **told: TrainingArguments(**told | defaults)):
+        return runs.train(settings, out)
+
+
+def test_what_the_ready_twice_failure_came_from_still_fails(tmp_path: Path) -> None:
+    """Or `ddp`, above, would prove nothing of the arguments that keep it away."""
+    overrides = ("parallel.strategy=ddp", "parallel.deepspeed=null", *fewer(tmp_path / "x"))
+    found = ranks.run(2, _find_unused, runs.config("toolcalls-qwen2-7b", *overrides), tmp_path / "x", seconds=240)
+    assert any("ready only once" in getattr(one, "said", "") for one in found), found
+
+
+def test_the_loss_is_a_mean_over_the_counted_tokens_of_all_ranks(tmp_path: Path) -> None:
+    """Answers have unequal lengths: a mean of the ranks' means would not be one process's."""
+    shared = ("grad_accum=1", "max_steps=4", "settle_steps=0", "checkpoint.every=0", f"data.cache={tmp_path}")
+    runs.train(runs.config("sft-smollm-135m", *shared, "bsz=8"), tmp_path / "one")
+    on_two("sft-smollm-135m", tmp_path / "two", *shared, "bsz=4")
+    for alone, together in zip(runs.steps(tmp_path / "one"), runs.steps(tmp_path / "two"), strict=True):
+        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)

@@ -24,9 +24,11 @@ def train(config: TrainConfig, out: Path, started: float | None = None) -> dict[
     started = started or time.time()
     hub.settle(config)
     with _installed():
+        from seatrial.train import failure
         from seatrial.train.hf import run  # imports transformers, which reads the environment as it is now
         from seatrial.train.progress import Phases
-    return run.train(config, out, Phases(started, "imports"))
+    with failure.shared():
+        return run.train(config, out, Phases(started, "imports"))
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:

@@ -209,7 +209,8 @@ def _write_blocks(
 
     blocks = list(_packed(counted(), config.seq_len) if config.data.packing else counted())
     if not blocks:
-        raise UsageError(f"no row can be trained on at seq_len {config.seq_len}; rejected: {dict(rejected)}")
+        why = f"rejected: {dict(rejected)}" if rejected else "there are none"
+        raise UsageError(f"{config.data.path or 'data'}: no row can be trained on at seq_len {config.seq_len}; {why}")
     inputs = np.zeros((len(blocks), config.seq_len), np.int32)
     labels = np.full_like(inputs, IGNORED)
     for number, (ids, trained) in enumerate(blocks):

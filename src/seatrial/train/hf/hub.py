@@ -14,6 +14,7 @@ from seatrial.train.settings import TrainConfig
 PREFIX = "hub:"
 PROBE_S = 5.0
 OFFLINE = "HF_HUB_OFFLINE"
+LOGIN = "Ask for access on its page, then `hf auth login` or HF_TOKEN."
 LOCAL = (
     "Without the Hub: name a local folder or file in its place (on a machine with network: `hf download OWNER/NAME "
     "--local-dir DIR`, with --repo-type dataset for data), set HF_HOME to a cache that already holds it, or leave it "
@@ -46,11 +47,12 @@ def asked_for(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         if repository(name) is None:
             raise UsageError(f"cannot load {name}: {first_line}") from error
         state = " (offline)" if os.environ.get(OFFLINE) == "1" else ""
-        raise UsageError(f"cannot get {name} from the Hub{state}: {first_line}. {LOCAL}") from error
+        login = f"{LOGIN} " if "gated" in first_line else ""
+        raise UsageError(f"cannot get {name} from the Hub{state}: {first_line}. {login}{LOCAL}") from error
 
 
 def _named(config: TrainConfig) -> bool:

@@ -21,21 +21,27 @@ def world_size() -> int:
 
 
 def once(work: Callable[[], object]) -> None:
-    """Let rank 0 do ``work`` while the others wait. Where it fails, every rank raises, so that none waits forever."""
-    failure: list[str | None] = [None]
+    """Let rank 0 do ``work`` while the others wait. Where it fails, every rank raises, so that none waits forever.
+
+    All raise the SeatrialError that it was, or one that names what it was.
+    """
+    told: list[SeatrialError | None] = [None]
+    cause: Exception | None = None
     if rank() == 0:
         try:
             work()
+        except SeatrialError as error:
+            told = [error]
         except Exception as error:
-            failure = [str(error) if isinstance(error, SeatrialError) else f"{type(error).__name__}: {error}"]
-            if not dist.is_initialized():
-                raise
-            dist.broadcast_object_list(failure)
-            raise
+            told, cause = [SeatrialError(f"rank 0 failed in what it does for all: {_named(error)}")], error
     if dist.is_initialized():
-        dist.broadcast_object_list(failure)
-    if failure[0] is not None:
-        raise SeatrialError(f"rank 0 failed in what it does for all: {failure[0]}")
+        dist.broadcast_object_list(told)
+    if told[0] is not None:
+        raise told[0] from cause
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def gather(value: T) -> list[T]:

@@ -73,6 +73,7 @@ _ROWS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {"no_robots": _no_
 
 def conversation(row: Mapping[str, Any]) -> Conversation:
     """A row of no_robots. Raises ValueError, saying what is wrong, where it holds no messages that alternate."""
+    _refuse_unreadable(row)
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("no messages")
@@ -88,8 +89,14 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
 
 def prompt_and_output(row: Mapping[str, Any]) -> tuple[str, str]:
     """A row of alpaca-cleaned as Instruction, Input (where there is one) and Response. Raises ValueError."""
+    _refuse_unreadable(row)
     instruction, given, output = row.get("instruction"), row.get("input") or "", row.get("output")
     if not all(isinstance(text, str) for text in (instruction, given, output)) or not instruction or not output:
         raise ValueError("no instruction, input and output")
     parts = [f"### Instruction:\n{instruction}", *([f"### Input:\n{given}"] if given else []), "### Response:\n"]
     return "\n\n".join(parts), str(output)
+
+
+def _refuse_unreadable(row: Mapping[str, Any]) -> None:
+    if not row:  # as read_rows has it
+        raise ValueError("no JSON object in UTF-8")

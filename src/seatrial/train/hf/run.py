@@ -9,7 +9,6 @@ from typing import Any
 
 import accelerate
 import peft
-import torch
 import torch.distributed as dist
 import transformers
 from transformers import TrainingArguments, default_data_collator
@@ -19,17 +18,12 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.train import metrics
 from seatrial.train.data import Facts
 from seatrial.train.files import write_json
-from seatrial.train.hf import data, export, models, ranks
+from seatrial.train.hf import checkpoints, data, export, models, ranks
 from seatrial.train.hf.arguments import arguments, strategy
 from seatrial.train.hf.watch import CountingTrainer, Watch
 from seatrial.train.parallel import World
 from seatrial.train.progress import STEPS, Phases, refuse_without_tensorboard
 from seatrial.train.settings import TrainConfig
-
-OOM = (
-    "a batch does not fit: halve bsz and double grad_accum (the same step), set gradient_checkpointing: true "
-    "(recomputes activations), or shard weights and optimizer over more ranks (parallel.strategy: fsdp2)"
-)
 
 
 def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
@@ -46,11 +40,13 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     prepared = data.prepare(config, out)
     phases.next("data")
     watch = Watch(config, strategy(config), world, out, phases)
-    try:
+    with metrics.explained_memory(config, args.device):
         trainer = _trainer(config, args, prepared, base, watch)
-        trainer.train(resume_from_checkpoint=_newest(out) if config.checkpoint.resume else None)
-    except torch.OutOfMemoryError as error:
-        raise SeatrialError(f"rank {ranks.rank()}: out of memory: {_memory()}; {OOM}") from error
+        found = checkpoints.newest(out) if config.checkpoint.resume else None
+        if found:
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            checkpoints.refuse_other(found, model, strategy(config).partition(",")[0])
+        trainer.train(resume_from_checkpoint=str(found) if found else None)
     if not watch.steps:
         raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
     report = metrics.report(config, world, _ran(config, trainer, watch, world, _facts(config, prepared)), phases)
@@ -108,21 +104,6 @@ def _trainer(
     trainer.remove_callback(PrinterCallback)  # prints every step to standard output
     watch.trainer = trainer
     return trainer
-
-
-def _newest(out: Path) -> str | None:
-    """The newest checkpoint that is whole: its trainer_state.json is what transformers writes last."""
-    whole = [path.parent for path in (out / "checkpoints").glob("checkpoint-*/trainer_state.json")]
-    newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return str(newest) if newest else None
-
-
-def _memory() -> str:
-    if not torch.cuda.is_available():
-        return "on the CPU"
-    used, kept, (free, total) = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
-    gib = [f"{size / 2**30:.1f}" for size in (used, kept - used, free, total)]
-    return "{} GiB in tensors, {} GiB kept by torch's allocator, {} GiB free of {} GiB".format(*gib)
 
 
 def _ran(config: TrainConfig, trainer: CountingTrainer, watch: Watch, world: World, data: Facts) -> metrics.Run:

@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from seatrial.model import SeatrialError
 from seatrial.train.checkpoint import Result
+from seatrial.train.hf import checkpoints
 from seatrial.train.parallel import World
 from seatrial.train.progress import Phases, Progress, Step
 from seatrial.train.settings import TrainConfig
@@ -33,6 +34,11 @@ class CountingTrainer(Trainer):
         self.trained_tokens = self.trained_tokens + (inputs["labels"] != -100).sum()
         self.local_loss = super().training_step(model, inputs, *others, **options)
         return self.local_loss
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        place = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        with checkpoints.written(place, self.accelerator.unwrap_model(model), sharding(self.model_wrapped)):
+            super()._save_checkpoint(model, trial)
 
 
 class Watch(TrainerCallback):

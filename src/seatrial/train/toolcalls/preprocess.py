@@ -128,13 +128,14 @@ def _digest(conversation: Conversation) -> bytes:
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file: a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet).
 
-    A line that is no JSON object comes out as an empty row, which convert() rejects and so counts. Raises UsageError.
+    A line that is no JSON object in UTF-8 comes out as an empty row, which convert() rejects and so counts. Raises
+    UsageError.
     """
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path)
         elif path.suffix == ".jsonl":
-            with path.open(encoding="utf-8", errors="replace") as lines:
+            with path.open("rb") as lines:
                 yield from (_row(line) for line in lines if line.strip())
         elif path.suffix == ".json":
             rows = json.loads(path.read_text(encoding="utf-8"))
@@ -147,10 +148,12 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise UsageError(f"cannot read the rows in {path}: {error}") from error
 
 
-def _row(line: str) -> Mapping[str, Any]:
+def _row(line: bytes) -> Mapping[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = json.loads(line.decode())
+        if b"\\u" in line:  # JSON may escape half of a pair, which tokenizers refuse
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # UTF-8's errors are ValueErrors, too
         return {}
     return row if isinstance(row, dict) else {}
 
