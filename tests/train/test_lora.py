@@ -20,14 +20,10 @@ def adapted(
     targets: tuple[str, ...] = ALL_LINEAR,
     rank: int = 4,
     folder: Path | None = None,
-    widened: bool = True,
-    dtype: torch.dtype = torch.float,
 ) -> Decoder:
-    model = weights.build(SHAPE, dtype, dtype)
+    model = weights.build(SHAPE, torch.float, torch.float)
     lora.attach(model, targets, rank, alpha=16, dropout=0.0)
     model.to_empty(device="cpu")
-    if widened:
-        lora.widen(model)
     drawn = weights.random(0, 0.02)
     weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn, CPU)
     return model
@@ -47,30 +43,6 @@ def test_new_adapters_change_nothing() -> None:
     plain = weights.build(SHAPE, torch.float, torch.float).to_empty(device="cpu")
     weights.fill(plain, weights.random(0, 0.02), CPU)
     torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj", "up_proj")])
-def test_one_wide_product_gives_what_products_apiece_give(targets: tuple[str, ...]) -> None:
-    found = []
-    for widened in (False, True):
-        model = adapted(targets, widened=widened, dtype=torch.double)
-        with torch.no_grad():
-            for name, parameter in lora.adapters(model).items():
-                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name) * 31 + sum(map(ord, name))))
-        model.embed_tokens.weight.requires_grad_()  # shows the gradient of the first block's x
-        loss = model(tokens(), tokens())
-        loss.backward()
-        found.append({"": loss} | {name: one.grad for name, one in model.named_parameters() if one.requires_grad})
-    assert found[0].keys() == found[1].keys()
-    for name, expected in found[0].items():
-        torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_the_room_for_adapters_is_reckoned() -> None:
-    model = adapted(("q_proj", "up_proj"))
-    rows = SHAPE.hidden_size + 2 * SHAPE.num_key_value_heads * SHAPE.head_dim + 2 * SHAPE.intermediate_size
-    assert lora.room(model) == SHAPE.num_hidden_layers * 64 * rows
-    assert lora.room(adapted(widened=False)) == 0
 
 
 def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:

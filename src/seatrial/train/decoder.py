@@ -6,9 +6,8 @@ nothing where they agree. Logits are those of transformers (tests/train/test_dec
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from seatrial.train import fp8
 from seatrial.train.architecture import Architecture
 from seatrial.train.loss import summed_loss
-
-# Until it was measured which is fastest: apart, fused, concat or concat2. Only that one stays.
-MODE = os.environ.get("SEATRIAL_LORA", "concat")
 
 
 class Adapter(nn.Module):
@@ -45,7 +41,6 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
         self.adapter: Adapter | None = None
-        self.wide: Tensor | None = None  # of the first of layers that share an input, once they were ``widen``ed
 
     def plain(self, x: Tensor) -> Tensor:
         """Without the adapter."""
@@ -67,9 +62,6 @@ def project(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     # the small matrix is scaled, not the large result
     down = torch.cat([adapter.lora_A * adapter.scale for adapter in adapters]).to(x.dtype)
     dropped = dropout(x, adapters[0].dropout if layers[0].training else 0.0)
-    if (wide := layers[0].wide) is not None:
-        low = F.linear(dropped, F.pad(down, (0, 0, 0, wide.shape[1] - x.shape[-1] - len(down))))
-        return _of_wide(x, low, wide, layers)
     shares = iter(torch.split(F.linear(dropped, down), [len(adapter.lora_A) for adapter in adapters], dim=-1))
     return [
         layer.plain(x) if layer.adapter is None else layer.plain(x) + layer.adapter.raise_up(next(shares))
@@ -83,92 +75,14 @@ def dropout(x: Tensor, share: float) -> Tensor:
     Each number's fate is a hash (murmur3's, in int32) of its place and a seed from torch's generator: a tenth of the
     arithmetic of F.dropout's generator, and a compiler makes the mask anew in backward where it had kept it.
     """
-    if not share or CLASSIC:
-        return F.dropout(x, share)
+    if not share:
+        return x
     seed = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
     mixed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed[0]
     for odd in (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32):
         mixed = (mixed ^ ((mixed >> 15) & 0x1FFFF)) * odd + seed[1]
     kept = ((mixed >> 8) & 0xFFFFFF) >= round(share * 2**24)
     return torch.where(kept, x * (1 / (1 - share)), 0.0)
-
-
-CLASSIC = os.environ.get("SEATRIAL_DROPOUT") == "classic"
-
-
-def widen(layers: Sequence[Linear]) -> None:
-    """Hold the frozen weights of ``layers``, which share an input, and their adapters' ``lora_B`` in one matrix.
-
-    [W | B] [sum of out, in + ranks]: then x and its small products, side by side, are multiplied once, in place of a
-    product for each layer, another for its adapter, and their sum. Weights become views into it, unfilled. ``lora_B``
-    has a block for each adapter, and is copied in by ``refresh``. A row of bf16 is a multiple of 128 bytes, for speed.
-    """
-    first = layers[0]
-    ranks = sum(len(layer.adapter.lora_A) for layer in layers if layer.adapter is not None)
-    rows = [layer.out_features for layer in layers]
-    wide = first.weight.new_zeros(sum(rows), first.in_features + _PADDED * -(-ranks // _PADDED))
-    for layer, part in zip(layers, torch.split(wide, rows), strict=True):
-        layer.weight = nn.Parameter(part[:, : layer.in_features], requires_grad=False)
-    first.wide = wide
-
-
-_PADDED = 64
-
-
-@torch.no_grad()
-def refresh(layers: Sequence[Linear]) -> None:
-    """Copy ``lora_B``, which training has changed, to where ``widen`` left room for it."""
-    wide, row, column = layers[0].wide, 0, layers[0].in_features
-    for layer in layers if wide is not None else ():
-        if layer.adapter is not None:
-            rank = len(layer.adapter.lora_A)
-            cast(Tensor, wide)[row : row + layer.out_features, column : column + rank].copy_(layer.adapter.lora_B)
-            column += rank
-        row += layer.out_features
-
-
-def _of_wide(x: Tensor, low: Tensor, wide: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """``low`` [batch, length, ranks and padding]: what all ``lora_A`` made of x."""
-    bias = None
-    if layers[0].bias is not None:
-        bias = torch.cat([layer.bias for layer in layers]).to(x.dtype)
-    if MODE == "fused":
-        result = F.linear(x, wide[:, : x.shape[-1]], bias) + F.linear(low, _ups(layers, low.shape[-1]).to(x.dtype))
-        return list(torch.split(result, [layer.out_features for layer in layers], dim=-1))
-    result = cast(Tensor, _Wide.apply(x, low, wide, bias, _ups(layers, low.shape[-1])))  # type: ignore[no-untyped-call]
-    return list(torch.split(result, [layer.out_features for layer in layers], dim=-1))
-
-
-def _ups(layers: Sequence[Linear], columns: int) -> Tensor:
-    """All ``lora_B`` [sum of out, ``columns``], each a block: through it their gradient finds its way back."""
-    blocks = [
-        layer.weight.new_zeros(layer.out_features, 0) if layer.adapter is None else layer.adapter.lora_B
-        for layer in layers
-    ]
-    ups: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return F.pad(ups, (0, columns - ups.shape[1]))
-
-
-class _Wide(torch.autograd.Function):
-    """[x | low] @ [W | B]ᵀ. ``ups`` is B once more, only to be given its gradient: the matrix as a whole has none."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, low: Tensor, wide: Tensor, bias: Tensor | None, ups: Tensor) -> Tensor:
-        ctx.save_for_backward(low, wide)
-        ctx.dtype = ups.dtype
-        return F.linear(torch.cat((x, low), dim=-1), wide, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        low, wide = ctx.saved_tensors
-        inputs = wide.shape[1] - low.shape[-1]
-        of_ups = (gradient.flatten(0, 1).t() @ low.flatten(0, 1)).to(ctx.dtype)
-        if MODE == "concat2":
-            of_x, of_low = (gradient @ wide).split([inputs, low.shape[-1]], dim=-1)
-        else:
-            of_x, of_low = gradient @ wide[:, :inputs], gradient @ wide[:, inputs:]
-        return of_x, of_low, None, None, of_ups
 
 
 class RMSNorm(nn.Module):
@@ -226,16 +140,6 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = MLP(shape)
 
-    def groups(self) -> list[tuple[Linear, ...]]:
-        """Layers that share an input."""
-        attention, mlp = self.self_attn, self.mlp
-        return [
-            (attention.q_proj, attention.k_proj, attention.v_proj),
-            (attention.o_proj,),
-            (mlp.gate_proj, mlp.up_proj),
-            (mlp.down_proj,),
-        ]
-
     def run(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cosine, sine)
         return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
@@ -284,8 +188,6 @@ class Decoder(nn.Module):
         x = F.embedding(tokens, self.embed_tokens.weight).to(self.dtype)
         cosine, sine = self._rotation(tokens.shape[1], tokens.device)
         for number, block in enumerate(self.layers):
-            for group in cast(Block, block).groups():
-                refresh(group)
             x = block(x, cosine, sine)
             if number == 0 and self.on_gradient is not None and x.requires_grad:
                 x.register_hook(self.on_gradient)

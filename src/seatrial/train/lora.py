@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import decoder
-from seatrial.train.decoder import Adapter, Block, Decoder, Linear
+from seatrial.train.decoder import Adapter, Decoder, Linear
 from seatrial.train.files import write_whole
 
 _PREFIX = "base_model.model.model."  # peft wraps the causal model, which wraps the decoder
@@ -27,27 +25,6 @@ def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dr
         if isinstance(layer, Linear) and name.rpartition(".")[2] in targets:
             with torch.device(layer.weight.device):
                 layer.adapter = Adapter(layer.in_features, layer.out_features, rank, alpha, dropout)
-
-
-def widen(model: Decoder) -> None:
-    """Lay frozen weights that are used together into one matrix (decoder.widen). They have memory, and no values yet.
-
-    Not for sharded weights: FSDP2 holds each apart.
-    """
-    for block in model.layers:
-        for group in cast(Block, block).groups():
-            if any(layer.adapter is not None for layer in group):
-                decoder.widen(group)
-
-
-def room(model: Decoder) -> int:
-    """Numbers that wide matrices hold beside the frozen weights: room for ``lora_B``, and padding."""
-    groups = [group for block in model.layers for group in cast(Block, block).groups()]
-    return sum(
-        group[0].wide.numel() - sum(layer.weight.numel() for layer in group)
-        for group in groups
-        if group[0].wide is not None
-    )
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import decoder, fp8, lora, weights
+from seatrial.train import fp8, lora, weights
 from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.settings import TrainConfig
 
@@ -148,8 +148,6 @@ def build(settings: TrainConfig, world: World) -> Built:
     if sharded:
         shard(model, settings, world, compute)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
-    if settings.use_lora and not sharded and decoder.MODE != "apart":
-        lora.widen(model)
     drawn = weights.random(settings.seed, shape.initializer_range)
     folder = settings.model.weights
     weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
