@@ -2,7 +2,7 @@
 
     python benchmarks/against_nccl_tests.py --nccl-tests nccl-tests/build --gpus 8 --out against.json
 
-It runs nccl-tests and seatrial's own instrument in turn, twice each, so that how much either repeats itself stands
+It runs nccl-tests and seatrial's own instrument in turn, three times each, so that how much either repeats itself stands
 beside how far the two are apart. It ends with 1 where they differ by more than the gates, with 2 where they cannot be
 compared. nccl-tests runs as one process with ``-g N``: one thread starts the work of all GPUs, where torch has a
 process for each. With ``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has a process for each as well:
@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 PROGRAMS = {
@@ -33,7 +33,7 @@ PROGRAMS = {
 }
 IN_PLACE = {"all_reduce"}  # what torch does in place, as the operations of seatrial do
 LARGE, SMALL = (64 * 2**20, 256 * 2**20, 2**30), (8, 2**10, 64 * 2**10)
-ROUNDS = 2
+ROUNDS = 3  # the median of three: one round of either side may be disturbed
 RATIO_GATE, US_GATE = 0.01, 3.0
 
 # one line of nccl-tests' table (src/util.cu): size, count, type, redop, root, then both placements
@@ -93,7 +93,7 @@ class Row:
     @property
     def apart(self) -> float:
         """By how much seatrial differs: a share of nccl-tests' figure in mode parity, us in mode device."""
-        theirs, ours = fmean(self.nccl_tests), fmean(self.seatrial)
+        theirs, ours = median(self.nccl_tests), median(self.seatrial)
         return ours / theirs - 1 if self.mode == "parity" else ours - theirs
 
     @property
@@ -235,7 +235,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         unit = "GB/s" if row.mode == "parity" else "us"
         name = f"{row.mode} {row.operation} {_short(row.size)}"
-        theirs, ours = (f"{fmean(side):.4g} {unit}" for side in (row.nccl_tests, row.seatrial))
+        theirs, ours = (f"{median(side):.4g} {unit}" for side in (row.nccl_tests, row.seatrial))
         apart = f"{100 * row.apart:+.2f} %" if row.mode == "parity" else f"{row.apart:+.2f} us"
         repeats = [f"{100 * (max(side) / min(side) - 1):.2f} %" for side in (row.nccl_tests, row.seatrial)]
         verdict = "" if row.within else "  BEYOND"
