@@ -148,7 +148,7 @@ def test_what_may_not_be_read_is_skipped_with_the_reason(burn: Callable[..., Mea
     verdicts = judge_check(CHECK, [burn(seen)], {}, "t", Known(None, [SKU]))
     (verdict,) = [one for one in verdicts if one.metric == "new_errors.xid"]
     assert verdict.outcome is Outcome.SKIP
-    assert "no: Insufficient Permissions" in verdict.reason
+    assert verdict.reason == "does not apply: Insufficient Permissions"
 
 
 def test_a_counter_that_stopped_answering_is_an_error(burn: Callable[..., Measurement]) -> None:
