@@ -10,8 +10,8 @@ import pytest
 
 from seatrial.checks.train_checkpoint import CHECK, Plan, after_kill, compared, planned, refused, speeds
 from seatrial.checks.train_checkpoint import _flip_a_bit as flip_a_bit
-from seatrial.model import Measurement, Metric, Outcome, UsageError
-from seatrial.train import settings
+from seatrial.model import Measurement, Metric, Outcome, SeatrialError, UsageError
+from seatrial.train import drill, loop, settings
 from tests.checks.trainings import carried_out, failed, outcomes
 from tests.train.test_compare import keep, record
 
@@ -39,6 +39,18 @@ def test_a_run_in_which_nothing_is_wrong(measured: list[Measurement]) -> None:
     figures = {metric.name: metric for metric in measured[0].metrics}
     assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 1, 1]
     assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")
+
+
+def test_what_is_to_be_refused_is_every_ranks_own_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def another_was_first(*_: object) -> None:
+        raise SeatrialError("rank 0 ended with rank 1, which says why")
+
+    def damaged(*_: object) -> None:
+        raise SeatrialError(DAMAGED)
+
+    monkeypatch.setattr(loop, "train", another_was_first)
+    monkeypatch.setattr(loop, "train_unshared", damaged)
+    assert drill.carry_out(drill.Act(settings=settings.load("tiny/checkpoint"), out=tmp_path, refused=True)) == DAMAGED
 
 
 @pytest.mark.slow

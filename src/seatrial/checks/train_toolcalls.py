@@ -44,7 +44,7 @@ UNITS = {
     "full_delta": "%",
     "better": "bool",
 }
-# What random weights need, on GPUs: enough steps to time, data for them, and answers to score, within three minutes.
+# What random weights need, on GPUs: enough steps to time, data for them, and answers to score.
 # Their learning rate is for a model that knows nothing yet; the config's is for one that is to be changed little.
 SHORT = (
     *("max_steps=10", "settle_steps=3", "data.samples=2000", "checkpoint.every=0", "learning_rate.peak=1e-3"),

@@ -110,9 +110,11 @@ def new_folder(parent: Path) -> Path:
 def carry_out(act: Act) -> str:
     """The error that ``act`` ended in; empty without one. Raises it where there was to be none."""
     said = ""
+    # shared with the others, a failure is for good: one rank tells, and watchers end the rest, in the next act too
+    train = loop.train_unshared if act.refused else loop.train
     try:
         with faulty(act.fault):
-            loop.train(act.settings, act.out)
+            train(act.settings, act.out)
     except SeatrialError as error:
         if not act.refused:
             raise

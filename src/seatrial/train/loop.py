@@ -44,9 +44,15 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
     Returns what metrics.json holds. ``started`` is when the process began (Unix time), to say what the start cost.
     Raises SeatrialError for what went wrong: the first rank that fails says what, and the others end with it.
     """
+    with failure.shared():
+        return train_unshared(settings, folder, started)
+
+
+def train_unshared(settings: TrainConfig, folder: Path | None, started: float | None = None) -> dict[str, Any]:
+    """As train; but each rank raises its own error, and its process may train again where all had the same."""
     refuse_without_tensorboard(settings)
     phases = Phases(started or time.time(), "imports")
-    with failure.shared(), parallel.opened(settings.timeout_s) as world:
+    with parallel.opened(settings.timeout_s) as world:
         phases.next("init")
         parallel.prepare_kernels(settings)
         out = _announce(settings, world, folder)
