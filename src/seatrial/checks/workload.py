@@ -20,7 +20,7 @@ from pydantic import Field
 from seatrial.checks.base import Options, Place
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
 from seatrial.train import settings
-from seatrial.train.child import REFUSED
+from seatrial.train.answer import REFUSED
 
 if TYPE_CHECKING:
     from seatrial.bench.anew import Answer
