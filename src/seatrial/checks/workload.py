@@ -62,6 +62,11 @@ class Trained:
         """Of metrics.json; None where that is not known."""
         return (self.metrics or {}).get(name)
 
+    @property
+    def reloaded(self) -> bool:
+        """Whether what was exported was loaded again, and was what had been trained."""
+        return str(self.value("final")).startswith("loaded")
+
 
 def config_for(place: Place, name: str) -> str:
     """The config called ``name``; on a CPU its tiny twin, where it has one."""
@@ -223,15 +228,16 @@ def _end(name: str) -> str:
     return f".{name}" if name else ""
 
 
-def here(place: Place, alone: bool = False) -> dict[str, Any]:
-    """What baselines and rules go by, as facts; ``alone``: of the first rank's device. All ranks call this together."""
+def here(place: Place, alone: bool = False) -> list[Fact]:
+    """What baselines and rules go by; ``alone``: of the first rank's device. All ranks call this together."""
     from seatrial.bench import rank, subgroups
 
     found = rank.describe_device(place.device) if alone else rank.describe_devices(place.device)
     facts = {"device": found["backend"], **{name: found[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
     if not alone:
         facts |= {"world_size": place.world_size, "nodes": len(subgroups.ranks_by_node(place.node))}
-    return facts if found["backend"] == "cuda" else {**facts, "rehearsal": REHEARSAL}
+    facts |= {} if found["backend"] == "cuda" else {"rehearsal": REHEARSAL}
+    return [Fact(name=name, value=value) for name, value in facts.items()]
 
 
 def settings_fact(options: WorkloadOptions) -> Fact:
