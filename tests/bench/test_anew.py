@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from seatrial.bench import anew
 from tests.bench import anew_driver
 
 Records = list[dict[str, Any]]
@@ -99,3 +100,18 @@ def test_a_contrast_opens_a_group_of_its_own_and_measures(records: Records) -> N
         assert busbw
         assert all(rate > 0 for rate in busbw)
         assert (answer["value"]["wrong"], answer["value"]["log_bytes"], answer["value"]["not_fitting"]) == (0, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "failed"),
+        ("out of order\n", "failed; its last words: out of order"),
+        ("a warning\nNotFinite: step 2\n", "failed; its last words: NotFinite: step 2\nbefore them: a warning"),
+        ("old\nNo memory\n  1. less\n", "failed; its last words: No memory\n  1. less\nbefore them: old"),
+    ],
+)
+def test_what_was_said_last_comes_first(said: str, told: str, tmp_path: Path) -> None:
+    errors = tmp_path / "err"
+    errors.write_text(said)
+    assert anew._with_last_words("failed", errors) == told

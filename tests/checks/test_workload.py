@@ -14,7 +14,7 @@ from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Series
-from seatrial.train import child
+from seatrial.train.answer import REFUSED
 
 CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload.units()})
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_at_all_is_no_verdict() -> None:
     other = Answer(problem="ended with exit code 1", code=1, place=1)
     words = "stack hf needs peft, which is not installed: pip install 'seatrial[hf]'"
     with pytest.raises(SeatrialError, match="sft was not trained: rank 1: stack hf needs peft"):
-        end(other, Answer(problem=words, code=child.REFUSED, place=2))
+        end(other, Answer(problem=words, code=REFUSED, place=2))
 
 
 def test_progress_is_of_whole_lines(tmp_path: Path) -> None:

@@ -137,8 +137,17 @@ def _stopped(child: shell.Child, why: str) -> str:
 
 
 def _with_last_words(problem: str, errors: Path) -> str:
-    words = errors.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_WORDS:]
-    return f"{problem}; its last words: {words}" if words else problem
+    """What was said last comes first: it says why, and who shows the beginning alone must not show old warnings.
+
+    It begins with the last line that is not indented: further lines of a message are.
+    """
+    lines = errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+    if not lines:
+        return problem
+    start = max((number for number, line in enumerate(lines) if line[:1].strip()), default=0)
+    last, before = ("\n".join(some).strip() for some in (lines[start:], lines[:start]))
+    more = f"\nbefore them: {before[-_LAST_WORDS:]}" if before else ""
+    return f"{problem}; its last words: {last[:_LAST_WORDS]}{more}"
 
 
 def _read(path: Path) -> Answer:

@@ -44,7 +44,7 @@ def measure(place: Place, options: FsdpOptions) -> Iterator[Observation]:
     common += ["parallel.cpu_offload=true"] if options.cpu_offload else []
     own = {"native": GPU_OVERRIDES if shipped else (), "hf": GPU_HF_OVERRIDES if shipped else ()}
     if place.rank == 0:
-        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from facts
         yield Fact(name="layers", value=layers or "all")
         yield Fact(name="offload", value="yes" if options.cpu_offload else "no")
         yield workload.settings_fact(options)

@@ -42,7 +42,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     samples = f"data.samples={max(SAMPLES, 16 * place.world_size)}"
     overrides = (*((*GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
     if place.rank == 0:
-        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from facts
         yield Fact(name="how", value=_how(config, overrides))
         yield workload.settings_fact(options)
     runs: dict[str, list[Trained]] = {}
@@ -89,7 +89,7 @@ def _adapters(runs: Mapping[str, Trained], wanted: Any) -> Iterator[Observation]
     """Whether adapters are all that trained, and whether they were loaded again from what was exported."""
     due = wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r)
     counts = {name: one.value("trained_parameters") for name, one in runs.items() if one.metrics}
-    loaded = [name for name, one in runs.items() if str(one.value("final") or "").startswith("loaded")]
+    loaded = [name for name, one in runs.items() if one.reloaded]
     missing = len(counts) - len(loaded) if wanted.export else 0
     yield Fact(name="trained_parameters", value={"expected": due, **counts})
     wrong = sum(count != due for count in counts.values())

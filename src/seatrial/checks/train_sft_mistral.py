@@ -20,7 +20,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     (trained,) = workload.train(place, "sft", config, (*OVERRIDES, *options.overrides), [[0]], options.limit_s)
     if place.rank:
         return
-    yield from (Fact(name=name, value=value) for name, value in facts.items())
+    yield from facts
     yield Fact(name="precision", value=trained.value("precision"))
     yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; nothing is exported")
     yield from workload.judged({"sft": trained})

@@ -23,7 +23,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     (trained,) = workload.train(place, "sft", config, options.overrides, [[0]], options.limit_s, generate=GENERATED)
     if place.rank:
         return
-    yield from (Fact(name=name, value=value) for name, value in facts.items())
+    yield from facts
     yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; then final/ is loaded anew")
     yield from workload.judged({"sft": trained})
     yield from workload.each(place, trained)

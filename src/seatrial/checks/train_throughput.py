@@ -43,7 +43,7 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
     samples = f"data.samples={max(SAMPLES, 4 * place.world_size)}"
     overrides = (*cut, *((*GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
     if place.rank == 0:
-        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from facts
         yield Fact(name="how", value=_how(config, overrides))
     runs: dict[str, list[Trained]] = {}
     for stage, groups in stages(nodes).items():

@@ -94,7 +94,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     answer, seconds = (None, 0.0) if trained.problem else _evaluate(place, task, trained.out, options.limit_s)
     if place.rank:
         return
-    yield from (Fact(name=name, value=value) for name, value in facts.items())
+    yield from facts
     yield workload.settings_fact(options)
     yield Fact(name="pretrained", value=_word(task.config.model.weights != "random"))
     yield Fact(name="use_lora", value=_word(task.config.use_lora))
@@ -142,7 +142,7 @@ def _left(config: TrainConfig, trained: Trained) -> Iterator[Observation]:
     final = trained.out / "final"
     weights = [path for path in final.glob("*.safetensors") if path.stat().st_size]
     yield Fact(name="final", value=trained.value("final"))
-    yield _metric("final", bool(weights) and str(trained.value("final")).startswith("loaded"))
+    yield _metric("final", bool(weights) and trained.reloaded)
     losses = [step["loss"] for step in trained.steps[-_LAST_STEPS:] if step.get("loss") is not None]
     if losses:
         yield _metric("loss_end", fmean(losses))

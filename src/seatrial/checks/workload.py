@@ -20,7 +20,7 @@ from pydantic import Field
 from seatrial.checks.base import Options, Place
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
 from seatrial.train import settings
-from seatrial.train.child import REFUSED
+from seatrial.train.answer import REFUSED
 
 if TYPE_CHECKING:
     from seatrial.bench.anew import Answer
@@ -61,6 +61,11 @@ class Trained:
     def value(self, name: str) -> Any:
         """Of metrics.json; None where that is not known."""
         return (self.metrics or {}).get(name)
+
+    @property
+    def reloaded(self) -> bool:
+        """Whether what was exported was loaded again, and was what had been trained."""
+        return str(self.value("final")).startswith("loaded")
 
 
 def config_for(place: Place, name: str) -> str:
@@ -223,15 +228,16 @@ def _end(name: str) -> str:
     return f".{name}" if name else ""
 
 
-def here(place: Place, alone: bool = False) -> dict[str, Any]:
-    """What baselines and rules go by, as facts; ``alone``: of the first rank's device. All ranks call this together."""
+def here(place: Place, alone: bool = False) -> list[Fact]:
+    """What baselines and rules go by; ``alone``: of the first rank's device. All ranks call this together."""
     from seatrial.bench import rank, subgroups
 
     found = rank.describe_device(place.device) if alone else rank.describe_devices(place.device)
     facts = {"device": found["backend"], **{name: found[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
     if not alone:
         facts |= {"world_size": place.world_size, "nodes": len(subgroups.ranks_by_node(place.node))}
-    return facts if found["backend"] == "cuda" else {**facts, "rehearsal": REHEARSAL}
+    facts |= {} if found["backend"] == "cuda" else {"rehearsal": REHEARSAL}
+    return [Fact(name=name, value=value) for name, value in facts.items()]
 
 
 def settings_fact(options: WorkloadOptions) -> Fact:

@@ -6,20 +6,17 @@ is: it sees one GPU, and no ranks.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from seatrial.model import SeatrialError, UsageError
-from seatrial.train import settings, word
+from seatrial.model import UsageError
+from seatrial.train import answer, settings, word
 from seatrial.train.settings import TrainConfig
 
-REFUSED = 2  # the exit code where nothing was trained: a config that cannot be, or a library that is missing
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
@@ -59,24 +56,7 @@ def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
 
 
 def main(argument: str) -> None:
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            found = run(json.loads(argument))
-    except SeatrialError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        _leave(REFUSED if isinstance(error, UsageError) else 1)
-    except Exception:
-        traceback.print_exc()
-        _leave(1)
-    print(json.dumps(found))
-    _leave(0)
-
-
-def _leave(code: int) -> NoReturn:
-    """Without tearing down: others may wait for us in the group for ever, and torch's threads may abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    answer.give(lambda: run(json.loads(argument)))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ import math
 import os
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from torch import Tensor
 from seatrial.bench import anew
 from seatrial.bench.rank import gather
 from seatrial.model import Frozen, SeatrialError
-from seatrial.train import checkpoint, loop, parallel
+from seatrial.train import answer, checkpoint, loop, parallel
 from seatrial.train.settings import TrainConfig
 
 
@@ -182,27 +181,13 @@ def _in_place(owner: type, name: str, method: Callable[..., Any]) -> Iterator[No
 
 
 def main(argument: str) -> None:
-    task = json.loads(argument)
+    answer.give(lambda: _carry_out_all(json.loads(argument)))
+
+
+def _carry_out_all(task: Mapping[str, Any]) -> list[str]:
     acts = [Act.model_validate(act) for act in task["acts"]]
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            anew.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-            told = [carry_out(act) for act in acts]
-    except SeatrialError as error:
-        print(error, file=sys.stderr)
-        _leave(1)
-    except Exception:
-        traceback.print_exc()
-        _leave(1)
-    print(json.dumps(told))
-    _leave(0)
-
-
-def _leave(code: int) -> NoReturn:
-    """Without tearing down: others may wait for us in the group for ever, and torch's threads may abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    anew.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
+    return [carry_out(act) for act in acts]
 
 
 if __name__ == "__main__":

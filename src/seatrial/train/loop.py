@@ -21,14 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, data, exposed, failure, lora, metrics, parallel
 from seatrial.train.clock import Clock
 from seatrial.train.decoder import count
-from seatrial.train.files import write_json
 from seatrial.train.loss import IGNORED
 from seatrial.train.parallel import Built, World
-from seatrial.train.progress import STEPS, Phases, Progress, Step, refuse_without_tensorboard
+from seatrial.train.progress import Phases, Progress, Step, claim, refuse_without_tensorboard
 from seatrial.train.settings import Schedule, TrainConfig
 
 COLLECT_EVERY = 50  # steps: Python's garbage collector stops a rank when it likes, and with it all others
@@ -87,13 +86,7 @@ def _announce(settings: TrainConfig, world: World, folder: Path | None) -> Path:
     new = f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}"
     out = Path(world.gather(str((folder or Path("seatrial-runs", new)).absolute()))[0])
     if world.first:
-        if not settings.checkpoint.resume and (out / STEPS).exists():
-            raise UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_json(out / "config.json", settings.model_dump(mode="json"))
-        except OSError as error:
-            raise UsageError(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
+        claim(settings, out)
     world.barrier()
     return out
 
@@ -205,11 +198,6 @@ class Trainer:
                 batch = batch.pin_memory().to(world.device, non_blocking=True)
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
-    @staticmethod
-    def _targets(batch: Tensor) -> Tensor:
-        """The token behind each one."""
-        return batch[..., 1:].contiguous()
-
     def again(self) -> Callable[[bool], Pending]:
         """Takes a step more, as the last was, with the exchange of gradients or (under DDP) without."""
         batches = self._batches(0)
@@ -228,7 +216,7 @@ class Trainer:
         before = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - before
-        inputs, targets = batch[..., :-1].clamp(min=0), self._targets(batch)  # padding is no word
+        inputs, targets = batch[..., :-1].clamp(min=0), batch[..., 1:].contiguous()  # padding is no word
         # every rank has another number of counted tokens; a mean of means would favour those who have few
         tokens = self.world.total((targets != IGNORED).sum())
         self.clock.begin()
@@ -236,9 +224,8 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         self._own_gradient.fill_(True)
         for place in range(settings.grad_accum):
-            with parallel.gradients_kept_apart(
-                self.built.call, last=self._exchange and place == settings.grad_accum - 1
-            ):
+            last = self._exchange and place == settings.grad_accum - 1
+            with parallel.gradients_kept_apart(self.built.call, last):
                 loss = self.built.call(inputs[place], targets[place], settings.loss_chunks)
                 self.clock.forward_done()
                 (loss * share).backward()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seatrial.model import UsageError
+from seatrial.train.files import write_json
 from seatrial.train.parallel import World
 from seatrial.train.settings import TrainConfig
 
@@ -124,6 +125,20 @@ class Progress:
         said.append(f"{record.tokens / record.seconds / self._world.size:,.0f} tok/s/GPU")
         said += [] if record.data_wait_s is None else [f"data {record.data_wait_s / record.seconds:.1%}"]
         return "  ".join([*said, f"{left:.0f} s left"])
+
+
+def claim(settings: TrainConfig, out: Path) -> None:
+    """Make ``out`` the folder of this run, with the resolved config in it; the first rank's.
+
+    Raises UsageError where it holds another run, or cannot be written to.
+    """
+    if not settings.checkpoint.resume and (out / STEPS).exists():
+        raise UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "config.json", settings.model_dump(mode="json"))
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
 
 
 def refuse_without_tensorboard(settings: TrainConfig) -> None:

@@ -17,12 +17,11 @@ from transformers.trainer_callback import PrinterCallback
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import metrics
 from seatrial.train.data import Facts
-from seatrial.train.files import write_json
 from seatrial.train.hf import checkpoints, data, export, models, ranks
 from seatrial.train.hf.arguments import arguments, strategy
 from seatrial.train.hf.watch import CountingTrainer, Watch
 from seatrial.train.parallel import World
-from seatrial.train.progress import STEPS, Phases, refuse_without_tensorboard
+from seatrial.train.progress import Phases, claim, refuse_without_tensorboard
 from seatrial.train.settings import TrainConfig
 
 
@@ -32,7 +31,7 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     refuse_without_tensorboard(config)
     models.quiet()
     if os.environ.get("RANK", "0") == "0":
-        _announce(config, out)
+        claim(config, out)  # before the ranks meet
     base = _base_for_zero3(config, out)
     args = arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
@@ -57,17 +56,6 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
-
-
-def _announce(config: TrainConfig, out: Path) -> None:
-    """Rank 0, before the ranks meet: take ``out`` for this run. Raises UsageError where it holds another."""
-    if not config.checkpoint.resume and (out / STEPS).exists():
-        raise UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "config.json", config.model_dump(mode="json"))
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
 
 
 def _base_for_zero3(config: TrainConfig, out: Path) -> Path | None:

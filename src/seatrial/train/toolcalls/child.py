@@ -5,24 +5,17 @@ In a process of its own: ZeRO-3, once set up, shards whatever transformers build
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
 
-from seatrial.model import SeatrialError
-from seatrial.train import hf, settings
+from seatrial.train import answer, hf, settings
 
 
 def main(argument: str) -> None:
     """``argument``: JSON with ``config``, ``overrides`` and ``out`` of the training."""
     task = json.loads(argument)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            record = hf.evaluate(settings.load(task["config"], task["overrides"]), Path(task["out"]))
-    except SeatrialError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
-    print(json.dumps(record))
+    answer.give(lambda: hf.evaluate(settings.load(task["config"], task["overrides"]), Path(task["out"])))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""What the process that asked can read, of one that answers and of those that cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from seatrial.train.answer import REFUSED
+
+PROGRAM = """
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import answer
+
+def work():
+    print("a library's own words")
+    {}
+
+answer.give(work)
+"""
+
+
+def ended(deed: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", PROGRAM.format(deed)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_answer_stands_alone_on_standard_output() -> None:
+    found = ended("return {'steps': 3}")
+    assert (found.returncode, json.loads(found.stdout)) == (0, {"steps": 3})
+    assert found.stderr == "a library's own words\n"
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "last"),
+    [
+        ("raise UsageError('no such model')", REFUSED, "UsageError: no such model"),
+        ("raise SeatrialError('step 2')", 1, "SeatrialError: step 2"),
+        ("raise ValueError('three')", 1, "ValueError: three"),
+    ],
+)
+def test_why_there_is_none_is_said_last(deed: str, code: int, last: str) -> None:
+    found = ended(deed)
+    assert (found.returncode, found.stdout, found.stderr.splitlines()[-1]) == (code, "", last)
