@@ -92,8 +92,8 @@ def test_who_failed_first_explains_a_failure() -> None:
 
 def test_who_was_killed_explains_it_though_a_peer_that_missed_it_ended_first() -> None:
     peer = Answer(problem="lost a peer that said nothing", code=1, place=1)
-    found = end(peer, Answer(problem="ended by signal 9", code=-9, place=2))
-    assert (found.problem, found.exit_code) == ("rank 1: ended by signal 9", -9)
+    found = end(peer, Answer(problem="ended by signal 9", code=-9, place=2, host="n1"))
+    assert (found.problem, found.exit_code) == ("rank 1 on n1: ended by signal 9", -9)
 
 
 def test_metrics_that_are_none_are_an_error() -> None:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 from seatrial.train import data, markov, text
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import TrainConfig
@@ -128,9 +128,7 @@ def test_the_other_ranks_fail_as_the_first_one_did(tmp_path: Path) -> None:
 
 def test_a_node_of_its_own_makes_what_is_generated_and_no_rows(tmp_path: Path) -> None:
     first, other = (tmp_path / name for name in ("first", "other"))
-    both = [
-        data.prepare(settings(), folder, folder == first, lambda said: [said]).tokens for folder in (first, other)
-    ]
+    both = [data.prepare(settings(), folder, folder == first, lambda said: [said]).tokens for folder in (first, other)]
     assert (both[0] == both[1]).all()
     rows = settings(data={"path": str(write(tmp_path / "rows.jsonl", [{"text": "a b"}] * 9))})
     with pytest.raises(UsageError, match=r"does not see .*all nodes share"):

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,12 +38,14 @@ class Answer:
 
     ``code`` is its exit code, less than 0 where a signal ended it, LATE after ``limit_s``. ``place`` counts those of a
     group that did not answer, from 1, in the order in which they ended: what the first one says explains the others.
+    ``host`` is where the rank is.
     """
 
     value: Any = None
     problem: str = ""
     code: int = 0
     place: int = 0
+    host: str = ""
 
 
 LATE = 124  # as timeout(1) has it
@@ -86,7 +89,12 @@ def ask_anew(
         answer = replace(answer, problem=_with_last_words(answer.problem, files["err"])) if answer.problem else answer
         answer = answer if answer.problem else _read(files["out"])
     wait_for_all()
-    return gather(answer)
+    return gather(replace(answer, host=socket.gethostname()))
+
+
+def told(rank: int, answer: Answer) -> str:
+    """What a problem is, with who has it and where."""
+    return f"rank {rank}{' on ' if answer.host else ''}{answer.host}: {answer.problem}"
 
 
 def first_to_fail(failed: Mapping[int, Answer]) -> int:
@@ -137,6 +145,9 @@ def _attend(child: shell.Child, name: str, limit_s: float, look: Callable[[], No
             return Answer(problem=_stopped(child, f"did not end within {limit_s:g} s"), code=LATE, place=place)
     if code:
         why = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        why += (
+            " (SIGKILL from outside is often the kernel's, for want of memory: see dmesg)" if code == -signal.SIGKILL else ""
+        )
         return Answer(problem=why, code=code, place=store.add(key, 1))
     return Answer()
 

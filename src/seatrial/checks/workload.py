@@ -183,8 +183,10 @@ def _lines(out: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _told(rank: int, answer: Answer) -> str:
+    from seatrial.bench import anew
+
     memory = any(words in answer.problem for words in ("out of memory", "OutOfMemoryError"))
-    return f"{'out of memory: ' if memory else ''}rank {rank}: {answer.problem}"
+    return f"{'out of memory: ' if memory else ''}{anew.told(rank, answer)}"
 
 
 # Judged of all trainings of a check together: one that went wrong is enough, and the facts say which

@@ -81,7 +81,9 @@ def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[
             raise told
     if not (place / FACTS).is_file():
         if settings.data.path is not None:
-            raise UsageError(f"{socket.gethostname()} does not see {place}: data.cache must be a folder that all nodes share")
+            raise UsageError(
+                f"{socket.gethostname()} does not see {place}: data.cache must be a folder that all nodes share"
+            )
         _make(settings, place)
     return _load(place)
 

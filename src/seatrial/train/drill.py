@@ -89,7 +89,7 @@ def perform(
     failed = {rank: answer for rank, answer in enumerate(answers) if answer.problem}
     if failed:
         first = anew.first_to_fail(failed)
-        raise SeatrialError(f"{out.name}: rank {first}: {answers[first].problem}")
+        raise SeatrialError(f"{out.name}: {anew.told(first, answers[first])}")
     if killed is not None:
         raise SeatrialError(f"{out.name}: rank {killed} was to be killed while it saved, and was not")
     told: list[str] = answers[groups[0][0] if groups else 0].value
