@@ -145,9 +145,8 @@ def _attend(child: shell.Child, name: str, limit_s: float, look: Callable[[], No
             return Answer(problem=_stopped(child, f"did not end within {limit_s:g} s"), code=LATE, place=place)
     if code:
         why = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        why += (
-            " (SIGKILL from outside is often the kernel's, for want of memory: see dmesg)" if code == -signal.SIGKILL else ""
-        )
+        if code == -signal.SIGKILL:
+            why += " (SIGKILL from outside is often the kernel's, for want of memory: see dmesg)"
         return Answer(problem=why, code=code, place=store.add(key, 1))
     return Answer()
 
