@@ -90,6 +90,18 @@ def test_who_failed_first_explains_a_failure() -> None:
     assert found.metrics is None
 
 
+def test_who_was_killed_explains_it_though_a_peer_that_missed_it_ended_first() -> None:
+    peer = Answer(problem="lost a peer that said nothing", code=1, place=1)
+    found = end(peer, Answer(problem="ended by signal 9", code=-9, place=2, host="n1"))
+    assert (found.problem, found.exit_code) == ("rank 1 on n1: ended by signal 9", -9)
+
+
+def test_metrics_that_are_none_are_an_error() -> None:
+    for value in (None, [1], 7, "words"):
+        with pytest.raises(SeatrialError, match="sft: rank 0 answered"):
+            end(Answer(value))
+
+
 def test_a_hang_and_too_little_memory_are_told_as_what_they_are() -> None:
     assert end(Answer(problem="did not end within 5 s", code=LATE, place=1)).exit_code == LATE
     words = "ended with exit code 1; its last words: torch.OutOfMemoryError: CUDA"
@@ -109,6 +121,26 @@ def test_progress_is_of_whole_lines(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text("\n".join(lines) + '\n{"step": 400, "lo')
     assert workload.last_step(tmp_path) == 399
     assert len(workload._lines(tmp_path)) == 399
+
+
+@pytest.mark.parametrize("line", [b'{"step": 1, "lo\n', b"[1, 2]\n", b'{"loss": 1}\n', b'{"step": "1"}\n', b"\xff\0\n"])
+def test_lines_that_are_no_steps_are_an_error_that_names_the_file(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + line)
+    with pytest.raises(SeatrialError, match=r"steps\.jsonl"):
+        workload._lines(tmp_path)
+
+
+def test_a_step_told_twice_makes_up_for_none_that_is_missing() -> None:
+    lost, twice = trained(4, 3, 2), trained(4, 3, 2, 1, 1)
+    again = Trained(**{**vars(twice), "steps": (*lost.steps, lost.steps[0])})
+    for runs in ({"a": again}, {"a": lost, "b": twice}):
+        assert outcomes(*workload.judged(runs))["steps_missing"] is Outcome.FAIL
+
+
+@pytest.mark.parametrize("loss", ["1.0", True, 10**400, float("nan"), float("inf"), [1.0], {}])
+def test_what_no_float_holds_is_no_loss(loss: Any) -> None:
+    found = outcomes(*workload.judged({"a": trained(4, 3, loss, 1)}))
+    assert found["nonfinite_losses"] is Outcome.FAIL
 
 
 def test_an_earlier_attempt_is_kept(tmp_path: Path) -> None:

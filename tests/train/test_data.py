@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 from seatrial.train import data, markov, text
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import TrainConfig
@@ -124,8 +124,15 @@ def test_what_cannot_serve_is_named(tmp_path: Path) -> None:
 def test_the_other_ranks_fail_as_the_first_one_did(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="row 3 is no JSON"):
         data.prepare(settings(), tmp_path, False, lambda said: [UsageError("row 3 is no JSON"), said])
-    with pytest.raises(SeatrialError, match="cannot be read"):  # a folder that only the first one sees
-        data.prepare(settings(), tmp_path, False, lambda said: [said])
+
+
+def test_a_node_of_its_own_makes_what_is_generated_and_no_rows(tmp_path: Path) -> None:
+    first, other = (tmp_path / name for name in ("first", "other"))
+    both = [data.prepare(settings(), folder, folder == first, lambda said: [said]).tokens for folder in (first, other)]
+    assert (both[0] == both[1]).all()
+    rows = settings(data={"path": str(write(tmp_path / "rows.jsonl", [{"text": "a b"}] * 9))})
+    with pytest.raises(UsageError, match=r"does not see .*all nodes share"):
+        data.prepare(rows, tmp_path / "third", False, lambda said: [said])
 
 
 def test_another_setting_makes_other_blocks_and_the_same_one_none(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from seatrial.bench.rank import gather, release_memory, wait_for_all
 _POLL_S = 0.05
 _LOOK_S = 1.0  # between questions to the store, which thousands of ranks may ask
 _LAST_WORDS = 1500  # characters of what a child that failed has said
+_KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL)  # we end others by SIGTERM: Answer.code
 _starts = itertools.count()  # all ranks start equally often, so that their numbers agree
 
 
@@ -36,12 +38,14 @@ class Answer:
 
     ``code`` is its exit code, less than 0 where a signal ended it, LATE after ``limit_s``. ``place`` counts those of a
     group that did not answer, from 1, in the order in which they ended: what the first one says explains the others.
+    ``host`` is where the rank is.
     """
 
     value: Any = None
     problem: str = ""
     code: int = 0
     place: int = 0
+    host: str = ""
 
 
 LATE = 124  # as timeout(1) has it
@@ -85,7 +89,20 @@ def ask_anew(
         answer = replace(answer, problem=_with_last_words(answer.problem, files["err"])) if answer.problem else answer
         answer = answer if answer.problem else _read(files["out"])
     wait_for_all()
-    return gather(answer)
+    return gather(replace(answer, host=socket.gethostname()))
+
+
+def told(rank: int, answer: Answer) -> str:
+    """What a problem is, with who has it and where."""
+    return f"rank {rank}{' on ' if answer.host else ''}{answer.host}: {answer.problem}"
+
+
+def first_to_fail(failed: Mapping[int, Answer]) -> int:
+    """The rank whose problem explains those of the others: one that was killed, else the one that ended first.
+
+    What the kernel kills says nothing, and its peers, who miss it, may have ended before that is seen.
+    """
+    return min(failed, key=lambda rank: (failed[rank].code not in _KILLED, failed[rank].place))
 
 
 def join(task: Mapping[str, Any], backend: str = "") -> str:
@@ -128,6 +145,8 @@ def _attend(child: shell.Child, name: str, limit_s: float, look: Callable[[], No
             return Answer(problem=_stopped(child, f"did not end within {limit_s:g} s"), code=LATE, place=place)
     if code:
         why = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            why += " (SIGKILL from outside is often the kernel's, for want of memory: see dmesg)"
         return Answer(problem=why, code=code, place=store.add(key, 1))
     return Answer()
 

@@ -103,7 +103,7 @@ def measure(place: Place, options: CheckpointOptions) -> Iterator[Observation]:
 
     where = rank.describe_devices(place.device)
     wanted = settings.load(workload.config_for(place, options.config), options.overrides)
-    plan = planned(wanted, drill.new_folder(place.out), place.world_size)
+    plan = planned(wanted, drill.new_folder(place.out, shared=True), place.world_size)
     leads = place.rank == 0
     if leads:
         yield from hardware(where)

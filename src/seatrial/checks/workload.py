@@ -7,7 +7,7 @@ of the check. Nothing was measured only where a config cannot be trained here at
 from __future__ import annotations
 
 import json
-import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,14 +127,19 @@ def train(
 
 def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
     """How one training ended, by the answers of its ranks. Raises SeatrialError where it never began."""
+    from seatrial.bench import anew
+
     ranks = tuple(answers)
     bad = {rank: answer for rank, answer in answers.items() if answer.problem}
     if not bad:
-        return Trained(answers[ranks[0]].value, out, "", ranks=ranks)
+        metrics = answers[ranks[0]].value
+        if not isinstance(metrics, dict):
+            raise SeatrialError(f"{name}: rank {ranks[0]} answered {str(metrics)[:80]!r}, which are no metrics")
+        return Trained(metrics, out, "", ranks=ranks)
     refused = [_told(rank, answer) for rank, answer in bad.items() if answer.code == REFUSED]
     if refused:
         raise SeatrialError(f"{name} was not trained: {refused[0]}")
-    first = min(bad, key=lambda rank: bad[rank].place)
+    first = anew.first_to_fail(bad)
     return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks)
 
 
@@ -172,13 +177,21 @@ def last_step(out: Path) -> int:
 
 def _lines(out: Path) -> tuple[dict[str, Any], ...]:
     path = out / "steps.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return tuple(json.loads(line) for line in lines if line.endswith("\n"))  # the last may be cut short
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        steps = tuple(json.loads(line) for line in lines if line.endswith("\n"))  # the last may be cut short
+    except (OSError, ValueError) as error:
+        raise SeatrialError(f"cannot read {path}: {error}") from error
+    if wrong := [step for step in steps if not isinstance(step, dict) or not isinstance(step.get("step"), int)]:
+        raise SeatrialError(f"{path}: {str(wrong[0])[:80]!r} is no step")
+    return steps
 
 
 def _told(rank: int, answer: Answer) -> str:
+    from seatrial.bench import anew
+
     memory = any(words in answer.problem for words in ("out of memory", "OutOfMemoryError"))
-    return f"{'out of memory: ' if memory else ''}rank {rank}: {answer.problem}"
+    return f"{'out of memory: ' if memory else ''}{anew.told(rank, answer)}"
 
 
 # Judged of all trainings of a check together: one that went wrong is enough, and the facts say which
@@ -276,13 +289,18 @@ def judged(runs: Mapping[str, Trained]) -> Iterator[Observation]:
     yield Fact(name="loss_drops", value={name: round(drop, 4) for name, drop in drops.items() if drop is not None})
     values: dict[str, float | None] = {
         "exit_code": next((one.exit_code for one in runs.values() if one.exit_code), 0),
-        "steps_missing": sum(one.max_steps - len(one.steps) for one in runs.values()),
+        "steps_missing": sum(map(_missing, runs.values())),
         "nonfinite_losses": sum(not is_number(step.get("loss")) for one in runs.values() for step in one.steps),
         "loss_drop": min((drop for drop in drops.values() if drop is not None), default=None),
     }
     for metric, value in values.items():
         if value is not None:
             yield Metric(name=metric, value=value, unit=JUDGED[metric], subject=CLUSTER)
+
+
+def _missing(trained: Trained) -> int:
+    """A step that was told twice makes up for none that is missing."""
+    return len(set(range(1, trained.max_steps + 1)) - {step["step"] for step in trained.steps})
 
 
 def _figures(trained: Trained) -> dict[str, Any]:
@@ -314,7 +332,8 @@ def _drop(trained: Trained) -> float | None:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    """Also of what a float cannot hold, which JSON can."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _what(trained: Trained) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -84,25 +85,35 @@ def perform(
     )
     if killed is not None and answers[killed].code == -signal.SIGKILL:
         return []
-    failed = [rank for rank, answer in enumerate(answers) if answer.problem]
+    failed = {rank: answer for rank, answer in enumerate(answers) if answer.problem}
     if failed:
-        first = min(failed, key=lambda rank: answers[rank].place)
-        raise SeatrialError(f"{out.name}: rank {first}: {answers[first].problem}")
+        first = anew.first_to_fail(failed)
+        raise SeatrialError(f"{out.name}: {anew.told(first, answers[first])}")
     if killed is not None:
         raise SeatrialError(f"{out.name}: rank {killed} was to be killed while it saved, and was not")
     told: list[str] = answers[groups[0][0] if groups else 0].value
     return told
 
 
-def new_folder(parent: Path) -> Path:
-    """An empty folder in ``parent``, the same for all ranks, which call this together: an earlier attempt's stays."""
-    made = None
+def new_folder(parent: Path, shared: bool = False) -> Path:
+    """An empty folder in ``parent``, the same for all ranks, which call this together: an earlier attempt's stays.
+
+    A node that does not share the first rank's gets one of its own; ``shared``: raises SeatrialError there.
+    """
+    made, own = None, ""
     if dist.get_rank() == 0:
         number = 1 + sum(1 for _ in parent.glob("attempt*"))
         made = parent / f"attempt{number}"
         made.mkdir()
     (path, *_) = gather(made)
     assert path is not None
+    if dist.get_rank():
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            own = socket.gethostname()
+    apart = sorted({node for node in gather(own) if node})
+    if shared and apart:
+        raise SeatrialError(f"{', '.join(apart)} does not share {parent} with the first rank: --out on what all do")
     return path
 
 

@@ -66,6 +66,8 @@ def prepare(config: TrainConfig, out: Path) -> Prepared:
     """
     folder = (Path(config.data.cache) if config.data.cache else out / "data") / _key(config)
     ranks.once(lambda: _make(config, folder))
+    if config.data.layout == "walks":  # the seed's: a node that does not share the first rank's makes the same
+        _make(config, folder)
     if not folder.exists():
         raise UsageError(f"rank {ranks.rank()} does not see {folder}: data.cache must be a folder that all nodes share")
     return load(config, folder)
