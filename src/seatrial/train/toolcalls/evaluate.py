@@ -76,8 +76,7 @@ def cases_of(conversation: Conversation, split: Split) -> Iterator[Case]:
 
 def _both_answers(config: TrainConfig, out: Path, tokenizer: Any, cases: Sequence[Case]) -> tuple[list[str], list[str]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    base = out / models.BASE
-    model: Any = models.build(config, device, base if base.is_dir() else None)
+    model: Any = models.build(config, device)
     before = answers(model, tokenizer, cases, config.evaluation)
     if config.use_lora:
         model = PeftModel.from_pretrained(model, str(out / "final"))
