@@ -28,7 +28,7 @@ from torch import Tensor
 from seatrial.bench import anew
 from seatrial.bench.rank import gather
 from seatrial.model import Frozen, SeatrialError
-from seatrial.train import checkpoint, loop, parallel
+from seatrial.train import checkpoint, failure, loop, parallel
 from seatrial.train.settings import TrainConfig
 
 
@@ -116,11 +116,22 @@ def carry_out(act: Act) -> str:
     except SeatrialError as error:
         if not act.refused:
             raise
-        said = str(error)
+        # every rank has the error; who was not the first to tell it refers to who was
+        said = str((error.__cause__ if isinstance(error, failure.EndedWithAnother) else None) or error)
+        _go_on()
     gc.collect()  # a model that is wrapped refers to itself
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return said
+
+
+def _go_on() -> None:
+    """Take back what a failure leaves behind for the end of the process, since this one has more acts to carry out."""
+    signal.alarm(0)
+    gather(None)  # all have read who was first
+    if dist.get_rank() == 0:
+        dist.distributed_c10d._get_default_store().delete_key(failure.KEY)
+    gather(None)
 
 
 def faulty(fault: Fault | None) -> AbstractContextManager[Any]:
