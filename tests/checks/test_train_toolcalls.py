@@ -42,7 +42,7 @@ def test_on_gpus_with_random_weights_it_is_short_and_says_so(tmp_path: Path) -> 
     assert found.name == "toolcalls-qwen2-7b"
     assert tuple(found.own) == SHORT
     assert (found.config.max_steps, found.config.parallel.strategy) == (10, "zero3")
-    assert (found.config.seq_len, found.config.bsz, found.config.grad_accum, found.config.lora_r) == (4096, 2, 4, 64)
+    assert (found.config.seq_len, found.config.bsz, found.config.grad_accum, found.config.lora_r) == (4096, 2, 1, 64)
 
 
 def test_pretrained_weights_are_trained_as_the_config_says(tmp_path: Path) -> None:

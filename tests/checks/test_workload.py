@@ -206,3 +206,19 @@ def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcom
     check = Check(**{**vars(train_fsdp.CHECK), "rules": rules})
     verdicts = judge_check(check, [measurement], {}, "t")
     assert max(verdicts, key=lambda one: one.outcome is Outcome.FAIL).outcome is outcome
+
+
+def test_what_a_training_does_is_told_by_what_it_has_written(tmp_path: Path) -> None:
+    told = [workload.doing(tmp_path, 2)]
+    for made in ("config.json", "data/walks-1.incomplete-x/", "data/walks-1/", "steps.jsonl"):
+        path = tmp_path / made
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if made.endswith("/") else path.touch()
+        told.append(workload.doing(tmp_path, 2))
+    for step in (1, 2):
+        (tmp_path / "steps.jsonl").write_text(f'{{"step": {step}}}\n')
+        told.append(workload.doing(tmp_path, 2))
+    assert told == [
+        *("", "preparing data", "preparing data", "data prepared; building the model"),
+        *("model built; first step", "step 1 of 2", "all steps taken; saving, measuring"),
+    ]

@@ -8,7 +8,6 @@ well it learns only pretrained weights can tell.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,11 +46,12 @@ UNITS = {
 # What random weights need, on GPUs: enough steps to time, data for them, and answers to score.
 # Their learning rate is for a model that knows nothing yet; the config's is for one that is to be changed little.
 SHORT = (
-    *("max_steps=10", "settle_steps=3", "data.samples=2000", "checkpoint.every=0", "learning_rate.peak=1e-3"),
-    *("evaluation.cases=16", "evaluation.max_new_tokens=64"),
+    *("max_steps=10", "settle_steps=3", "grad_accum=1", "data.samples=2000", "checkpoint.every=0"),
+    *("learning_rate.peak=1e-3", "evaluation.cases=8", "evaluation.max_new_tokens=48"),
 )
 # ZeRO-3 and FSDP2 share weights among ranks: one has nobody to share with
 ALONE = ("parallel.strategy=ddp", "parallel.deepspeed=null")
+ASKED = "asked "  # what a line of the evaluation begins with (train.toolcalls.evaluate)
 _LAST_STEPS = 3  # of which the loss at the end is the mean: one batch's strays
 
 
@@ -108,8 +108,6 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
         yield from _left(task.config, trained)
         yield from _scored(answer, seconds)
         yield from _files(place, trained.out, answer.value)
-        # ZeRO-3's random weights, 15 GB that the seed draws again
-        shutil.rmtree(trained.out / "base", ignore_errors=True)
 
 
 def _word(holds: bool) -> str:
@@ -133,8 +131,19 @@ def _evaluate(place: Place, task: Wanted, out: Path, limit_s: float) -> tuple[An
         out=place.out / "evaluation",
         limit_s=limit_s,
         groups=[[0]],
+        look=lambda: _tell(place),
     )
     return answers[0], time.monotonic() - started
+
+
+def _tell(place: Place) -> None:
+    """Where the evaluation is: its newest line about that."""
+    try:
+        lines = (place.out / "evaluation.rank0.err").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # on another node
+        return
+    if place.rank == 0 and (asked := [line for line in lines if line.startswith(ASKED)]):
+        place.note(f"evaluation: {asked[-1]}")
 
 
 def _left(config: TrainConfig, trained: Trained) -> Iterator[Observation]:

@@ -155,13 +155,25 @@ def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
 
 
 def _progress(place: Place, name: str, out: Path, steps: int) -> Callable[[], None]:
-    """Tells what steps.jsonl says of this rank's training; nothing where it cannot be read, as on another node."""
+    """Tells where this rank's training is, by its files; nothing where they cannot be read, as on another node."""
 
     def look() -> None:
-        if place.rank == 0 and (step := last_step(out)):
-            place.note(f"{name}: step {step} of {steps}")
+        if place.rank == 0 and (now := doing(out, steps)):
+            place.note(f"{name}: {now}")
 
     return look
+
+
+def doing(out: Path, steps: int) -> str:
+    """What a training of so many ``steps`` does now, by what is there in ``out``; "" before it has begun to write."""
+    step = last_step(out)
+    if step:
+        return f"step {step} of {steps}" if step < steps else "all steps taken; saving, measuring"
+    if (out / "steps.jsonl").exists():
+        return "model built; first step"
+    if any(not path.name.count(".incomplete-") for path in out.glob("data/*")):
+        return "data prepared; building the model"
+    return "preparing data" if (out / "config.json").exists() else ""
 
 
 def last_step(out: Path) -> int:

@@ -43,13 +43,13 @@ def alone(some: Iterable[Interval], others: Iterable[Interval]) -> int:
 def of_kernels(ran: Iterable[tuple[str, int, int]]) -> float | None:
     """Percent of the time from the first kernel to the end of the last, by (name, begin, end); None without a kernel.
 
-    NCCL's kernels are called ncclDevKernel_…, before 2.19 ncclKernel_…. Copies and fills, of which some belong to an
-    exchange, count as neither.
+    NCCL's kernels are called ncclDevKernel_…, of symmetric memory ncclSym…, before 2.19 ncclKernel_…; "nccl:…" are
+    torch's own marks. Copies and fills, of which some belong to an exchange, count as neither.
     """
     exchange: list[Interval] = []
     compute: list[Interval] = []
     for name, begin, end in ran:
-        if not name.startswith(("Memcpy", "Memset")):
+        if not name.startswith(("Memcpy", "Memset", "nccl:")):
             (exchange if name.startswith("nccl") else compute).append((begin, end))
     every = [*exchange, *compute]
     if not every:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,14 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
+from seatrial.train import weights
 from seatrial.train.architecture import Architecture
-from seatrial.train.files import whole_folder
 from seatrial.train.hf import hub
 from seatrial.train.settings import TrainConfig
 
 _auto: Any = AutoModelForCausalLM  # untyped, as is the next
 _is_sharded: Any = is_deepspeed_zero3_enabled
-BASE = "base"  # in --out: random weights that were saved before the training
 
 
 def dtype(config: TrainConfig) -> torch.dtype:
@@ -27,23 +27,43 @@ def dtype(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if low else torch.float32
 
 
-def build(config: TrainConfig, device: torch.device, base: Path | None = None) -> PreTrainedModel:
-    """The base model on ``device``: random weights depend on the seed alone, or are those of ``base``.
-
-    Raises UsageError.
-    """
+def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
+    """The base model on ``device``; under ZeRO-3 this rank's share of it. Raises UsageError."""
     options: dict[str, Any] = {"dtype": dtype(config), "attn_implementation": "sdpa"}
-    name = str(base) if base else config.model.weights
+    name = config.model.weights
     if name == "random":
-        set_seed(config.seed)
-        with device:
+        set_seed(config.seed)  # of adapters, and of what training draws
+        with device if not _is_sharded() else nullcontext():  # ZeRO-3 has a device of its own
             model = _auto.from_config(_hf_config(config.architecture()), **options)
+        _draw(model, config, device)
     else:
         with hub.asked_for(name):
             model = _auto.from_pretrained(hub.repository(name) or name, **options)
             if not _is_sharded():
                 model = model.to(device)
     return cast("PreTrainedModel", model)
+
+
+@torch.no_grad()
+def _draw(model: Any, config: TrainConfig, device: torch.device) -> None:
+    """First weights, by the seed and their names alone: who asks the model later, alone, draws those of all ranks.
+
+    transformers itself draws others under ZeRO-3; and a file of them takes a minute to write and to read.
+    """
+    source = weights.random(config.seed, config.architecture().initializer_range)
+    for name, parameter in model.named_parameters():
+        with _whole(parameter):
+            parameter.copy_(source(name, parameter.shape, device))
+
+
+def _whole(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
+    """Within, all of ``parameter`` is here, also where ZeRO-3 shares it; then what rank 0 made of it is shared."""
+    if not hasattr(parameter, "ds_id"):
+        return nullcontext()
+    import deepspeed
+
+    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+    return gathered
 
 
 def _hf_config(architecture: Architecture) -> Any:
@@ -67,16 +87,6 @@ def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)
     return wrapped
-
-
-def save_random(config: TrainConfig, folder: Path) -> None:
-    """Write the random base model to ``folder``, unless it is there."""
-    if not folder.exists():
-        # a CPU takes a minute to draw seven billion numbers
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with whole_folder(folder) as making:
-            build(config, device).save_pretrained(making)
-        torch.cuda.empty_cache()
 
 
 def load(folder: Path, config: TrainConfig) -> Any:

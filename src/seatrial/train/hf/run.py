@@ -32,7 +32,7 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     models.quiet()
     if os.environ.get("RANK", "0") == "0":
         claim(config, out)  # before the ranks meet
-    base = _base_for_zero3(config, out)
+    _refuse_alone(config)
     args = arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
     phases.next("init")
@@ -40,7 +40,7 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     phases.next("data")
     watch = Watch(config, strategy(config), world, out, phases)
     with metrics.explained_memory(config, args.device):
-        trainer = _trainer(config, args, prepared, base, watch)
+        trainer = _trainer(config, args, prepared, watch)
         found = checkpoints.newest(out) if config.checkpoint.resume else None
         if found:
             model = trainer.accelerator.unwrap_model(trainer.model)
@@ -58,27 +58,17 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     return report
 
 
-def _base_for_zero3(config: TrainConfig, out: Path) -> Path | None:
-    """Where to load random weights from, under ZeRO-3, which draws others when it shards while a model is built.
-
-    Before the ranks join: from then on transformers shards whatever it builds. They meet again over the data.
-    """
-    if strategy(config) != "zero3" or config.model.weights != "random":
-        return None
-    if "RANK" not in os.environ:
+def _refuse_alone(config: TrainConfig) -> None:
+    """Raises UsageError for ZeRO-3 without ranks."""
+    if strategy(config) == "zero3" and "RANK" not in os.environ:
         raise UsageError(
             "ZeRO-3 shards over ranks, and this process is alone: torchrun --standalone --nproc-per-node=N -m seatrial "
             "train CONFIG, or --set parallel.strategy=ddp"
         )
-    if os.environ["RANK"] == "0":
-        models.save_random(config, out / models.BASE)
-    return out / models.BASE
 
 
-def _trainer(
-    config: TrainConfig, args: TrainingArguments, prepared: data.Prepared, base: Path | None, watch: Watch
-) -> CountingTrainer:
-    model: Any = models.build(config, args.device, base)
+def _trainer(config: TrainConfig, args: TrainingArguments, prepared: data.Prepared, watch: Watch) -> CountingTrainer:
+    model: Any = models.build(config, args.device)
     if config.use_lora:
         model = models.with_lora(model, config)
     trainer = CountingTrainer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,20 +77,19 @@ def cases_of(conversation: Conversation, split: Split) -> Iterator[Case]:
 
 def _both_answers(config: TrainConfig, out: Path, tokenizer: Any, cases: Sequence[Case]) -> tuple[list[str], list[str]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    base = out / models.BASE
-    model: Any = models.build(config, device, base if base.is_dir() else None)
-    before = answers(model, tokenizer, cases, config.evaluation)
+    model: Any = models.build(config, device)
+    before = answers(model, tokenizer, cases, config.evaluation, "before")
     if config.use_lora:
         model = PeftModel.from_pretrained(model, str(out / "final"))
     else:
         del model
         model = models.load(out / "final", config).to(device)
-    return before, answers(model, tokenizer, cases, config.evaluation)
+    return before, answers(model, tokenizer, cases, config.evaluation, "after")
 
 
 @torch.inference_mode()
-def answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluation) -> list[str]:
-    """What the model says in each case, at most ``max_new_tokens`` of it."""
+def answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluation, when: str) -> list[str]:
+    """What the model says in each case, at most ``max_new_tokens`` of it. ``when``: before the training or after it."""
     model.eval()
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -110,6 +110,7 @@ def answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluat
             pad_token_id=tokenizer.pad_token_id,
         )
         said += tokenizer.batch_decode(tokens[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        print(f"asked {when} the training: {len(said)} of {len(cases)}", file=sys.stderr, flush=True)
     return said
 
 
