@@ -5,8 +5,8 @@
 It runs nccl-tests and seatrial's own instrument in turn, three times each, so that how much either repeats itself
 stands beside how far the two are apart. It ends with 1 where they differ by more than the gates, with 2 where they
 cannot be compared. nccl-tests runs as one process with ``-g N``: one thread starts the work of all GPUs, where torch
-has a process for each. With ``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has a process for each as well:
-the harder comparison, since one thread takes longer to start the work of all GPUs than each process for its own.
+has a process for each. With ``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has a process for each as
+well: the harder comparison, since one thread takes longer to start the work of all GPUs than each process for its own.
 """
 
 from __future__ import annotations
