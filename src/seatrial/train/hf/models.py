@@ -32,7 +32,6 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": dtype(config), "attn_implementation": "sdpa"}
     name = config.model.weights
     if name == "random":
-        set_seed(config.seed)  # of adapters, and of what training draws
         with device if not _is_sharded() else nullcontext():  # ZeRO-3 has a device of its own
             model = _auto.from_config(_hf_config(config.architecture()), **options)
         _draw(model, config, device)
@@ -84,6 +83,7 @@ def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
+    set_seed(config.seed)  # building the model draws more or less, by strategy: adapters begin alike in all
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)
     return wrapped
