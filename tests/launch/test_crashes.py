@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 CHECK = "collectives.all_reduce"
 TRIAL = """
-limits: {silence_s: 3}
+limits: {silence_s: 6}
 checks:
   host.inventory:
   collectives.all_reduce: {options: {sizes: [10MiB], seconds_per_size: 60}}
