@@ -216,14 +216,13 @@ def _against(known: Reference, rule: Rule, metric: Metric, value: str, fleet: Fl
         if fleet.outlying(metric.value):
             return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
         return Outcome.PASS, reason, judged_by
+    if share >= least:
+        return Outcome.WARN, reason, judged_by
     interval = median_interval(metric.samples)
-    limit, short, unsure = (
-        (rule.warn_below, Outcome.WARN, Outcome.PASS) if share >= least else (least, Outcome.FAIL, Outcome.WARN)
-    )
-    if interval and interval[1] >= limit * known.value:
-        said = f"its own 95 % interval reaches {limit:.0%} ({_range(interval, metric)})"
-        return unsure, f"{reason}; {said}", judged_by
-    return short, reason, judged_by
+    if interval and interval[1] >= least * known.value:
+        reason += f", which its own 95 % interval does not exclude ({_range(interval, metric)})"
+        return Outcome.WARN, reason, judged_by
+    return Outcome.FAIL, reason, judged_by
 
 
 def _range(interval: tuple[float, float], metric: Metric) -> str:
