@@ -125,7 +125,7 @@ def falling(**changes: Any) -> list[Record]:
         ({"ddp-again": falling(loss=5.000000000000001)}, {"repeated_steps_differing.ddp"}),
         ({"fsdp2-again": falling(grad_norm=2.0000000000000004)}, {"repeated_steps_differing.fsdp2"}),
         ({"alone": [record(1), record(2)]}, {"loss_drop", "loss_difference.ddp", "loss_difference.fsdp2"}),
-        ({"alone": falling(grad_norm=2.01)}, {f"grad_norm_difference.{layout}" for layout in LAYOUTS}),
+        ({"alone": falling(grad_norm=2.001)}, {f"grad_norm_difference.{layout}" for layout in LAYOUTS}),
     ],
 )
 def test_each_rule_can_fail(tmp_path: Path, changed: dict[str, list[Record]], metrics: set[str]) -> None:

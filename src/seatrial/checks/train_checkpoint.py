@@ -343,7 +343,7 @@ CHECK = Check(
                 metric=f"reshard_difference.{name}",
                 shows=(f"widest.{name}",),
                 where={"resharded": "yes"},
-                expect="< 1e-4",  # as in train.parity
+                expect="< 1e-5",  # as in train.parity
                 why=f"read by {who}, the checkpoint is not the training that it was",
                 remedy=f"Is train.parity clean? Then a share was read wrongly. {SOFTWARE}",
             )
