@@ -46,7 +46,8 @@ def test_a_rehearsal_measures_everything_and_judges_nothing(tmp_path: Path) -> N
     found = json.loads(out.read_text())
     assert [row["name"] for row in found["figures"]] == ["busbw.1MiB", "busbw.10MiB", "tokens_per_second_per_gpu"]
     assert all(row["without"] > 0 and row["with_it"] > 0 for row in found["figures"])
-    assert 0 <= found["sampler_cpu_share"] < 0.5
+    assert isinstance(found["sampler_cpu_share"], float)  # 0 where both windows are within a tick of the clock
+    assert found["sampler_cpu_share"] < 0.5
     assert found["rounds"] == 2
     assert found["judged"] is False
     assert done.stdout.splitlines()[-1].startswith("tokens_per_second_per_gpu")
