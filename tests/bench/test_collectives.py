@@ -52,11 +52,11 @@ def time_it(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float], seconds: fl
 
 
 def test_steady_times_end_early_and_the_warm_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    cold = (9.0, 0.004, 0.002)  # the first use, the first guess (5 a window), the window of 5
+    cold = (9.0, 0.004, 0.002)  # the first use, the first guess (13 a window), the window of 13
     timings = time_it(monkeypatch, chain(cold, repeat(0.001)), seconds=2)
     assert set(timings.windows) == {(0.001,)}
-    assert collectives.LEAST_S <= sum(timings.means) * 10 < collectives.LEAST_S + 0.02
-    assert (timings.per_window, timings.warmup) == (10, 1 + 1 + 5)
+    assert collectives.LEAST_S <= sum(timings.means) * 25 < collectives.LEAST_S + 0.05
+    assert (timings.per_window, timings.warmup) == (25, 1 + 1 + 13)
 
 
 def test_few_windows_are_not_enough_however_long_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,8 @@ def test_few_windows_are_not_enough_however_long_they_are(monkeypatch: pytest.Mo
 
 def test_unsteady_times_go_on_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     timings = time_it(monkeypatch, cycle((0.010, 0.010, 0.010, 0.011, 0.011, 0.011)), seconds=1)
-    assert timings.per_window == 2
-    assert 1 <= 2 * sum(timings.means) < 1.03
+    assert timings.per_window == 5
+    assert 1 <= 5 * sum(timings.means) < 1.06
 
 
 def test_a_burn_in_goes_on_when_the_median_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_the_slowest_rank_the_drift_and_who_is_late() -> None:
     assert timings.most_often_slowest == (1, 4 / 6)
 
 
-@pytest.mark.parametrize(("estimate", "a_graph"), [(1e-5, collectives.PER_GRAPH), (0.003, 7), (9.0, 1)])
+@pytest.mark.parametrize(("estimate", "a_graph"), [(1e-5, collectives.PER_GRAPH), (0.003, 17), (9.0, 1)])
 def test_a_figure_of_device_mode_is_that_of_one_operation(
     monkeypatch: pytest.MonkeyPatch, estimate: float, a_graph: int
 ) -> None:
