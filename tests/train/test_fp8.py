@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seatrial.model import UsageError
-from seatrial.train import architecture, fp8, parallel
+from seatrial.train import architecture, fp8, lora, parallel
 from seatrial.train.decoder import Decoder, Linear
 from tests.train import ranks
 from tests.train.test_decoder import filled, tokens
@@ -32,6 +32,39 @@ def test_products_and_gradients_are_those_of_bf16_but_for_rounding(spread: float
     ours = torch.autograd.grad(found, (x, weight), gradient)
     theirs = torch.autograd.grad(exact, (x, weight), gradient)
     assert all(1e-3 < distance(*pair) < 0.09 for pair in zip(ours, theirs, strict=True))
+
+
+def test_a_frozen_weight_gets_no_gradient_and_gives_the_same_one_to_what_comes_before() -> None:
+    x, weight, gradient = drawn(2, 32, 64), drawn(48, 64, spread=0.02), drawn(2, 32, 48, spread=1e-5)
+    found = fp8.linear(x, weight)
+    (wanted, _) = torch.autograd.grad(found, (x, weight), gradient)
+    frozen = weight.detach()
+    same = fp8.linear(x, frozen)
+    assert torch.equal(same, found)
+    kept = [tensor.shape for tensor in same.grad_fn.next_functions[0][0].saved_tensors]  # type: ignore[union-attr]
+    assert kept == [frozen.shape, torch.Size([])]
+    torch.autograd.backward(same, gradient)
+    assert frozen.grad is None
+    assert x.grad is not None
+    assert torch.equal(x.grad, wanted)
+
+
+def test_adapters_on_layers_in_eight_bits_learn_nearly_the_same() -> None:
+    losses, gradients = [], []
+    for eight_bits in (False, True):
+        model = filled("qwen2-tiny", dtype=torch.bfloat16)
+        lora.attach(model, ("q_proj", "down_proj"), 4, 8, 0.0)
+        for number, adapter in enumerate(lora.adapters(model).values()):
+            torch.nn.init.normal_(adapter, std=0.1, generator=torch.Generator().manual_seed(number))
+        if eight_bits:
+            in_eight_bits(model)
+        loss = model(tokens((2, 32)), tokens((2, 32)))
+        loss.backward()
+        losses.append(loss)
+        gradients.append([adapter.grad for adapter in lora.adapters(model).values()])
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
+    assert max(distance(b, a) for a, b in zip(*gradients, strict=True)) < 0.3
 
 
 def test_what_eight_bits_can_say_is_exact() -> None:
@@ -83,7 +116,7 @@ def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"bf16": False}, {"use_lora": True}, {"stack": "hf"}, {"bsz": 3, "seq_len": 5}],
+    [{"bf16": False}, {"stack": "hf"}, {"bsz": 3, "seq_len": 5}],
 )
 def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="fp8 goes with"):
