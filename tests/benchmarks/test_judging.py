@@ -6,6 +6,7 @@ import runpy
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,25 @@ def test_a_whole_trial_of_many_gpus_is_judged_quickly() -> None:
 
 def test_it_prints_time_and_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["judging.py", "--nodes", "2", "--gpus", "4"])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    monkeypatch.setattr("resource.getrusage", lambda _who: SimpleNamespace(ru_maxrss=2**19))  # not what pytest took
+    assert runpy.run_path(str(SCRIPT))["main"]() == 0
     out = capsys.readouterr().out
+    assert "PASS: CPU time 0." in out
+    assert "PASS: peak memory 0.50 GiB, to be under 1 GiB" in out
     assert "2 nodes × 4 GPUs: " in out
     assert "of CPU); peak memory" in out
+
+
+def test_it_exits_with_1_beyond_either_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["judging.py", "--nodes", "2", "--gpus", "4"])
+    monkeypatch.setattr("resource.getrusage", lambda _who: SimpleNamespace(ru_maxrss=2**20))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert ended.value.code == 1
+    assert "FAIL: peak memory 1.00 GiB, to be under 1 GiB" in capsys.readouterr().out
+    monkeypatch.setattr("resource.getrusage", lambda _who: SimpleNamespace(ru_maxrss=2**19))
+    monkeypatch.setattr("time.process_time", iter((0.0, 5.0)).__next__)
+    assert runpy.run_path(str(SCRIPT))["main"]() == 1
+    assert "FAIL: CPU time 5.00 s, to be under 5 s" in capsys.readouterr().out

@@ -103,6 +103,12 @@ def test_a_fail_without_a_second_measurement_stays_one() -> None:
     assert "; not repeated: slow is bad" in alone.reason
 
 
+def test_of_what_no_repetition_excuses_it_is_not_said_that_there_was_none() -> None:
+    (bad,) = [one for one in verdicts([measured(11, wrong=1)], []) if one.metric == "wrong"]
+    assert bad.outcome is Outcome.FAIL
+    assert "not repeated" not in bad.reason
+
+
 def test_of_a_repetition_that_is_still_to_come_nothing_is_said() -> None:
     (first,) = [
         one for one in judge(CONFIG, [], [measured(9)], {"c": check()}, {}, repeats=None) if one.metric == "speed"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from seatrial.checks.base import Check
 from seatrial.judge import again, insights, links
 from seatrial.judge.baselines import Known, skus
+from seatrial.judge.links import Links
 from seatrial.judge.places import unheld, unproven
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome, Verdict
@@ -43,7 +44,7 @@ def judge(
     ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
     they bear a FAIL out, or not, and speak of nothing else. None: they are still to come.
     """
-    known = _known(measurements, site)
+    known = _known(links.read(measurements), site)
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
@@ -80,7 +81,7 @@ def to_repeat(
 
     A check that could not be measured somewhere is none of them: first it is to be measured everywhere.
     """
-    known = _known(measurements, site)
+    known = _known(links.read(measurements), site)
     found: dict[str, str] = {}
     for name, setting in config.checks.items():
         own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))
@@ -100,10 +101,9 @@ def read(
     site: Baseline | None = None,
 ) -> tuple[Insight, ...]:
     """What the figures say beyond their verdicts; see ``insights``."""
-    known = _known(measurements, site)
-    return insights.insights(config, measurements, verdicts, checks, known, links.read(measurements))
-
-
-def _known(measurements: Sequence[Measurement], site: Baseline | None) -> Known:
     found = links.read(measurements)
+    return insights.insights(config, measurements, verdicts, checks, _known(found, site), found)
+
+
+def _known(found: Links, site: Baseline | None) -> Known:
     return Known(site, skus(), found.fabric, found.sliced)

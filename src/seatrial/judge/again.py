@@ -39,7 +39,8 @@ def weighed(
     """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
     repeatable = _Repeatable(check)
     if not repeats:
-        yield from (_unrepeated(one, "") if repeatable[one.metric] else one for one in first)
+        for one in first:
+            yield _unrepeated(one, "") if one.outcome is Outcome.FAIL and repeatable[one.metric] else one
         return
     speaks, trouble = whole(own, repeats), _trouble(repeats)
     said, before, after = _by_key(second), _values(own), _values(repeats)

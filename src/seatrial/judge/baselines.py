@@ -143,7 +143,7 @@ class Known:
 
         Where models are mixed, the one of which least is expected sets the pace, if it is known of all of them.
         """
-        asked = (key, *(repr(facts.get(name)) for name in ("gpu", "world_size", "nodes")))
+        asked = key, repr(facts.get("gpu")), repr(facts.get("world_size")), repr(facts.get("nodes"))
         if asked not in self._said:  # thousands of GPUs ask the same
             self._said[asked] = self._published(key, facts)
         return self._said[asked]

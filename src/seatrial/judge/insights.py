@@ -115,8 +115,8 @@ def _algorithms(measurements: Sequence[Measurement]) -> _Chosen:
     Its fact ``path_by_size`` is of all-reduce; that of other operations nobody has looked for.
     """
     told: dict[str, tuple[str, str]] = {}
-    for one in measurements:
-        ways = one.facts.get("path_by_size") if one.check == _CONTRAST else None
+    for one in (one for one in measurements if one.check == _CONTRAST):
+        ways = one.facts.get("path_by_size")
         default = ways.get("default") if isinstance(ways, dict) else None
         for label, way in default.items() if isinstance(default, dict) else ():
             if isinstance(way, dict) and way.get("algorithm") not in (None, "not told"):

@@ -22,8 +22,9 @@ def unproven(
     if not own or any(one.error for one in own):
         return
     job = next((job for job in jobs if check in job.checks), None)
-    faults = [*_absent(job, own), *_here_and_there(own), *_other_promise(job, cluster)] if job else []
-    faults += _elsewhere(check, jobs, measurements)
+    nodes = _nodes(own)
+    faults = [*_absent(job, own, nodes), *_here_and_there(own), *_other_promise(job, cluster)] if job else []
+    faults += _elsewhere(check, nodes, jobs, measurements)
     if job is None and not all(one.skipped for one in own):
         faults = ["it was measured, and no job of the plan has it"]
     for fault in faults:
@@ -49,18 +50,17 @@ def unheld(check: str, setting: CheckSettings, own: Sequence[Measurement], trial
         )
 
 
-def _absent(job: Job, own: Sequence[Measurement]) -> Iterator[str]:
-    missing = sorted(set(range(job.places)) - {one.rank for one in own if one.rank is not None})
+def _absent(job: Job, own: Sequence[Measurement], nodes: Sequence[str]) -> Iterator[str]:
+    subjects = {one.rank: one.subject for one in own}
+    missing = sorted(set(range(job.places)) - subjects.keys())
     if missing:
         names = ", ".join(str(rank) for rank in missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
         yield f"not measured everywhere: {len(missing)} of {job.places} ranks are missing ({names})"
         return
-    nodes = _nodes(own)
     if len(nodes) != job.nodes:
         yield f"{job.nodes} nodes were to be measured, and the measurements name {len(nodes)}: {', '.join(nodes)}"
         return
-    ranks = {one.rank: one.subject for one in own}
-    twice = [subject for subject, count in Counter(ranks.values()).items() if count > 1]
+    twice = [subject for subject, count in Counter(subjects.values()).items() if count > 1]
     if twice:
         yield f"{job.places} ranks were to be at as many places, and several are at {', '.join(twice[:_NAMED])}"
 
@@ -81,14 +81,15 @@ def _other_promise(job: Job, cluster: Cluster) -> Iterator[str]:
         yield f"planned for {job.promised_gpus} GPUs a node, and {cluster.gpus_per_node} were promised"
 
 
-def _elsewhere(check: str, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+def _elsewhere(
+    check: str, here: Sequence[str], jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]
+) -> Iterator[str]:
     """Two jobs on different nodes tell of none of them everything."""
     on_nodes = [name for job in jobs if job.placement != "control" for name in job.checks]
     if check not in on_nodes:
         return
     places = ((name, _nodes(one for one in measurements.get(name, ()) if not one.error)) for name in on_nodes)
     first, there = next((name, nodes) for name, nodes in places if nodes)
-    here = _nodes(one for one in measurements[check] if not one.error)
     if here != there:
         yield f"measured on {', '.join(here)}, but {first} on {', '.join(there)}: not on the same nodes"
 

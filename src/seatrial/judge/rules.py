@@ -36,10 +36,11 @@ def judge_check(
     verdicts = list(_unmeasured(check.name, measurements))
     measured = [measurement for measurement in measurements if not measurement.skipped]
     groups = _groups(check.scope, measured)
-    for rule in _effective(check.rules, expect, trial):
-        fleets = {} if rule.expect else _fleets(rule, measured)
-        for group in groups:
-            verdicts += _apply(check.name, rule, group, trial if rule.metric in expect else "", known, fleets)
+    rules = _effective(check.rules, expect, trial)
+    fleets = _fleets([rule.metric for rule in rules if not rule.expect], measured)
+    for rule in rules:
+        whose = trial if rule.metric in expect else ""
+        verdicts += _apply(check.name, rule, groups, whose, known, fleets.get(rule.metric, {}))
     if not verdicts:
         reason = "measured, and no rule judges it"
         verdicts = [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason)]
@@ -68,13 +69,17 @@ def _groups(scope: Scope, measured: Sequence[Measurement]) -> list[Group]:
     return [Group([measurement]) for measurement in measured]
 
 
-def _fleets(rule: Rule, measured: Sequence[Measurement]) -> dict[str, Fleet]:
-    """All values of the rule's metric by GPU model: unlike GPUs are never compared."""
-    values: dict[str, list[float]] = {}
-    for measurement in measured:
-        own = [metric.value for metric in measurement.metrics if metric.name == rule.metric]
-        values.setdefault(_model(measurement.facts), []).extend(own)
-    return {model: Fleet(model, tuple(found)) for model, found in values.items()}
+def _fleets(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, dict[str, Fleet]]:
+    """All values of each metric of ``names``, by GPU model: unlike GPUs are never compared."""
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    for measurement in measured if names else ():
+        model = _model(measurement.facts)
+        for metric in measurement.metrics:
+            if metric.name in values:
+                values[metric.name].setdefault(model, []).append(metric.value)
+    return {
+        name: {model: Fleet(model, tuple(found)) for model, found in models.items()} for name, models in values.items()
+    }
 
 
 def _model(facts: Mapping[str, JsonValue]) -> str:
@@ -86,9 +91,23 @@ def _unmeasured(check: str, measurements: Sequence[Measurement]) -> Iterator[Ver
     for measurement in measurements:
         subject = measurement.subject
         if measurement.error:
-            yield Verdict(check=check, subject=subject, outcome=Outcome.ERROR, reason=measurement.error)
+            yield _valueless(check, subject, "", Outcome.ERROR, measurement.error)
         elif measurement.skipped:
-            yield Verdict(check=check, subject=subject, outcome=Outcome.SKIP, reason=measurement.skipped)
+            yield _valueless(check, subject, "", Outcome.SKIP, measurement.skipped)
+
+
+def _valueless(check: str, subject: str, metric: str, outcome: Outcome, reason: str) -> Verdict:
+    """A verdict where there is no value to judge."""
+    return Verdict.made(
+        check=check,
+        subject=subject,
+        metric=metric,
+        outcome=outcome,
+        reason=reason,
+        evidence="",
+        remedy="",
+        judged_by="",
+    )
 
 
 def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -> list[Rule]:
@@ -109,32 +128,36 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
 
 
 def _apply(
-    check: str, rule: Rule, group: Group, trial: str, known: Known, fleets: Mapping[str, Fleet]
+    check: str, rule: Rule, groups: Sequence[Group], trial: str, known: Known, fleets: Mapping[str, Fleet]
 ) -> Iterator[Verdict]:
-    facts = group.facts
-    if rule.where and (outside := [name for name, value in rule.where.items() if facts.get(name, value) != value]):
-        reason = inapplicable(rule.where, outside, facts)
-        yield Verdict(check=check, subject=group.subject, metric=rule.metric, outcome=Outcome.SKIP, reason=reason)
-        return
-    metrics = group.metrics.get(rule.metric, ())
-    if not metrics and not group.failed:  # an error has been told already
-        reason = f"{rule.metric} was not measured, so that nothing is known of this: {rule.why}"
-        yield Verdict(check=check, subject=group.subject, metric=rule.metric, outcome=Outcome.ERROR, reason=reason)
-    fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
-    for metric in metrics:
-        yield _verdict(check, rule, metric, facts, trial, known, fleet)
+    """What one rule says of all groups: what is the same for thousands of them is asked of it once."""
+    name, where = rule.metric, rule.where
+    for group in groups:
+        facts = group.facts
+        if not where.items() <= facts.items():  # a fact that nobody told does not count as otherwise
+            outside = [fact for fact, value in where.items() if facts.get(fact, value) != value]
+            if outside:
+                yield _valueless(check, group.subject, name, Outcome.SKIP, inapplicable(where, outside, facts))
+                continue
+        metrics = group.metrics.get(name, ())
+        if not metrics and not group.failed:  # an error has been told already
+            reason = f"{name} was not measured, so that nothing is known of this: {rule.why}"
+            yield _valueless(check, group.subject, name, Outcome.ERROR, reason)
+        fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
+        for metric in metrics:
+            yield _verdict(check, rule, metric, facts, trial, known, fleet)
 
 
 def _verdict(
     check: str, rule: Rule, metric: Metric, facts: Mapping[str, JsonValue], trial: str, known: Known, fleet: Fleet
 ) -> Verdict:
-    value = format_value(metric.value, metric.unit)
-    outcome, reason, judged_by = _compare(rule, metric, value, facts, trial, known, fleet)
+    name, value = metric.name, format_value(metric.value, metric.unit)
+    outcome, reason, judged_by = _compare(rule, metric, f"{name} is {value}", facts, trial, known, fleet)
     bad = outcome not in _NO_TROUBLE
     return Verdict.made(
         check=check,
         subject=metric.subject,
-        metric=metric.name,
+        metric=name,
         outcome=outcome,
         reason=f"{reason}: {rule.why}" if bad and rule.why else reason,
         evidence=_evidence(metric, value) + (_shown(rule, facts) if bad else ""),
@@ -146,30 +169,31 @@ def _verdict(
 def _compare(
     rule: Rule,
     metric: Metric,
-    value: str,
+    figure: str,
     facts: Mapping[str, JsonValue],
     trial: str,
     known: Known,
     fleet: Fleet,
 ) -> tuple[Outcome, str, str]:
-    if rule.expect is None:
-        found = known.find(rule.baseline or metric.name, facts, fleet, metric.unit)
+    """Outcome, reason and judge of what ``figure`` says in words."""
+    limit, unit = rule.expect, metric.unit
+    if limit is None:
+        found = known.find(rule.baseline or metric.name, facts, fleet, unit)
         if isinstance(found, str):
-            return Outcome.UNJUDGED, f"{metric.name} is {value}, and {found}", ""
-        return _against(found, rule, metric, value, fleet)
-    if rule.expect.unit and rule.expect.unit != metric.unit:
-        return Outcome.UNJUDGED, f"{metric.name} is {value}, and the threshold is in {rule.expect.unit!r}", ""
-    limit = _limit(rule.expect.op, rule.expect.value, metric.unit)
-    judged_by = f"trial {trial}: {limit}" if trial else f"rule: {limit}"
-    if trial and (wrong := flaw(rule.expect, metric.unit, rule.baseline or "", facts, known)):
-        return Outcome.ERROR, f"{metric.name} is {value}, and the threshold says nothing: {wrong}", judged_by
+            return Outcome.UNJUDGED, f"{figure}, and {found}", ""
+        return _against(found, rule, metric, figure, fleet)
+    if limit.unit and limit.unit != unit:
+        return Outcome.UNJUDGED, f"{figure}, and the threshold is in {limit.unit!r}", ""
+    asked, judged_by = _asked(limit.op, limit.value, unit, trial)
+    if trial and (wrong := flaw(limit, unit, rule.baseline or "", facts, known)):
+        return Outcome.ERROR, f"{figure}, and the threshold says nothing: {wrong}", judged_by
     if trial:
-        judged_by += _sense(rule, rule.expect, metric, facts, known)
-    if rule.expect.holds(metric.value):
-        return Outcome.PASS, f"{metric.name} is {value}", judged_by
-    reason = f"{metric.name} is {value}, expected {limit}"
+        judged_by += _sense(rule, limit, metric, facts, known)
+    if limit.holds(metric.value):
+        return Outcome.PASS, figure, judged_by
+    reason = f"{figure}, expected {asked}"
     interval = median_interval(metric.samples)
-    if interval and any(rule.expect.holds(bound) for bound in interval):
+    if interval and any(limit.holds(bound) for bound in interval):
         return (
             Outcome.WARN,
             f"{reason}, which its own 95 % interval still reaches ({_range(interval, metric)})",
@@ -198,16 +222,11 @@ def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonVal
     return f"; BEYOND {of}: good hardware of this shape fails it" if good else ""
 
 
-def _against(known: Reference, rule: Rule, metric: Metric, value: str, fleet: Fleet) -> tuple[Outcome, str, str]:
+def _against(known: Reference, rule: Rule, metric: Metric, figure: str, fleet: Fleet) -> tuple[Outcome, str, str]:
     share = metric.value / known.value
     least = rule.fail_below if known.floor is None else known.floor / known.value
-    reason = (
-        f"{metric.name} is {value}, {share:.1%} of the {format_value(known.value, known.unit)} that {known.of} gives"
-    )
-    judged_by = (
-        f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
-        f"fails under {least:.0%}, warns under {rule.warn_below:.0%}"
-    )
+    given, judged_by = _terms(known, least, rule.warn_below)
+    reason = f"{figure}, {share:.1%} of {given}"
     if known.deviation is not None and (share >= least or not fleet.outlying(metric.value)):
         return Outcome.UNJUDGED, f"{reason}; {known.source}", judged_by
     if share > BELIEVABLE:
@@ -229,10 +248,22 @@ def _range(interval: tuple[float, float], metric: Metric) -> str:
     return " to ".join(format_value(bound, metric.unit) for bound in interval)
 
 
-@lru_cache  # the same for thousands of subjects
-def _limit(op: str, value: float, unit: str) -> str:
+@lru_cache  # here and below: the same words for thousands of subjects
+def _terms(known: Reference, least: float, warn_below: float) -> tuple[str, str]:
+    """What a reference gives, and how it judges."""
+    return (
+        f"the {format_value(known.value, known.unit)} that {known.of} gives",
+        f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
+        f"fails under {least:.0%}, warns under {warn_below:.0%}",
+    )
+
+
+@lru_cache
+def _asked(op: str, value: float, unit: str, trial: str) -> tuple[str, str]:
+    """What a threshold asks for, and who does."""
     text = format_value(value, unit)
-    return text if unit == "bool" else f"{op} {text}"
+    limit = text if unit == "bool" else f"{op} {text}"
+    return limit, f"trial {trial}: {limit}" if trial else f"rule: {limit}"
 
 
 def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
@@ -242,8 +273,8 @@ def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
 
 
 def _evidence(metric: Metric, value: str) -> str:
-    text = f"{metric.name} = {value} on {metric.subject}"
-    if len(metric.samples) > 1:
-        low, high = (format_value(bound, metric.unit) for bound in (min(metric.samples), max(metric.samples)))
-        text += f", {len(metric.samples)} samples from {low} to {high}"
+    text, samples = f"{metric.name} = {value} on {metric.subject}", metric.samples
+    if len(samples) > 1:
+        low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
+        text += f", {len(samples)} samples from {low} to {high}"
     return text
