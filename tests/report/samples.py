@@ -365,7 +365,7 @@ def _trial(**given: Any) -> Trial:
     defaults: dict[str, Any] = {
         "seatrial": "0.1.0",
         "name": "acceptance",
-        "command": ("seatrial", "run", "acceptance", "--launcher", "local", "--set", "cluster.gpus_per_node=4"),
+        "command": ("seatrial", "run", "acceptance", "--launcher", "local", "--set", "checks.x.expect.y=> 3 GB/s"),
         "host": "h200-01",
         "started": BEGAN,
         "seconds": sum(timing.seconds for timing in timings) + 0.8,

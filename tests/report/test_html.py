@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from html.parser import HTMLParser
 
@@ -78,7 +79,7 @@ def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
     if sample != "hostile":
         assert trial.decision.reason in page.text
         assert f"Scope: {trial.decision.scope}" in page.text
-        assert " ".join(trial.command) in page.text
+        assert shlex.join(trial.command) in page.text
 
 
 def test_every_trouble_has_its_evidence_and_remedy() -> None:

@@ -5,6 +5,7 @@ The template holds the page and escapes all text; this module hands it what to s
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from urllib.parse import quote
 
@@ -67,7 +68,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(prose=prose, plural=plural, utc=_utc, href=href, judge=judge, pretty=sections.pretty)
+    environment.filters.update(
+        prose=prose, plural=plural, utc=_utc, href=href, judge=judge, pretty=sections.pretty, command=shlex.join
+    )
     environment.globals.update(
         SYMBOLS=SYMBOLS,
         MEANINGS=MEANINGS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from seatrial.model import Finding, Trial
 from seatrial.report.text import neutral, one_line, plural, prose, utc
@@ -38,7 +39,7 @@ def _head(trial: Trial) -> str:
     ]
     if trial.decision.scope:
         lines += ["", f"Scope: {_text(trial.decision.scope)}"]
-    return "\n".join([*lines, "", f"Command: {_code(' '.join(trial.command))}"])
+    return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
 
 
 def _table(trial: Trial) -> str:
