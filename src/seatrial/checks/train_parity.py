@@ -132,7 +132,7 @@ def _rules(layout: str) -> tuple[Rule, ...]:
         Rule(
             metric=f"loss_difference.{layout}",
             shows=(f"widest.loss.{layout}",),
-            # Rounding gave at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny twin); gradients that were not
+            # Rounding gave at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny twin; 0 on 2 H200); gradients not
             # exchanged gave 3.2e-3 one step later. The limit stands in the middle, by ratio.
             expect="< 1e-5",
             why="one process on the same batches computes another loss: gradients are lost, or weighed wrongly",
