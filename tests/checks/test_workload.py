@@ -14,7 +14,7 @@ from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Series
-from seatrial.train.answer import REFUSED
+from seatrial.train.answer import NO_ROOM, REFUSED
 
 CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload.units()})
 
@@ -113,6 +113,18 @@ def test_what_cannot_be_trained_at_all_is_no_verdict() -> None:
     words = "stack hf needs peft, which is not installed: pip install 'seatrial[hf]'"
     with pytest.raises(SeatrialError, match="sft was not trained: rank 1: stack hf needs peft"):
         end(other, Answer(problem=words, code=REFUSED, place=2))
+
+
+def test_a_full_disk_is_no_verdict() -> None:
+    full = Answer(problem="ended with exit code 28; its last words: NoRoom: no", code=NO_ROOM, place=1, host="n1")
+    with pytest.raises(SeatrialError, match="sft was not trained to its end, for want of room on disk: rank 1 on n1:"):
+        end(Answer(problem="ended because that of another rank had failed", code=-15, place=2), full)
+
+
+@pytest.mark.parametrize("code", [REFUSED, NO_ROOM])
+def test_a_rank_that_was_killed_stays_a_finding(code: int) -> None:
+    found = end(Answer(problem="no", code=code, place=1), Answer(problem="ended by signal 9", code=-9, place=2))
+    assert (found.problem, found.exit_code) == ("rank 1: ended by signal 9", -9)
 
 
 def test_progress_is_of_whole_lines(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Trainings as checks: what ``seatrial train CONFIG`` does, in processes beside the ranks; and what all of them tell.
 
 A training is judged like anything else that is measured: that it ends badly is a figure (``exit_code``), and no error
-of the check. Nothing was measured only where a config cannot be trained here at all, or a library is missing.
+of the check. Nothing was measured only where a config cannot be trained here at all, a library is missing, or the disk
+is full.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic import Field
 from seatrial.checks.base import Options, Place
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
 from seatrial.train import settings
-from seatrial.train.answer import REFUSED
+from seatrial.train.answer import NO_ROOM, REFUSED
 
 if TYPE_CHECKING:
     from seatrial.bench.anew import Answer
@@ -30,6 +31,7 @@ REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others 
 # Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
 _ENDS = 3
 _KEPT = ("config.json", "metrics.json", "steps.jsonl")
+_NO_FINDING = {REFUSED: "was not trained", NO_ROOM: "was not trained to its end, for want of room on disk"}
 _TAIL = 4096  # bytes at the end of steps.jsonl, that hold a line
 
 
@@ -126,7 +128,7 @@ def train(
 
 
 def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
-    """How one training ended, by the answers of its ranks. Raises SeatrialError where it never began."""
+    """How one training ended, by the answers of its ranks. Raises SeatrialError where that says nothing of them."""
     from seatrial.bench import anew
 
     ranks = tuple(answers)
@@ -136,10 +138,10 @@ def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
         if not isinstance(metrics, dict):
             raise SeatrialError(f"{name}: rank {ranks[0]} answered {str(metrics)[:80]!r}, which are no metrics")
         return Trained(metrics, out, "", ranks=ranks)
-    refused = [_told(rank, answer) for rank, answer in bad.items() if answer.code == REFUSED]
-    if refused:
-        raise SeatrialError(f"{name} was not trained: {refused[0]}")
     first = anew.first_to_fail(bad)
+    for code, ended in {} if bad[first].code in anew.KILLED else _NO_FINDING.items():
+        if said := [_told(rank, answer) for rank, answer in bad.items() if answer.code == code]:
+            raise SeatrialError(f"{name} {ended}: {said[0]}")
     return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks)
 
 

@@ -65,7 +65,7 @@ def prepare(config: TrainConfig, out: Path) -> Prepared:
     Raises SeatrialError on all ranks where that fails.
     """
     folder = (Path(config.data.cache) if config.data.cache else out / "data") / _key(config)
-    ranks.once(lambda: _make(config, folder))
+    ranks.once(lambda: _make(config, folder), folder)
     if config.data.layout == "walks":  # the seed's: a node that does not share the first rank's makes the same
         _make(config, folder)
     if not folder.exists():
