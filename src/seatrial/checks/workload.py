@@ -48,7 +48,8 @@ class Trained:
     """What one training left. ``problem`` is empty where it ended well, else tells how it ended, with its last words.
 
     ``metrics`` is metrics.json, None after a problem; ``steps`` the lines of steps.jsonl, of ``max_steps``;
-    ``ranks`` who took part; ``seconds`` from the start of the processes to their end.
+    ``ranks`` who took part, ``failed`` who explains the problem; ``seconds`` from the start of the processes to their
+    end. What rank N said is in ``logs``.rankN.err.
     """
 
     metrics: dict[str, Any] | None
@@ -59,6 +60,8 @@ class Trained:
     ranks: tuple[int, ...] = ()
     max_steps: int = 0
     seconds: float = 0.0
+    failed: int | None = None
+    logs: Path | None = None
 
     def value(self, name: str) -> Any:
         """Of metrics.json; None where that is not known."""
@@ -122,6 +125,7 @@ def train(
             steps=steps[ranks[0]],
             max_steps=wanted.max_steps,
             seconds=seconds,
+            logs=place.out / outs[0].name,
         )
         for ranks, out in zip(every, outs, strict=True)
     ]
@@ -142,7 +146,7 @@ def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
     for code, ended in {} if bad[first].code in anew.KILLED else _NO_FINDING.items():
         if said := [_told(rank, answer) for rank, answer in bad.items() if answer.code == code]:
             raise SeatrialError(f"{name} {ended}: {said[0]}")
-    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks)
+    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks, failed=first)
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
@@ -275,7 +279,9 @@ def settings_fact(options: WorkloadOptions) -> Fact:
 def each(
     place: Place, trained: Trained, name: str = "", subject: str = CLUSTER, brief: bool = False
 ) -> Iterator[Observation]:
-    """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures alone."""
+    """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures, and where it
+    failed who says why.
+    """
     end, found = _end(name), _figures(trained)
     yield from (
         Metric(name=f"{metric}{end}", value=found[metric], unit=unit, subject=subject)
@@ -283,6 +289,7 @@ def each(
         if is_number(found.get(metric))
     )
     if brief:
+        yield from _logs(place, trained) if trained.problem else ()
         return
     for key, unit in _CURVES.items():
         points = [(step["step"], step[key]) for step in trained.steps if is_number(step.get(key))]
@@ -359,10 +366,23 @@ def _what(trained: Trained) -> dict[str, Any]:
 
 def _files(place: Place, trained: Trained) -> Iterator[Artifact]:
     """What is worth looking at, of what it wrote; weights stay where they are."""
-    logs = [path for path in sorted(place.out.glob(f"{trained.out.name}.rank*.err")) if path.stat().st_size]
-    for path in [*(trained.out / file for file in _KEPT), *logs[:1]]:
+    yield from _logs(place, trained)
+    for path in (trained.out / file for file in _KEPT):
         if path.is_file():
-            yield Artifact(path=str(path.relative_to(place.run_dir)), title=f"{trained.out.name}: {path.name}")
+            yield _artifact(place, trained, path)
+
+
+def _logs(place: Place, trained: Trained) -> Iterator[Artifact]:
+    """Of the rank that explains the problem, and of the first, as far as they said anything that is seen here."""
+    wanted = [rank for rank in (trained.failed, *trained.ranks[:1]) if rank is not None]
+    for rank in dict.fromkeys(wanted) if trained.logs else ():
+        path = trained.logs.with_name(f"{trained.logs.name}.rank{rank}.err")
+        if path.is_file() and path.stat().st_size:
+            yield _artifact(place, trained, path)
+
+
+def _artifact(place: Place, trained: Trained, path: Path) -> Artifact:
+    return Artifact(path=str(path.relative_to(place.run_dir)), title=f"{trained.out.name}: {path.name}")
 
 
 # What is wrong with any training, whatever its speed
