@@ -131,7 +131,8 @@ def _walks(config: TrainConfig) -> Iterator[Sample]:
         yield walk.tolist(), [True] * config.seq_len
 
 
-def _rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
+def rows_of(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
+    """The rows that are trained on, read or generated. Raises UsageError where they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
         wanted = _wanted(config)
@@ -148,7 +149,7 @@ def _rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
 
 
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
-    found: Iterable[Mapping[str, Any]] = list(_rows(config))
+    found: Iterable[Mapping[str, Any]] = list(rows_of(config))
     if config.data.layout == "toolcalls":
         source = hub.source_of(config.data.path, "generated")
         preprocess.preprocess(found, folder / "toolcalls", source)
