@@ -62,6 +62,25 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, overrides: list[str],
         settings.load(write(tmp_path, text), [*short, *overrides])
 
 
+@pytest.mark.parametrize(
+    ("key", "then"),
+    [
+        ("model.weights", "`hf download a/b --local-dir DIR` on a machine with network, then model.weights=DIR"),
+        (
+            "data.path",
+            "--repo-type dataset --local-dir DIR` on a machine with network, then data.path=DIR/FILE.parquet",
+        ),
+        ("data.tokenizer", "--local-dir DIR` on a machine with network, then data.tokenizer=DIR/tokenizer.json"),
+    ],
+)
+def test_the_hub_is_for_the_other_stack_which_is_named_with_what_works_here(key: str, then: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        settings.load("tiny/lora-mistral-7b-ddp", [f"{key}=hub:a/b"])
+    assert str(refused.value).startswith(f"{key}=hub:a/b: only stack=hf asks the Hub. For stack native, `hf download")
+    assert str(refused.value).endswith(then)
+    settings.load("tiny/lora-mistral-7b-ddp", [f"{key}=hub:a/b", "stack=hf"])
+
+
 def test_every_setting_has_its_words() -> None:
     assert {"run_name", "max_steps", "seq_len", "bsz", "grad_accum", "bf16", "gradient_checkpointing"} < set(
         TrainConfig.model_fields

@@ -18,6 +18,8 @@ from seatrial.train.architecture import Architecture
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+HUB = "hub:"  # before OWNER/NAME
+_LOCAL = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -47,9 +49,13 @@ class Data(Frozen):
     """Rows of a local file, or walks through a Markov chain, whose entropy is known."""
 
     path: str | None = Field(
-        default=None, description=".jsonl or .parquet with text or instruction rows; else generated"
+        default=None,
+        description="text or instruction rows, .jsonl or .parquet; with stack hf also hub:OWNER/NAME; else generated",
     )
-    tokenizer: str | None = Field(default=None, description="a tokenizer.json; else one is trained on the rows")
+    tokenizer: str | None = Field(
+        default=None,
+        description="a tokenizer.json; with stack hf also a folder, or hub:OWNER/NAME; else trained on the rows",
+    )
     samples: int | None = Field(default=None, gt=0, description="rows to read; of generated ones, sequences to make")
     cache: str | None = Field(default=None, description="a folder that all nodes share; else it lies in --out")
     layout: Literal["walks", "no_robots", "alpaca", "toolcalls"] = Field(
@@ -249,8 +255,25 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     path = find(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
     loaded = load_as(TrainConfig, str(path), assignments)
+    _refuse_hub(loaded)
     loaded.architecture()
     return _with_deepspeed_of(path.parent, loaded)
+
+
+def _refuse_hub(loaded: TrainConfig) -> None:
+    """Raises UsageError where the Hub is named to the stack that reads local files alone."""
+    named = {
+        "model.weights": loaded.model.weights,
+        "data.path": loaded.data.path,
+        "data.tokenizer": loaded.data.tokenizer,
+    }
+    for key, name in named.items() if loaded.stack == "native" else ():
+        if name and name.startswith(HUB):
+            options = " --repo-type dataset" if key == "data.path" else ""
+            raise UsageError(
+                f"{key}={name}: only stack=hf asks the Hub. For stack native, `hf download {name.removeprefix(HUB)}"
+                f"{options} --local-dir DIR` on a machine with network, then {key}={_LOCAL[key]}"
+            )
 
 
 def _with_deepspeed_of(folder: Path, loaded: TrainConfig) -> TrainConfig:
