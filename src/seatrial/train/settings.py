@@ -5,6 +5,8 @@ The keys of the first group have the names that training scripts have as flags, 
 
 from __future__ import annotations
 
+import difflib
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,7 @@ Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 HUB = "hub:"  # before OWNER/NAME
 _LOCAL = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
+_NEAR = 3  # names that are suggested for one that is unknown
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -241,10 +244,18 @@ def find(config: Path | str) -> Path:
     if str(config) in shipped():
         return CONFIGS / f"{config}.yaml"
     if not str(config).endswith((".yaml", ".yml")):
-        raise UsageError(
-            f"no training config called {str(config)!r}: there are {', '.join(shipped())}, or name a .yaml file"
-        )
+        raise UsageError(_unknown(str(config)))
     return Path(config)
+
+
+def _unknown(name: str) -> str:
+    names = shipped()
+    holding = [one for one in names if name in one] if name else []
+    near = [*dict.fromkeys([*holding, *difflib.get_close_matches(name, names, cutoff=0.5)])][:_NEAR]
+    meant = f"; did you mean {' or '.join(near)}?" if near else "."
+    # further lines of a message are indented
+    there = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"no training config called {name!r}{meant} Name a .yaml file, or one of\n{there}"
 
 
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
