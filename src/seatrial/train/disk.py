@@ -45,6 +45,11 @@ def said(error: BaseException) -> str | None:
     return next((str(one).splitlines()[0] for one in _chain(error) if _is_of_room(one)), None)
 
 
+def told_in(words: str) -> bool:
+    """Whether a process that is not ours ended for want of room, by its last words."""
+    return bool(_SAID.search(words))
+
+
 def room(path: Path) -> str:
     """The file system that ``path`` is on, or would be: where it is, its type, its size and what is free."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists()).resolve()
