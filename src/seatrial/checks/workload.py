@@ -374,8 +374,9 @@ def _files(place: Place, trained: Trained) -> Iterator[Artifact]:
 
 def _logs(place: Place, trained: Trained) -> Iterator[Artifact]:
     """Of the rank that explains the problem, and of the first, as far as they said anything that is seen here."""
-    wanted = [rank for rank in (trained.failed, *trained.ranks[:1]) if rank is not None]
-    for rank in dict.fromkeys(wanted) if trained.logs else ():
+    if trained.logs is None:
+        return
+    for rank in dict.fromkeys(rank for rank in (trained.failed, *trained.ranks[:1]) if rank is not None):
         path = trained.logs.with_name(f"{trained.logs.name}.rank{rank}.err")
         if path.is_file() and path.stat().st_size:
             yield _artifact(place, trained, path)
