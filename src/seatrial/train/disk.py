@@ -16,7 +16,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last is a limit of t
 # Where no number is told: safetensors', which are the system's words; numpy's, and torch.save's, of a write cut short
 _SAID = re.compile(
     "|".join(re.escape(os.strerror(number)) for number in _NO_ROOM)
-    + r"|\d+ requested and \d+ written|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"
+    + r"|\d+ requested and \d+ written|PytorchStreamWriter.*failed|unexpected pos \d+ vs \d+"
 )
 
 

@@ -40,7 +40,10 @@ def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
     except Exception as error:
         if not (reason := _of_the_disk(error)):
             raise
-        what = f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched"
+        what = (
+            f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: --set "
+            f"checkpoint.resume=true goes on from them"
+        )
         full = disk.said(error)
         problem = disk.NoRoom(f"{what}. {disk.room(place)}. {disk.REMEDY}") if full else SeatrialError(what)
         shutil.rmtree(place, ignore_errors=True)
