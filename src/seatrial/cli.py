@@ -196,16 +196,17 @@ def evaluate(
     ],
     out: Annotated[Path, typer.Option(help="The training's --out.")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Score function calling before and after a training. Exit code 1: it did not get better."""
     from seatrial.train import hf, settings
+    from seatrial.train.toolcalls import score
 
     record = hf.evaluate(settings.load(config, set_ or ()), out)
-    _print_json(record)
-    gate = record["gate"]
-    better = "better by more than chance" if gate["passed"] else "not better by more than chance"
-    rates = f"{gate['full_base']:.0%} of cases fully right before, {gate['full_tuned']:.0%} after"
-    print(f"After the training {better}: {rates}", file=sys.stderr)
+    if as_json:
+        _print_json(record)
+    else:
+        print(*score.table(record), f"Results: {out}/evaluation.json", sep="\n")
     raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,13 @@ def test_a_record_that_cannot_be_read_is_an_error(tmp_path: Path, fault: str, re
     assert measured.error
     assert reason in measured.error
     assert Outcome.PASS not in {outcome for metric, outcome in outcomes(measured).items() if metric != "exit_code"}
+
+
+def test_a_full_disk_is_an_error_and_no_exit_code(tmp_path: Path) -> None:
+    measured = trained(tmp_path, "full")
+    assert measured.error
+    assert re.search(r"Oumi found no room on disk\. On .* of it free.*; its last words: Oumi version", measured.error)
+    assert "exit_code" not in {metric.name for metric in measured.metrics}
 
 
 def test_it_is_ended_in_time_and_its_last_words_are_told(tmp_path: Path) -> None:

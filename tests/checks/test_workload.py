@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from seatrial.checks import train_fsdp, train_lora, train_throughput, workload
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Series
-from seatrial.train.answer import REFUSED
+from seatrial.model import Artifact, Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Series
+from seatrial.train.answer import NO_ROOM, REFUSED
 
 CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload.units()})
 
@@ -96,6 +97,27 @@ def test_who_was_killed_explains_it_though_a_peer_that_missed_it_ended_first() -
     assert (found.problem, found.exit_code) == ("rank 1 on n1: ended by signal 9", -9)
 
 
+def test_the_log_of_who_failed_comes_before_that_of_the_first(tmp_path: Path) -> None:
+    """All groups of ranks that train at once keep theirs under one name."""
+    for rank in range(12):
+        (tmp_path / f"gpu-0.rank{rank}.err").write_text("words")
+    (tmp_path / "gpu-0.rank8.err").write_text("")
+    late, first = Answer(problem="late", code=-15, place=2), Answer(problem="why", code=1, place=1)
+
+    def logs(answers: dict[int, Answer], brief: bool = False) -> list[str]:
+        found = replace(workload._ended("gpu", tmp_path / "gpu-1", answers), logs=tmp_path / "gpu-0")
+        observed = workload.each(place("cpu", tmp_path), found, brief=brief)
+        return [one.path for one in observed if isinstance(one, Artifact)]
+
+    assert (
+        logs({2: late, 10: first}) == logs({2: late, 10: first}, brief=True) == ["gpu-0.rank10.err", "gpu-0.rank2.err"]
+    )
+    assert logs({2: first, 10: late}) == ["gpu-0.rank2.err"]
+    assert logs({8: late, 10: first}) == ["gpu-0.rank10.err"]  # who said nothing has no log
+    good = {2: Answer({}), 10: Answer({})}
+    assert (logs(good), logs(good, brief=True)) == (["gpu-0.rank2.err"], [])
+
+
 def test_metrics_that_are_none_are_an_error() -> None:
     for value in (None, [1], 7, "words"):
         with pytest.raises(SeatrialError, match="sft: rank 0 answered"):
@@ -113,6 +135,18 @@ def test_what_cannot_be_trained_at_all_is_no_verdict() -> None:
     words = "stack hf needs peft, which is not installed: pip install 'seatrial[hf]'"
     with pytest.raises(SeatrialError, match="sft was not trained: rank 1: stack hf needs peft"):
         end(other, Answer(problem=words, code=REFUSED, place=2))
+
+
+def test_a_full_disk_is_no_verdict() -> None:
+    full = Answer(problem="ended with exit code 28; its last words: NoRoom: no", code=NO_ROOM, place=1, host="n1")
+    with pytest.raises(SeatrialError, match="sft was not trained to its end, for want of room on disk: rank 1 on n1:"):
+        end(Answer(problem="ended because that of another rank had failed", code=-15, place=2), full)
+
+
+@pytest.mark.parametrize("code", [REFUSED, NO_ROOM])
+def test_a_rank_that_was_killed_stays_a_finding(code: int) -> None:
+    found = end(Answer(problem="no", code=code, place=1), Answer(problem="ended by signal 9", code=-9, place=2))
+    assert (found.problem, found.exit_code) == ("rank 1: ended by signal 9", -9)
 
 
 def test_progress_is_of_whole_lines(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """A strict stand-in for Oumi's executable: ``python oumi.py train -c FILE``. Refuses what it does not know.
 
 Its keys are those that src/seatrial/train/oumi.py names the sources of. It leaves what transformers' Trainer left of a
-real training (fixtures/transformers) where Oumi would. OUMI_FAULT in its environment: exit, hang, nan, flat, cut,
-no-state or no-weights; with any of them the model is left out.
+real training (fixtures/transformers) where Oumi would. OUMI_FAULT in its environment: exit, full, hang, nan, flat,
+cut, no-state or no-weights; with any of them the model is left out.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def main(arguments: list[str]) -> None:
     config = checked(arguments[2])
     print("Oumi version: 0.4.2", flush=True)
     refuse("CUDA error: no kernel image is available" if fault == "exit" else "")
+    refuse("OSError: [Errno 28] No space left on device" if fault == "full" else "")
     time.sleep(600 if fault == "hang" else 0)
     out = Path(config["training"]["output_dir"])
     checkpoint = out / f"checkpoint-{config['training']['max_steps']}"

@@ -107,3 +107,13 @@ def test_a_threshold_that_nothing_was_held_to_is_told_and_by_default_accepts_not
     assert decision.value is verb
     told = f"{name} is not held to busbw.8GiB > 350 GB/s: needs 2 ranks, this placement has 1"
     assert decision.reason.endswith(told)
+
+
+def test_what_may_skip_is_no_reason_why_a_trial_is_incomplete() -> None:
+    asked = CheckSettings.model_validate({"expect": {"wall_seconds": "< 1200 s"}, "may_skip": True})
+    skipped = Measurement(check="train.oumi", subject=CLUSTER, skipped="options.command names no executable")
+    of_it = judge(Config(name="t", checks={"train.oumi": asked}), [], [skipped], catalog(), {})
+    said = (verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), *of_it)
+    assert {one.outcome for one in of_it} == {Outcome.SKIP}
+    decision = decide({"a": True, "b": True, "train.oumi": True}, said, {}, "")
+    assert (decision.value, decision.reason) == (Verb.INCOMPLETE, "b is ERROR")

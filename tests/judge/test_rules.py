@@ -287,6 +287,24 @@ def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> N
 
 
 @pytest.mark.parametrize(
+    ("gpu", "weak"),
+    [
+        ("NVIDIA Test", True),
+        ("NVIDIA Test + NVIDIA Test", True),
+        ("NVIDIA Strange", False),
+        ("NVIDIA Test + NVIDIA Strange", False),
+        (None, False),  # a CPU
+    ],
+)
+def test_of_hardware_that_nobody_knows_nothing_is_expected(gpu: str | None, weak: bool) -> None:
+    """The rule has no baseline: what was measured here would be compared with itself."""
+    facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 4, "nodes": 1}
+    (told,) = verdicts(check(SPEED), measured(400, facts=facts), expect={"speed": Limit.parse("> 100 GB/s")})
+    assert told.outcome is Outcome.PASS
+    assert ("HARDLY A TEST: 25% of the 400 GB/s that was measured here" in told.judged_by) is weak
+
+
+@pytest.mark.parametrize(
     ("limit", "words"),
     [
         ("> 601 GB/s", "> 601 GB/s is above what the hardware can do: Test GPU has 600 GB/s of nvlink (a datasheet)"),

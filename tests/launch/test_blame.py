@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from seatrial.launch import blame
 from seatrial.launch.ranks import Rank, ranks_in
 from seatrial.model import JobState
+from tests.checks import mounts
 from tests.launch.scripted import ALONE, TOGETHER, UnderTorchrun, job, played
 
 # As torchrun 2.13 wrote it of a rank that was killed and one that it ended itself.
@@ -133,6 +135,18 @@ def test_logs_are_read_from_their_end(tmp_path: Path) -> None:
     told(tmp_path, 0)
     found = blame.ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
     assert (found.culprit, found.cause) == ("launcher", "exit code 1. Last line of its log: OSError: the last words")
+
+
+@mounts.needed
+def test_a_run_directory_without_room_is_told(tmp_path: Path) -> None:
+    with mounts.tmpfs(tmp_path / "small", "size=64k") as small:
+        told(small, 0)
+        assert blame.ended(job(TOGETHER), read(small), 1, small).cause == "exit code 1"
+        with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        cause = blame.ended(job(TOGETHER), read(small), 1, small).cause
+    assert cause == f"exit code 1. No room is left on the file system of {small}: what is missing in logs did not fit"
 
 
 def labelled(node: int, text: str) -> str:

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
-from seatrial.train.answer import REFUSED
+from seatrial.train.answer import NO_ROOM, REFUSED
 
 PROGRAM = """
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import answer
+from seatrial.train.disk import NoRoom
 
 def work():
     print("a library's own words")
@@ -37,6 +38,9 @@ def test_an_answer_stands_alone_on_standard_output() -> None:
     ("deed", "code", "last"),
     [
         ("raise UsageError('no such model')", REFUSED, "UsageError: no such model"),
+        ("raise NoRoom('on /tmp')", NO_ROOM, "NoRoom: on /tmp"),
+        ("raise OSError(28, 'No space left')", NO_ROOM, "OSError: [Errno 28] No space left"),
+        ("raise OSError(5, 'Input/output error')", 1, "OSError: [Errno 5] Input/output error"),
         ("raise SeatrialError('step 2')", 1, "SeatrialError: step 2"),
         ("raise ValueError('three')", 1, "ValueError: three"),
     ],
@@ -44,3 +48,10 @@ def test_an_answer_stands_alone_on_standard_output() -> None:
 def test_why_there_is_none_is_said_last(deed: str, code: int, last: str) -> None:
     found = ended(deed)
     assert (found.returncode, found.stdout, found.stderr.splitlines()[-1]) == (code, "", last)
+
+
+@pytest.mark.parametrize("deed", ["return 3", "raise NoRoom('on /tmp')"])
+def test_a_disk_that_takes_not_even_the_words_is_told_by_the_code(deed: str) -> None:
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-c", PROGRAM.format(deed)]
+        assert subprocess.run(argv, stdout=full, stderr=full, timeout=60, check=False).returncode == NO_ROOM

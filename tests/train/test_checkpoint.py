@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train import checkpoint, loop
+from seatrial.train import checkpoint, disk, loop
 from seatrial.train.settings import Checkpoint, TrainConfig
 from tests.checks import mounts
 from tests.train import ranks
@@ -158,7 +160,8 @@ def test_where_the_disk_is_full_the_one_before_is_kept_and_goes_on(tmp_path: Pat
     with mounts.tmpfs(tmp_path / "small", "size=2700k") as small:
         for said in failures(ranks.run(2, ranks.train, wanted, small / "run")):
             assert f"cannot write the checkpoint {checkpoint.folder(small / 'run', 6)}.incomplete: rank " in said
-            assert "No space left on device" in said
+            assert f"No space left on device. On {socket.gethostname()}, {small} (tmpfs) has 2.6MiB, " in said
+            assert said.endswith(f"Earlier ones were not touched. {disk.REMEDY}")
         assert [path.name for path in (small / "run" / "checkpoints").iterdir()] == ["step-00000003"]
         shorter = resumed(wanted, max_steps=5, checkpoint=Checkpoint(every=0, resume=True))
         fine(ranks.run(2, ranks.train, shorter, small / "run"))
@@ -183,7 +186,7 @@ def _thread_fails(settings: TrainConfig, out: Path) -> Any:
 def test_a_file_that_a_thread_could_not_write_is_no_checkpoint(tmp_path: Path) -> None:
     (said,) = failures(ranks.run(1, _thread_fails, config(checkpoint={"every": 4}), tmp_path))
     assert "cannot write the checkpoint" in said
-    assert "rank 0: [Errno 28] No space left on device. Earlier ones" in said
+    assert re.search(r"rank 0: \[Errno 28\] No space left on device\. On .* free\. Earlier ones", said)
     assert not checkpoint.finished(tmp_path)
 
 

@@ -28,7 +28,7 @@ from seatrial.bench.rank import gather, release_memory, wait_for_all
 _POLL_S = 0.05
 _LOOK_S = 1.0  # between questions to the store, which thousands of ranks may ask
 _LAST_WORDS = 1500  # characters of what a child that failed has said
-_KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL)  # we end others by SIGTERM: Answer.code
+KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL)  # we end others by SIGTERM: Answer.code
 _starts = itertools.count()  # all ranks start equally often, so that their numbers agree
 
 
@@ -102,7 +102,7 @@ def first_to_fail(failed: Mapping[int, Answer]) -> int:
 
     What the kernel kills says nothing, and its peers, who miss it, may have ended before that is seen.
     """
-    return min(failed, key=lambda rank: (failed[rank].code not in _KILLED, failed[rank].place))
+    return min(failed, key=lambda rank: (failed[rank].code not in KILLED, failed[rank].place))
 
 
 def join(task: Mapping[str, Any], backend: str = "") -> str:

@@ -33,6 +33,7 @@ from seatrial.model import (
     Series,
     UsageError,
 )
+from seatrial.train import disk
 
 if TYPE_CHECKING:
     from seatrial.train.settings import TrainConfig
@@ -86,7 +87,9 @@ class Ended:
 
 
 def measure(place: Place, options: OumiOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without a command, SeatrialError where Oumi was not in time or its record cannot be read."""
+    """Raises NotApplicable without a command, SeatrialError where Oumi was not in time, found no room on disk, or its
+    record cannot be read.
+    """
     if not options.command:
         raise NotApplicable(NO_COMMAND)
     if not shutil.which(options.command[0]):
@@ -99,7 +102,7 @@ def measure(place: Place, options: OumiOptions) -> Iterator[Observation]:
     yield from _prepared(config, folder, place)
     ended = _train(options, config, folder, device or "", place)
     yield Artifact(path=str((folder / "oumi.log").relative_to(place.run_dir)), title="what Oumi said")
-    yield from _how(ended, options, place.node)
+    yield from _how(ended, options, folder, place.node)
     if ended.code == 0:
         yield from _what(config, folder, place)
 
@@ -157,13 +160,15 @@ def _train(options: OumiOptions, config: TrainConfig, folder: Path, device: str,
     return Ended(code, time.monotonic() - started, log.read_text(encoding="utf-8", errors="replace"))
 
 
-def _how(ended: Ended, options: OumiOptions, node: str) -> Iterator[Observation]:
+def _how(ended: Ended, options: OumiOptions, folder: Path, node: str) -> Iterator[Observation]:
     told = _VERSION.search(ended.log)
     words = ended.log.strip()[-_LAST_WORDS:]
     yield Fact(name="oumi", value=told[1] if told else "it did not say its version")
     yield Fact(name="last_words", value=words)
     if ended.code is None:
         raise SeatrialError(f"Oumi did not end within {options.train_limit_s:g} s; its last words: {words}")
+    if ended.code and disk.told_in(words):
+        raise SeatrialError(f"Oumi found no room on disk. {disk.room(folder)}. {disk.REMEDY}; its last words: {words}")
     yield _metric("exit_code", ended.code, node)
     yield _metric("wall_seconds", ended.seconds, node)
 

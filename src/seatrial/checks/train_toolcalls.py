@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from seatrial.checks import workload
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained, WorkloadOptions
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
+from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, SeatrialError, UsageError
+from seatrial.train.answer import NO_ROOM, REFUSED
 
 if TYPE_CHECKING:
     from seatrial.bench.anew import Answer
@@ -116,9 +117,12 @@ def _word(holds: bool) -> str:
 
 
 def _evaluate(place: Place, task: Wanted, out: Path, limit_s: float) -> tuple[Answer, float]:
-    """What the first rank's evaluation answered, and after how many seconds. Called by all ranks together."""
+    """What the first rank's evaluation answered, and after how many seconds. Called by all ranks together.
+
+    Raises SeatrialError where it is the config or the disk that it was for.
+    """
     from seatrial.bench import anew
-    from seatrial.train import settings
+    from seatrial.train import disk, settings
 
     place.note("asking the model, before and after")
     started = time.monotonic()
@@ -133,6 +137,8 @@ def _evaluate(place: Place, task: Wanted, out: Path, limit_s: float) -> tuple[An
         groups=[[0]],
         look=lambda: _tell(place),
     )
+    if answers[0].code in (REFUSED, NO_ROOM):
+        raise SeatrialError(f"what was trained was not asked: {anew.told(0, answers[0])}; {disk.room(out)}")
     return answers[0], time.monotonic() - started
 
 

@@ -1,7 +1,8 @@
 """Trainings as checks: what ``seatrial train CONFIG`` does, in processes beside the ranks; and what all of them tell.
 
 A training is judged like anything else that is measured: that it ends badly is a figure (``exit_code``), and no error
-of the check. Nothing was measured only where a config cannot be trained here at all, or a library is missing.
+of the check. Nothing was measured only where a config cannot be trained here at all, a library is missing, or the disk
+is full.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic import Field
 from seatrial.checks.base import Options, Place
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
 from seatrial.train import settings
-from seatrial.train.answer import REFUSED
+from seatrial.train.answer import NO_ROOM, REFUSED
 
 if TYPE_CHECKING:
     from seatrial.bench.anew import Answer
@@ -30,6 +31,7 @@ REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others 
 # Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
 _ENDS = 3
 _KEPT = ("config.json", "metrics.json", "steps.jsonl")
+_NO_FINDING = {REFUSED: "was not trained", NO_ROOM: "was not trained to its end, for want of room on disk"}
 _TAIL = 4096  # bytes at the end of steps.jsonl, that hold a line
 
 
@@ -46,7 +48,8 @@ class Trained:
     """What one training left. ``problem`` is empty where it ended well, else tells how it ended, with its last words.
 
     ``metrics`` is metrics.json, None after a problem; ``steps`` the lines of steps.jsonl, of ``max_steps``;
-    ``ranks`` who took part; ``seconds`` from the start of the processes to their end.
+    ``ranks`` who took part, ``failed`` who explains the problem; ``seconds`` from the start of the processes to their
+    end. What rank N said is in ``logs``.rankN.err.
     """
 
     metrics: dict[str, Any] | None
@@ -57,6 +60,8 @@ class Trained:
     ranks: tuple[int, ...] = ()
     max_steps: int = 0
     seconds: float = 0.0
+    failed: int | None = None
+    logs: Path | None = None
 
     def value(self, name: str) -> Any:
         """Of metrics.json; None where that is not known."""
@@ -120,13 +125,14 @@ def train(
             steps=steps[ranks[0]],
             max_steps=wanted.max_steps,
             seconds=seconds,
+            logs=place.out / outs[0].name,
         )
         for ranks, out in zip(every, outs, strict=True)
     ]
 
 
 def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
-    """How one training ended, by the answers of its ranks. Raises SeatrialError where it never began."""
+    """How one training ended, by the answers of its ranks. Raises SeatrialError where that says nothing of them."""
     from seatrial.bench import anew
 
     ranks = tuple(answers)
@@ -136,11 +142,11 @@ def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
         if not isinstance(metrics, dict):
             raise SeatrialError(f"{name}: rank {ranks[0]} answered {str(metrics)[:80]!r}, which are no metrics")
         return Trained(metrics, out, "", ranks=ranks)
-    refused = [_told(rank, answer) for rank, answer in bad.items() if answer.code == REFUSED]
-    if refused:
-        raise SeatrialError(f"{name} was not trained: {refused[0]}")
     first = anew.first_to_fail(bad)
-    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks)
+    for code, ended in {} if bad[first].code in anew.KILLED else _NO_FINDING.items():
+        if said := [_told(rank, answer) for rank, answer in bad.items() if answer.code == code]:
+            raise SeatrialError(f"{name} {ended}: {said[0]}")
+    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks, failed=first)
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
@@ -273,7 +279,9 @@ def settings_fact(options: WorkloadOptions) -> Fact:
 def each(
     place: Place, trained: Trained, name: str = "", subject: str = CLUSTER, brief: bool = False
 ) -> Iterator[Observation]:
-    """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures alone."""
+    """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures, and where it
+    failed who says why.
+    """
     end, found = _end(name), _figures(trained)
     yield from (
         Metric(name=f"{metric}{end}", value=found[metric], unit=unit, subject=subject)
@@ -281,6 +289,7 @@ def each(
         if is_number(found.get(metric))
     )
     if brief:
+        yield from _logs(place, trained) if trained.problem else ()
         return
     for key, unit in _CURVES.items():
         points = [(step["step"], step[key]) for step in trained.steps if is_number(step.get(key))]
@@ -357,10 +366,24 @@ def _what(trained: Trained) -> dict[str, Any]:
 
 def _files(place: Place, trained: Trained) -> Iterator[Artifact]:
     """What is worth looking at, of what it wrote; weights stay where they are."""
-    logs = [path for path in sorted(place.out.glob(f"{trained.out.name}.rank*.err")) if path.stat().st_size]
-    for path in [*(trained.out / file for file in _KEPT), *logs[:1]]:
+    yield from _logs(place, trained)
+    for path in (trained.out / file for file in _KEPT):
         if path.is_file():
-            yield Artifact(path=str(path.relative_to(place.run_dir)), title=f"{trained.out.name}: {path.name}")
+            yield _artifact(place, trained, path)
+
+
+def _logs(place: Place, trained: Trained) -> Iterator[Artifact]:
+    """Of the rank that explains the problem, and of the first, as far as they said anything that is seen here."""
+    if trained.logs is None:
+        return
+    for rank in dict.fromkeys(rank for rank in (trained.failed, *trained.ranks[:1]) if rank is not None):
+        path = trained.logs.with_name(f"{trained.logs.name}.rank{rank}.err")
+        if path.is_file() and path.stat().st_size:
+            yield _artifact(place, trained, path)
+
+
+def _artifact(place: Place, trained: Trained, path: Path) -> Artifact:
+    return Artifact(path=str(path.relative_to(place.run_dir)), title=f"{trained.out.name}: {path.name}")
 
 
 # What is wrong with any training, whatever its speed

@@ -20,18 +20,20 @@ def decide(
 ) -> Decision:
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
 
-    A SKIP or an ERROR that names its judge says what nothing was held to; it is told whatever the decision is.
+    A SKIP or an ERROR that names its judge says what nothing was held to. Whoever accepts is told of both; a SKIP is
+    one that the trial permits, and no reason why anything is missing.
     ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
     """
     said = _said(verdicts)
     failed = sorted(name for name, outcomes in said.items() if Outcome.FAIL in outcomes)
     if failed:
         return Decision(value=Verb.REJECTED, reason=f"{_count(failed)} failed: {', '.join(failed)}", scope=scope)
-    unheld = [one.reason for one in verdicts if one.outcome in _UNHELD and one.judged_by]
+    unheld = {kind: [one.reason for one in verdicts if one.outcome is kind and one.judged_by] for kind in _UNHELD}
     missing = [*filter(None, obstacles), *_missing(required, said, left_out)]
     if missing:
-        return Decision(value=Verb.INCOMPLETE, reason="; ".join([*missing, *unheld]), scope=scope)
-    return Decision(value=Verb.ACCEPTED, reason="; ".join([_praise(required, said), *unheld]), scope=scope)
+        return Decision(value=Verb.INCOMPLETE, reason="; ".join([*missing, *unheld[Outcome.ERROR]]), scope=scope)
+    told = [_praise(required, said), *unheld[Outcome.SKIP], *unheld[Outcome.ERROR]]
+    return Decision(value=Verb.ACCEPTED, reason="; ".join(told), scope=scope)
 
 
 def _praise(required: Mapping[str, bool], outcomes: Said) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.judge.baselines import NOTHING, Fleet, Known, Reference
+from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
 from seatrial.judge.lint import WEAK, flaw, key_of, passes
 from seatrial.judge.wording import inapplicable
 from seatrial.model import CLUSTER, HARDLY, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
@@ -205,13 +205,16 @@ def _compare(
 def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
     """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything.
 
-    Where nothing is known, what this hardware has just reached is the least that can be expected of it.
+    Where nothing is known of this figure, what a GPU that is known has just reached is the least that can be expected
+    of it. Of a CPU, and of a model that is unknown, nothing is expected.
     """
     published = known.published(rule.baseline, facts) if rule.baseline else ""
     if limit.op not in (">", ">="):
         return ""
     if isinstance(published, Reference) and published.unit == metric.unit:
         best, of = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
+    elif any(isinstance(known.sku(gpu), str) for gpu in str(facts.get("gpu") or "").split(MIXED)):
+        return ""
     else:
         best, of = metric.value, f"the {format_value(metric.value, metric.unit)} that was measured here"
     share = limit.value / best if best > 0 else 1.0

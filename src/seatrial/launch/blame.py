@@ -113,7 +113,8 @@ def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, epitaph: str
         return Blame(ranks[number].name, text, number)
     for number, exit_code in exits.items():
         return _died(ranks[number], exit_code)
-    return Blame("launcher", ". ".join(filter(None, [epitaph or _how(code), _last_line(_logs(folder))])), None)
+    words = [epitaph or _how(code), _full(folder), _last_line(_logs(folder))]
+    return Blame("launcher", ". ".join(filter(None, words)), None)
 
 
 def _exits(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
@@ -299,6 +300,13 @@ def _logs(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
     """Standard error of the launcher and of the ranks (of one, where it is named)."""
     logs = sorted((folder / "logs").glob("**/stderr.log"))
     return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of(log, count) == rank)]
+
+
+def _full(folder: Path) -> str:
+    """Who finds no room to say why it ends leaves half a sentence in each log."""
+    held = os.statvfs(folder)
+    free = held.f_bavail and (held.f_favail or not held.f_files)
+    return "" if free else f"No room is left on the file system of {folder}: what is missing in logs did not fit"
 
 
 def _last_line(logs: Sequence[Path]) -> str:

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from seatrial.model import SeatrialError, UsageError
+from seatrial.train import disk
 
-REFUSED = 2  # the exit code where nothing was done: a config that cannot be, or a library that is missing
+# Exit codes that say nothing of who trains: a config that cannot be, or a library that is missing; and a full disk
+REFUSED, NO_ROOM = 2, 28
 
 
 def give(work: Callable[[], Any]) -> NoReturn:
-    """Print what ``work`` returns, as JSON, and end. What it raises goes to standard error; REFUSED or 1 is the code.
+    """Print what ``work`` returns, as JSON, and end. What it raises goes to standard error; the code is 1, or of these.
 
     Libraries write to standard output too; meanwhile that is standard error.
     """
@@ -24,17 +26,28 @@ def give(work: Callable[[], Any]) -> NoReturn:
         with contextlib.redirect_stdout(sys.stderr):
             found = work()
     except SeatrialError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        _leave(REFUSED if isinstance(error, UsageError) else 1)
-    except Exception:
-        traceback.print_exc()
-        _leave(1)
-    print(json.dumps(found))
+        _say(f"{type(error).__name__}: {error}")
+        _leave(REFUSED if isinstance(error, UsageError) else NO_ROOM if isinstance(error, disk.NoRoom) else 1)
+    except Exception as error:
+        _say(traceback.format_exc())
+        _leave(NO_ROOM if disk.said(error) else 1)
+    try:
+        print(json.dumps(found), flush=True)
+    except OSError as error:
+        _say(f"OSError: {error}")
+        _leave(NO_ROOM if disk.said(error) else 1)
     _leave(0)
+
+
+def _say(text: str) -> None:
+    """As far as the disk takes it that standard error goes to: the code says the rest."""
+    with contextlib.suppress(OSError):
+        print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def _leave(code: int) -> NoReturn:
     """Without tearing down: others may wait for us in the group for ever, and torch's threads may abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)

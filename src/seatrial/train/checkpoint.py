@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
+from seatrial.train import disk
 from seatrial.train.files import write_json
 from seatrial.train.parallel import Built, World
 from seatrial.train.settings import Checkpoint
@@ -82,12 +83,17 @@ class Writer(FileSystemWriter):
         try:
             written = super().write_data(plan, planner)
         except Exception as error:
-            raise _of_the_disk(error) from error
+            raise self._told(error) from error
         finally:
             threading.excepthook = usual
         if failures or len(written.value()) != len(plan.items):
-            raise _of_the_disk(failures[0]) if failures else OSError("not all of it was written")
+            raise self._told(failures[0]) if failures else OSError("not all of it was written")
         return written
+
+    def _told(self, error: BaseException) -> BaseException:
+        """With what is left of this rank's disk, which the others do not see."""
+        reason = _of_the_disk(error)
+        return disk.NoRoom(f"{reason}. {disk.room(Path(self.path))}") if disk.said(error) else reason
 
 
 def _of_the_disk(error: BaseException) -> BaseException:
@@ -281,10 +287,16 @@ def _explained(place: Path, verb: str = "write") -> Iterator[None]:
     try:
         yield
     except (CheckpointException, OSError) as error:
-        failures = error.failures if isinstance(error, CheckpointException) else {}
-        reasons = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures.items())) or str(error)
+        found = error.failures if isinstance(error, CheckpointException) else {}
+        failures = {rank: failure[0] for rank, failure in sorted(found.items())}
+        reasons = "; ".join(f"rank {rank}: {failure}" for rank, failure in failures.items()) or str(error)
+        what = f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
+        told = any(isinstance(failure, disk.NoRoom) for failure in failures.values())
+        if told or any(map(disk.said, [error, *failures.values()])):
+            there = "" if told else f". {disk.room(place)}"  # before it is removed
+            problem: SeatrialError = disk.NoRoom(f"{what}{there}. {disk.REMEDY}")
+        else:
+            problem = SeatrialError(what)
         if verb == "write":
             shutil.rmtree(place, ignore_errors=True)
-        raise SeatrialError(
-            f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
-        ) from error
+        raise problem from error

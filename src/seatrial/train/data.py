@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import markov
+from seatrial.train import disk, markov
 from seatrial.train.files import whole_folder, write_json
 from seatrial.train.loss import IGNORED
 from seatrial.train.settings import TrainConfig
@@ -74,7 +74,8 @@ def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[
         except SeatrialError as error:  # the others wait: they must not do so for ever
             problem = error
         except (OSError, MemoryError) as error:
-            problem = SeatrialError(f"cannot keep the prepared data in {folder}: {error or 'out of memory'}")
+            what = f"cannot keep the prepared data in {folder}"
+            problem = disk.no_room(error, folder, what) or SeatrialError(f"{what}: {error or 'out of memory'}")
             problem.__cause__ = error
     for told in gather(problem):
         if told is not None:

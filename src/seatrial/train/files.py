@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from seatrial.train import disk
+
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let ``write`` fill ``path``. A crash or a full disk leaves ``path`` as it was, never half of the new one.
@@ -35,7 +37,7 @@ def write_json(path: Path, record: Mapping[str, object]) -> None:
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which is ``path`` from then on. Of a failure nothing is left.
 
-    Where another process has made ``path`` meanwhile, that one stays. Raises OSError.
+    Where another process has made ``path`` meanwhile, that one stays. Raises OSError, and NoRoom on a full disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f"{path.name}.incomplete-", dir=path.parent))
@@ -47,5 +49,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         except OSError:
             if not path.is_dir():
                 raise
+    except Exception as error:
+        if full := disk.no_room(error, path):  # it tells what is free before that is given back
+            raise full from error
+        raise
     finally:
         shutil.rmtree(making, ignore_errors=True)

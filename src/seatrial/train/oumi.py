@@ -13,9 +13,8 @@ from typing import Any
 import yaml
 
 from seatrial.model import UsageError
-from seatrial.train.settings import TrainConfig
+from seatrial.train.settings import HUB, TrainConfig
 
-HUB = "hub:"
 MODEL, ROWS, RESULT = "model", "rows.jsonl", "trained"  # beside the config: what is made where nothing is named
 _LAYOUTS = ("no_robots", "alpaca")
 _HEADER = "# What seatrial has `oumi train -c` do. Every token counts in its loss, those of the prompt as well.\n"

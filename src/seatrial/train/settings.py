@@ -5,6 +5,8 @@ The keys of the first group have the names that training scripts have as flags, 
 
 from __future__ import annotations
 
+import difflib
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,9 @@ from seatrial.train.architecture import Architecture
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+HUB = "hub:"  # before OWNER/NAME
+_LOCAL = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
+_NEAR = 3  # names that are suggested for one that is unknown
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -47,9 +52,13 @@ class Data(Frozen):
     """Rows of a local file, or walks through a Markov chain, whose entropy is known."""
 
     path: str | None = Field(
-        default=None, description=".jsonl or .parquet with text or instruction rows; else generated"
+        default=None,
+        description="text or instruction rows, .jsonl or .parquet; with stack hf also hub:OWNER/NAME; else generated",
     )
-    tokenizer: str | None = Field(default=None, description="a tokenizer.json; else one is trained on the rows")
+    tokenizer: str | None = Field(
+        default=None,
+        description="a tokenizer.json; with stack hf also a folder, or hub:OWNER/NAME; else trained on the rows",
+    )
     samples: int | None = Field(default=None, gt=0, description="rows to read; of generated ones, sequences to make")
     cache: str | None = Field(default=None, description="a folder that all nodes share; else it lies in --out")
     layout: Literal["walks", "no_robots", "alpaca", "toolcalls"] = Field(
@@ -235,10 +244,18 @@ def find(config: Path | str) -> Path:
     if str(config) in shipped():
         return CONFIGS / f"{config}.yaml"
     if not str(config).endswith((".yaml", ".yml")):
-        raise UsageError(
-            f"no training config called {str(config)!r}: there are {', '.join(shipped())}, or name a .yaml file"
-        )
+        raise UsageError(_unknown(str(config)))
     return Path(config)
+
+
+def _unknown(name: str) -> str:
+    names = shipped()
+    holding = [one for one in names if name in one] if name else []
+    near = [*dict.fromkeys([*holding, *difflib.get_close_matches(name, names, cutoff=0.5)])][:_NEAR]
+    meant = f"; did you mean {' or '.join(near)}?" if near else "."
+    # further lines of a message are indented
+    there = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"no training config called {name!r}{meant} Name a .yaml file, or one of\n{there}"
 
 
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
@@ -249,8 +266,25 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     path = find(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
     loaded = load_as(TrainConfig, str(path), assignments)
+    _refuse_hub(loaded)
     loaded.architecture()
     return _with_deepspeed_of(path.parent, loaded)
+
+
+def _refuse_hub(loaded: TrainConfig) -> None:
+    """Raises UsageError where the Hub is named to the stack that reads local files alone."""
+    named = {
+        "model.weights": loaded.model.weights,
+        "data.path": loaded.data.path,
+        "data.tokenizer": loaded.data.tokenizer,
+    }
+    for key, name in named.items() if loaded.stack == "native" else ():
+        if name and name.startswith(HUB):
+            options = " --repo-type dataset" if key == "data.path" else ""
+            raise UsageError(
+                f"{key}={name}: only stack=hf asks the Hub. For stack native, `hf download {name.removeprefix(HUB)}"
+                f"{options} --local-dir DIR` on a machine with network, then {key}={_LOCAL[key]}"
+            )
 
 
 def _with_deepspeed_of(folder: Path, loaded: TrainConfig) -> TrainConfig:

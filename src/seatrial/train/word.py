@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import hf, settings
+from seatrial.train import disk, hf, settings
 from seatrial.train.settings import TrainConfig
 
 
@@ -39,5 +39,11 @@ def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
             with contextlib.redirect_stdout(sys.stderr):  # where accelerate and DeepSpeed write their log
                 return hf.train(wanted, out or Path("seatrial-runs", wanted.run_name), started)
         return loop.train(wanted, out, started)
-    except OSError as error:
-        raise SeatrialError(f"training stopped: {error}") from error
+    except SeatrialError:
+        raise
+    except Exception as error:
+        if full := disk.no_room(error, out or Path()):
+            raise full from error
+        if isinstance(error, OSError):
+            raise SeatrialError(f"training stopped: {error}") from error
+        raise

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from seatrial.model import UsageError
-from seatrial.train import failure
+from seatrial.train import disk, failure
 from seatrial.train.hf import checkpoints
 from seatrial.train.settings import TrainConfig
 from tests.train import ranks
@@ -88,7 +88,7 @@ def test_what_is_not_the_disks_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="peer"), checkpoints.written(tmp_path / "new", nn.Linear(1, 1), "ddp"):
         raise RuntimeError("peer")
     with (
-        pytest.raises(Exception, match=r"cannot write the checkpoint .*file write failed"),
+        pytest.raises(disk.NoRoom, match=r"cannot write the checkpoint .*file write failed"),
         checkpoints.written(tmp_path / "new", nn.Linear(1, 1), "ddp"),
     ):
         raise RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter: file write failed")

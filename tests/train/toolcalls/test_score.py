@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seatrial.train.toolcalls.score import Call, emitted_calls, same, score, summary
+from seatrial.cli import app
+from seatrial.train.toolcalls.score import Call, emitted_calls, same, score, summary, table
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -112,3 +114,58 @@ def test_a_summary_counts_only_what_was_asked() -> None:
     assert found["json_valid"] == {"count": 1, "of": 1}
     assert found["parallel_full"] == {"count": 0, "of": 0}
     assert found["under_call"] == {"count": 1, "of": 3}
+
+
+def record(passed: bool) -> dict[str, Any]:
+    """Of two cases, one of each split, that ask for the weather."""
+
+    def of(*said_in_them: str) -> dict[str, Any]:
+        scores = (summary([score(text, [WEATHER], SCHEMAS)]) for text in said_in_them)
+        return dict(zip(("seen", "unseen"), scores, strict=True))
+
+    gate = {"full_base": 0.0, "full_tuned": 0.5, "won": 1, "lost": 0, "p_value": 0.5, "significance": 0.05}
+    cases = {"seen": 1, "unseen": 1}
+    return {
+        "cases": cases,
+        "base": of("no", "no"),
+        "tuned": of(said(WEATHER), "no"),
+        "gate": {**gate, "passed": passed},
+    }
+
+
+def test_the_table_counts_both_splits_together_for_both_models() -> None:
+    head, *lines, gate = table(record(passed=False))
+    assert head.split() == ["2", "cases", "(1", "seen,", "1", "unseen)", "base", "tuned"]
+    found = {line[:48].strip(): line[48:].split("  ") for line in lines}
+    assert {words: [cell.strip() for cell in cells if cell] for words, cells in found.items()} == {
+        "fully right": ["0 of 2", "1 of 2"],
+        "fully right where there was something to call": ["0 of 2", "1 of 2"],
+        "nothing called where there was nothing to": ["none", "none"],
+        "calls in valid JSON": ["none", "1 of 1"],
+        "calls valid by their schema": ["none", "1 of 1"],
+        "right functions": ["0 of 2", "1 of 2"],
+        "right arguments": ["0 of 2", "1 of 2"],
+        "several calls at once, fully right": ["none", "none"],
+        "called more than was expected": ["0 of 2", "0 of 2"],
+        "called less than was expected": ["2 of 2", "1 of 2"],
+    }
+    assert gate.startswith("After the training not better by more than chance: 0% of cases fully right before, 50% ")
+    assert gate.endswith("1 won, 0 lost, p 0.5 (asked: < 0.05)")
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_the_word_prints_the_table_or_all_of_it_as_json(
+    passed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = record(passed)
+    monkeypatch.setattr("seatrial.train.hf.evaluate", lambda _config, _out: found)
+
+    def out(*flags: str) -> str:
+        code = app(["evaluate", "tiny/toolcalls-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
+        return f"{code} {capsys.readouterr().out}"
+
+    lines = out().splitlines()
+    assert lines[0].startswith(f"{int(not passed)} 2 cases")
+    assert lines[-1] == f"Results: {Path('o', 'evaluation.json')}"
+    code, _, text = out("--json").partition(" ")
+    assert (code, json.loads(text)) == (str(int(not passed)), found)

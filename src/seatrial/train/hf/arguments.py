@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,9 @@ def _sharding(config: TrainConfig) -> dict[str, Any]:
 
 
 def _deepspeed(path: str) -> dict[str, Any]:
+    # DeepSpeed calls what torch 2.13 has given other names, and each rank is told at each call
+    old = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+    warnings.filterwarnings("ignore", old, FutureWarning)
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from seatrial.model import SeatrialError, UsageError
+from seatrial.train import disk
 from seatrial.train.files import write_json
 from seatrial.train.hf import ranks
 
@@ -39,11 +40,14 @@ def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
     except Exception as error:
         if not (reason := _of_the_disk(error)):
             raise
+        what = (
+            f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: --set "
+            f"checkpoint.resume=true goes on from them"
+        )
+        full = disk.said(error)
+        problem = disk.NoRoom(f"{what}. {disk.room(place)}. {disk.REMEDY}") if full else SeatrialError(what)
         shutil.rmtree(place, ignore_errors=True)
-        raise SeatrialError(
-            f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: make room, and go on with "
-            f"--set checkpoint.resume=true"
-        ) from error
+        raise problem from error
 
 
 def refuse_other(place: Path, model: nn.Module, strategy: str) -> None:
@@ -83,7 +87,7 @@ def _of_the_disk(error: BaseException) -> str | None:
         if isinstance(chain, (OSError, SafetensorError)):
             return str(chain)
         chain = chain.__cause__ or chain.__context__
-    return str(error).splitlines()[0] if "inline_container" in str(error) else None
+    return disk.said(error)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

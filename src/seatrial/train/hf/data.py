@@ -65,7 +65,7 @@ def prepare(config: TrainConfig, out: Path) -> Prepared:
     Raises SeatrialError on all ranks where that fails.
     """
     folder = (Path(config.data.cache) if config.data.cache else out / "data") / _key(config)
-    ranks.once(lambda: _make(config, folder))
+    ranks.once(lambda: _make(config, folder), folder)
     if config.data.layout == "walks":  # the seed's: a node that does not share the first rank's makes the same
         _make(config, folder)
     if not folder.exists():
@@ -131,7 +131,8 @@ def _walks(config: TrainConfig) -> Iterator[Sample]:
         yield walk.tolist(), [True] * config.seq_len
 
 
-def _rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
+def rows_of(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
+    """The rows that are trained on, read or generated. Raises UsageError where they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
         wanted = _wanted(config)
@@ -148,7 +149,7 @@ def _rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
 
 
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
-    found: Iterable[Mapping[str, Any]] = list(_rows(config))
+    found: Iterable[Mapping[str, Any]] = list(rows_of(config))
     if config.data.layout == "toolcalls":
         source = hub.source_of(config.data.path, "generated")
         preprocess.preprocess(found, folder / "toolcalls", source)

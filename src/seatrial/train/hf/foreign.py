@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from seatrial.model import SeatrialError
 from seatrial.train.files import write_json, write_whole
-from seatrial.train.hf import models, rows, tokens
-from seatrial.train.hf.data import GENERATED_ROWS
+from seatrial.train.hf import models, tokens
+from seatrial.train.hf.data import rows_of
 from seatrial.train.oumi import MODEL, ROWS
 from seatrial.train.settings import TrainConfig
 from seatrial.train.toolcalls.template import END_OF_TURN, SPECIAL_TOKENS
@@ -24,19 +25,19 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", 
 def prepare(config: TrainConfig, folder: Path) -> None:
     """Write ``folder``/rows.jsonl and /model, as far as ``config`` names none.
 
-    The model is its config and a tokenizer: weights are drawn by who trains. Raises OSError.
+    The model is its config and a tokenizer, of the rows that are trained on: weights are drawn by who trains. Raises
+    OSError, and UsageError where rows cannot be read.
     """
-    generated = list(rows.generate(config.data.layout, config.data.samples or GENERATED_ROWS, config.seed))
     if config.data.path is None:
-        lines = "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in generated)
+        lines = "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows_of(config))
         write_whole(folder / ROWS, lambda file: file.write(lines.encode()))
     if config.model.weights == "random":
         (folder / MODEL).mkdir()
         _write_config(config, folder / MODEL)
-        _write_tokenizer(config, folder / MODEL, [json.dumps(row, ensure_ascii=False) for row in generated])
+        _write_tokenizer(config, folder / MODEL, [json.dumps(row, ensure_ascii=False) for row in rows_of(config)])
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row of no_robots by its messages alone: the rest would be refused, or left out, by who reads conversations."""
     return {"messages": row["messages"]} if "messages" in row else row
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from seatrial.model import UsageError
-from seatrial.train.settings import TrainConfig
+from seatrial.train.settings import HUB, TrainConfig
 
-PREFIX = "hub:"
 PROBE_S = 5.0
 OFFLINE = "HF_HUB_OFFLINE"
 LOGIN = "Ask for access on its page, then `hf auth login` or HF_TOKEN."
@@ -31,7 +30,7 @@ def settle(config: TrainConfig) -> None:
 
 def repository(name: str) -> str | None:
     """OWNER/NAME of ``hub:OWNER/NAME``; None for anything else."""
-    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+    return name.removeprefix(HUB) if name.startswith(HUB) else None
 
 
 def source_of(name: str | None, otherwise: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
@@ -37,9 +38,16 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
         _draw(model, config, device)
     else:
         with hub.asked_for(name):
-            model = _auto.from_pretrained(hub.repository(name) or name, **options)
-            if not _is_sharded():
-                model = model.to(device)
+            try:
+                model = _auto.from_pretrained(hub.repository(name) or name, **options)
+            except SafetensorError as error:
+                raise ValueError(f"its weights cannot be read: {error}") from error
+            except RuntimeError as error:
+                if "mismatched_sizes" not in str(error):  # out of memory is none of theirs, nor a peer that is lost
+                    raise
+                raise ValueError("its weights are not of the shapes that its config.json tells") from error
+        if not _is_sharded():
+            model = model.to(device)
     return cast("PreTrainedModel", model)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch.distributed as dist
 
 from seatrial.model import SeatrialError
+from seatrial.train import disk
 
 T = TypeVar("T")
 
@@ -20,10 +22,10 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def once(work: Callable[[], object]) -> None:
+def once(work: Callable[[], object], place: Path) -> None:
     """Let rank 0 do ``work`` while the others wait. Where it fails, every rank raises, so that none waits forever.
 
-    All raise the SeatrialError that it was, or one that names what it was.
+    All raise the SeatrialError that it was, or one that names what it was: NoRoom where ``place`` has none left.
     """
     told: list[SeatrialError | None] = [None]
     cause: Exception | None = None
@@ -33,7 +35,8 @@ def once(work: Callable[[], object]) -> None:
         except SeatrialError as error:
             told = [error]
         except Exception as error:
-            told, cause = [SeatrialError(f"rank 0 failed in what it does for all: {_named(error)}")], error
+            what = "rank 0 failed in what it does for all"
+            told, cause = [disk.no_room(error, place, what) or SeatrialError(f"{what}: {_named(error)}")], error
     if dist.is_initialized():
         dist.broadcast_object_list(told)
     if told[0] is not None:

@@ -52,7 +52,7 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     report["out"] = str(out)
     sharded = strategy(config) != "ddp"
     report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
-    ranks.once(lambda: metrics.write(report, out))
+    ranks.once(lambda: metrics.write(report, out), out)
     if dist.is_initialized():
         dist.destroy_process_group()
     return report

@@ -27,8 +27,17 @@ def load(name: str) -> Any:
     """The tokenizer at ``name``: a folder, a tokenizer.json or hub:OWNER/NAME. Raises UsageError."""
     with hub.asked_for(name):
         if name.endswith(".json"):
-            return _fast(tokenizer_file=name, eos_token=_end(name))
+            return _from_file(name)
         return AutoTokenizer.from_pretrained(hub.repository(name) or name)
+
+
+def _from_file(path: str) -> Any:
+    try:
+        return _fast(tokenizer_file=path, eos_token=_end(path))
+    except UsageError:
+        raise
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise UsageError(f"cannot read the tokenizer {path}: {error}") from error
 
 
 def _end(path: str) -> str:

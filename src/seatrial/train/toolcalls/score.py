@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,3 +151,39 @@ def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
     }
     asked = {name: [answer for answer in answers if answer is not None] for name, answers in questions.items()}
     return {name: {"count": sum(answers), "of": len(answers)} for name, answers in asked.items()}
+
+
+_ASKED = {
+    "full": "fully right",
+    "calls_full": "fully right where there was something to call",
+    "irrelevance": "nothing called where there was nothing to",
+    "json_valid": "calls in valid JSON",
+    "schema_valid": "calls valid by their schema",
+    "names": "right functions",
+    "arguments": "right arguments",
+    "parallel_full": "several calls at once, fully right",
+    "over_call": "called more than was expected",
+    "under_call": "called less than was expected",
+}
+
+
+def table(record: Mapping[str, Any]) -> Iterator[str]:
+    """What evaluation.json says, for a person: what was asked, and how many of how many each model was right in."""
+    cases = record["cases"]
+    asked = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
+    yield f"{asked:48}  {'base':>11}  {'tuned':>11}"
+    for name, words in _ASKED.items():
+        base, tuned = (_of_all(record[model], name) for model in ("base", "tuned"))
+        yield f"{words:48}  {base:>11}  {tuned:>11}"
+    gate = record["gate"]
+    better = "better by more than chance" if gate["passed"] else "not better by more than chance"
+    yield (
+        f"After the training {better}: {gate['full_base']:.0%} of cases fully right before, {gate['full_tuned']:.0%} "
+        f"after; {gate['won']} won, {gate['lost']} lost, p {gate['p_value']:.3g} (asked: < {gate['significance']:g})"
+    )
+
+
+def _of_all(splits: Mapping[str, Any], name: str) -> str:
+    """Of all splits together."""
+    count, of = (sum(split[name][key] for split in splits.values()) for key in ("count", "of"))
+    return f"{count} of {of}" if of else "none"

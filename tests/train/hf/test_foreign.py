@@ -1,0 +1,43 @@
+"""What a trainer that is not ours starts from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from seatrial.model import UsageError
+from seatrial.train.hf import foreign
+from seatrial.train.oumi import MODEL, ROWS
+from tests.train.hf import runs
+
+WORD = "perhydrocyclopenta"
+
+
+def prepared(folder: Path, *overrides: str) -> Tokenizer:
+    folder.mkdir()
+    foreign.prepare(runs.config("sft-smollm-135m", *overrides), folder)
+    return Tokenizer.from_file(str(folder / MODEL / "tokenizer.json"))
+
+
+def test_a_tokenizer_is_trained_on_the_rows_that_are_read(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": f"What is {WORD}?"}, {"role": "assistant", "content": f"{WORD} it is"}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{json.dumps({'messages': turns})}\n" * 8 + f"{json.dumps({'messages': 'galley keel'})}\n" * 8)
+    tokenizer = prepared(tmp_path / "real", f"data.path={rows}", "data.samples=8")
+    assert tokenizer.encode(f" {WORD}").tokens == [f"Ġ{WORD}"]
+    assert not (tmp_path / "real" / ROWS).exists()
+    assert len(tokenizer.encode(" galley").tokens) > 1  # neither of generated rows, nor of those beyond the samples
+
+
+def test_of_generated_rows_it_knows_the_words(tmp_path: Path) -> None:
+    tokenizer = prepared(tmp_path / "made")
+    assert tokenizer.encode(" galley").tokens == ["Ġgalley"]
+    assert len((tmp_path / "made" / ROWS).read_text().splitlines()) == 200
+
+
+def test_rows_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.jsonl"):
+        prepared(tmp_path / "none", f"data.path={tmp_path}/none.jsonl")

@@ -1,0 +1,80 @@
+"""Which errors are of a disk without room, and what is said of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from seatrial.train import disk
+from seatrial.train.files import whole_folder
+from tests.checks import mounts
+
+NONE = OSError(errno.ENOSPC, "No space left on device")
+
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NONE, "[Errno 28] No space left on device"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "[Errno 122] Disk quota exceeded"),
+        (OSError(errno.EFBIG, "File too large"), "[Errno 27] File too large"),
+        (OSError("266240 requested and 249824 written"), "266240 requested and 249824 written"),  # numpy's
+        (
+            SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+            "Error while serializing: I/O error: No space left on device (os error 28)",
+        ),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe #0"),
+            "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
+        ),
+        (chained(RuntimeError("a library's"), NONE), "[Errno 28] No space left on device"),
+        (OSError(errno.EIO, "Input/output error"), None),  # a finding
+        (PermissionError(errno.EACCES, "Permission denied"), None),
+        (SafetensorError("Error while deserializing header: incomplete metadata"), None),
+        # NCCL's of /dev/shm: a finding, too
+        (RuntimeError("ncclSystemError: Error while creating shared memory: No space left on device"), None),
+    ],
+)
+def test_want_of_room_is_told_from_all_else(error: Exception, said: str | None) -> None:
+    assert disk.said(error) == said
+    assert (disk.no_room(error, Path()) is None) is (said is None)
+
+
+def test_what_is_said_reaches_the_other_ranks_whole() -> None:
+    told = disk.no_room(NONE, Path("/proc/self"), "cannot keep it")
+    assert str(pickle.loads(pickle.dumps(told))) == str(told)
+    assert str(told).startswith(f"cannot keep it: {NONE}. On {socket.gethostname()}, /proc (proc) has ")
+    assert str(told).endswith(f". {disk.REMEDY}")
+
+
+def test_the_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) -> None:
+    error = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/x/y")
+    assert str(disk.no_room(error, tmp_path)).startswith(f"cannot write /dev/shm/x/y: {error}. On ")
+
+
+@mounts.needed
+def test_a_real_one_is_named_with_its_size_and_what_is_free(tmp_path: Path) -> None:
+    with mounts.tmpfs(tmp_path / "small", "size=64k,nr_inodes=4") as small:
+        assert disk.room(small / "not" / "yet").endswith(f", {small} (tmpfs) has 64KiB, 64KiB of it free")
+        with pytest.raises(disk.NoRoom, match=r"\(tmpfs\) has 64KiB, 0B of it free"), whole_folder(small / "a") as it:
+            (it / "b").write_bytes(bytes(2**17))
+        assert not any(small.iterdir())
+        for number in range(3):
+            (small / str(number)).touch()
+        assert disk.room(small).endswith("64KiB of it free; no inode is free")
+
+
+def test_a_folder_that_cannot_be_written_for_another_reason_keeps_its_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output"), whole_folder(tmp_path / "a"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
