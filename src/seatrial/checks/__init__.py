@@ -9,7 +9,8 @@ from importlib import import_module
 from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
 
-_NO_CHECKS = {"base", "collective", "collective_figures", "slurm_desk", "workload"}  # what checks share
+# what checks share
+_NO_CHECKS = {"base", "collective", "collective_figures", "slurm_desk", "workload", "workload_figures"}
 
 
 @cache

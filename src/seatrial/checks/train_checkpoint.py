@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Options, Place
 from seatrial.checks.filesystem_shared import volume
-from seatrial.checks.train_parity import hardware
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
 from seatrial.train import compare, settings
 from seatrial.train.settings import TrainConfig
@@ -98,15 +97,14 @@ class Plan:
 
 
 def measure(place: Place, options: CheckpointOptions) -> Iterator[Observation]:
-    from seatrial.bench import rank
     from seatrial.train import drill
 
-    where = rank.describe_devices(place.device)
+    facts = workload_figures.here(place)
     wanted = settings.load(workload.config_for(place, options.config), options.overrides)
     plan = planned(wanted, drill.new_folder(place.out, shared=True), place.world_size)
     leads = place.rank == 0
     if leads:
-        yield from hardware(where)
+        yield from facts
         yield Fact(name="training", value=_described(plan))
         yield Fact(name="filesystem", value=volume(place.root, str(plan.folder)).mount)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import Field
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
@@ -36,7 +36,7 @@ def measure(place: Place, options: FsdpOptions) -> Iterator[Observation]:
     """Yields on rank 0. Raises SeatrialError where one of the stacks cannot train here."""
     from seatrial.train import memory, settings
 
-    facts, cuda = workload.here(place), place.device.startswith("cuda")
+    facts, cuda = workload_figures.here(place), place.device.startswith("cuda")
     config = options.config or workload.config_for(place, NAME)
     shipped = cuda and not options.config
     layers = options.layers or memory.layers_that_fit(settings.load(config), place.world_size, place.device)
@@ -47,16 +47,16 @@ def measure(place: Place, options: FsdpOptions) -> Iterator[Observation]:
         yield from facts
         yield Fact(name="layers", value=layers or "all")
         yield Fact(name="offload", value="yes" if options.cpu_offload else "no")
-        yield workload.settings_fact(options)
+        yield workload_figures.settings_fact(options)
         yield Fact(name="how", value=_how(config, layers, own))
     runs: dict[str, Trained] = {}
     for stack in ("native", "hf") if options.hf else ("native",):
         wanted = (*common, *own[stack], *options.overrides, f"stack={stack}")
         (runs[stack],) = workload.train(place, stack, config, wanted, limit_s=options.limit_s)
         if place.rank == 0:
-            yield from workload.each(place, runs[stack], stack)
+            yield from workload_figures.each(place, runs[stack], stack)
     if place.rank == 0:
-        yield from workload.judged(runs)
+        yield from workload_figures.judged(runs)
         yield from _spread(runs)
 
 
@@ -92,13 +92,13 @@ CHECK = Check(
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     metrics={
-        **workload.units("native", "hf"),
+        **workload_figures.units("native", "hf"),
         "tensors_whole": "count",
         "memory_state": "GiB",
         "memory_excess": "%",
     },
     rules=(
-        *workload.RULES,
+        *workload_figures.RULES,
         Rule(
             metric="tensors_whole",
             expect="== 0",
@@ -135,5 +135,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900.0,
     options=FsdpOptions,
-    performance=workload.PERFORMANCE,
+    performance=workload_figures.PERFORMANCE,
 )

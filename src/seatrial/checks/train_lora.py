@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
@@ -21,7 +21,7 @@ GPU_OVERRIDES = ("max_steps=24", "settle_steps=8")  # few, that are much alike
 SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
 BASELINE = "the median of the same GPUs, each training alone, all at the same time"
 UNITS = {
-    **workload.units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
+    **workload_figures.units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
     "efficiency.native": "%",
     "efficiency.hf": "%",
     "native_over_hf": "x",
@@ -36,7 +36,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     from seatrial.bench import rank
     from seatrial.train import settings
 
-    facts, subjects = workload.here(place), rank.gather(place.subject)
+    facts, subjects = workload_figures.here(place), rank.gather(place.subject)
     config = options.config or workload.config_for(place, NAME)
     shipped = place.device.startswith("cuda") and not options.config
     samples = f"data.samples={max(SAMPLES, 16 * place.world_size)}"
@@ -44,7 +44,7 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     if place.rank == 0:
         yield from facts
         yield Fact(name="how", value=_how(config, overrides))
-        yield workload.settings_fact(options)
+        yield workload_figures.settings_fact(options)
     runs: dict[str, list[Trained]] = {}
     for stack in STACKS:
         wanted = (*overrides, f"stack={stack}")
@@ -56,9 +56,9 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
             for name in (found for found in runs if found.startswith(stack)):
                 for number, one in enumerate(runs[name]):
                     subject = subjects[one.ranks[0]] if name.endswith("_alone") else CLUSTER
-                    yield from workload.each(place, one, name, subject, brief=number > 0)
+                    yield from workload_figures.each(place, one, name, subject, brief=number > 0)
     if place.rank == 0:
-        yield from workload.judged(_by_name(runs, subjects))
+        yield from workload_figures.judged(_by_name(runs, subjects))
         yield from _compared(runs)
         yield from _adapters(_by_name(runs, subjects), settings.load(config, overrides))
 
@@ -112,7 +112,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics=UNITS,
     rules=(
-        *workload.RULES,
+        *workload_figures.RULES,
         Rule(
             metric="adapters_wrong",
             expect="== 0",
@@ -140,5 +140,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1200.0,
     options=WorkloadOptions,
-    performance=(*workload.PERFORMANCE, "efficiency.*", "native_over_hf"),
+    performance=(*workload_figures.PERFORMANCE, "efficiency.*", "native_over_hf"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope, Series
 from seatrial.train import compare, settings
@@ -40,10 +40,9 @@ class ParityOptions(Options):
 
 
 def measure(place: Place, options: ParityOptions) -> Iterator[Observation]:
-    from seatrial.bench import rank
     from seatrial.train import drill
 
-    where = rank.describe_devices(place.device)
+    facts = workload_figures.here(place)
     wanted = settings.load(workload.config_for(place, options.config), options.overrides)
     folder = drill.new_folder(place.out)
     runs = trainings(wanted, place.world_size, folder / "data")
@@ -54,19 +53,10 @@ def measure(place: Place, options: ParityOptions) -> Iterator[Observation]:
     place.note(f"{place.world_size} processes together: DDP and FSDP2, each twice")
     drill.perform(list(acts.values()), seat, folder / "start2")
     if place.rank == 0:
-        yield from hardware(where)
+        yield from facts
         yield Fact(name="how", value=HOW)
         yield Fact(name="training", value=_described(wanted, place.world_size))
         yield from compared({name: compare.steps(folder / name, 0, wanted.max_steps) for name in runs})
-
-
-def hardware(where: Mapping[str, Any]) -> Iterator[Fact]:
-    """What computed, as bench.rank describes it."""
-    yield Fact(name="device", value=where["backend"])
-    if where["backend"] == "cuda":
-        yield Fact(name="gpu", value=where["gpu"])
-    else:
-        yield Fact(name="rehearsal", value=workload.REHEARSAL)
 
 
 def trainings(wanted: TrainConfig, ranks: int, cache: Path) -> dict[str, TrainConfig]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import WorkloadOptions
 from seatrial.model import Fact, Observation, Phase, Scope
@@ -15,7 +15,7 @@ OVERRIDES = ("export=false",)  # 14.5 GB that nobody would read
 
 def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     """Yields on rank 0, whose GPU trains; the others wait. Raises SeatrialError where nothing could be trained."""
-    facts = workload.here(place, alone=True)
+    facts = workload_figures.here(place, alone=True)
     config = options.config or workload.config_for(place, NAME)
     (trained,) = workload.train(place, "sft", config, (*OVERRIDES, *options.overrides), [[0]], options.limit_s)
     if place.rank:
@@ -23,8 +23,8 @@ def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     yield from facts
     yield Fact(name="precision", value=trained.value("precision"))
     yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; nothing is exported")
-    yield from workload.judged({"sft": trained})
-    yield from workload.each(place, trained)
+    yield from workload_figures.judged({"sft": trained})
+    yield from workload_figures.each(place, trained)
 
 
 CHECK = Check(
@@ -32,10 +32,10 @@ CHECK = Check(
     title="A 7B fine-tuned on one GPU, all of its weights (Mistral-7B)",
     phase=Phase.SINGLE_GPU,
     scope=Scope.CLUSTER,
-    metrics=workload.units(),
-    rules=workload.RULES,
+    metrics=workload_figures.units(),
+    rules=workload_figures.RULES,
     measure=measure,
     limit_s=700.0,
     options=WorkloadOptions,
-    performance=workload.PERFORMANCE,
+    performance=workload_figures.PERFORMANCE,
 )

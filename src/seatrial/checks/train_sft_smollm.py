@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
@@ -18,15 +18,15 @@ GENERATED = 8  # tokens, that show that final/ loads and computes
 
 def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     """Yields on rank 0, whose GPU trains; the others wait. Raises SeatrialError where nothing could be trained."""
-    facts = workload.here(place, alone=True)
+    facts = workload_figures.here(place, alone=True)
     config = options.config or workload.config_for(place, NAME)
     (trained,) = workload.train(place, "sft", config, options.overrides, [[0]], options.limit_s, generate=GENERATED)
     if place.rank:
         return
     yield from facts
     yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; then final/ is loaded anew")
-    yield from workload.judged({"sft": trained})
-    yield from workload.each(place, trained)
+    yield from workload_figures.judged({"sft": trained})
+    yield from workload_figures.each(place, trained)
     saved = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
     yield Metric(name="checkpoints", value=len(saved), unit="count", subject=CLUSTER)
     if generated := trained.value("generated"):
@@ -40,9 +40,9 @@ CHECK = Check(
     title="A small language model fine-tuned on instructions (SmolLM-135M)",
     phase=Phase.SINGLE_GPU,
     scope=Scope.CLUSTER,
-    metrics={**workload.units(), "checkpoints": "count", "generated_tokens": "count"},
+    metrics={**workload_figures.units(), "checkpoints": "count", "generated_tokens": "count"},
     rules=(
-        *workload.RULES,
+        *workload_figures.RULES,
         Rule(
             metric="checkpoints",
             expect=">= 1 count",
@@ -63,5 +63,5 @@ CHECK = Check(
     measure=measure,
     limit_s=700.0,
     options=WorkloadOptions,
-    performance=workload.PERFORMANCE,
+    performance=workload_figures.PERFORMANCE,
 )

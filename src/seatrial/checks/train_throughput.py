@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Scope, Series
@@ -35,7 +35,7 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
     """Yields on rank 0. Raises SeatrialError where a stage cannot train here at all."""
     from seatrial.bench import rank, subgroups
 
-    facts, subjects = workload.here(place), rank.gather(place.subject)
+    facts, subjects = workload_figures.here(place), rank.gather(place.subject)
     nodes = subgroups.ranks_by_node(place.node)
     config = options.config or workload.config_for(place, NAME)
     shipped = place.device.startswith("cuda") and not options.config
@@ -50,14 +50,14 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
         runs[stage] = workload.train(place, stage, config, overrides, groups, options.limit_s)
         if place.rank == 0:
             for number, one in enumerate(runs[stage]):
-                yield from workload.each(place, one, stage, _subject(stage, one, subjects), brief=number > 0)
+                yield from workload_figures.each(place, one, stage, _subject(stage, one, subjects), brief=number > 0)
     if place.rank == 0:
         named = {
             stage if stage == ALL else f"{stage} {_subject(stage, one, subjects)}": one
             for stage, found in runs.items()
             for one in found
         }
-        yield from workload.judged(named)
+        yield from workload_figures.judged(named)
         yield from _scaling(runs)
 
 
@@ -109,14 +109,14 @@ CHECK = Check(
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     metrics={
-        **workload.units(*STAGES),
+        **workload_figures.units(*STAGES),
         "efficiency.node_of_gpu": "%",
         "efficiency.cluster_of_gpu": "%",
         "efficiency.cluster_of_node": "%",
     },
-    rules=workload.RULES,
+    rules=workload_figures.RULES,
     measure=measure,
     limit_s=900.0,
     options=ThroughputOptions,
-    performance=(*workload.PERFORMANCE, "efficiency.*"),
+    performance=(*workload_figures.PERFORMANCE, "efficiency.*"),
 )

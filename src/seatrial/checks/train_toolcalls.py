@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from seatrial.checks import workload
+from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, SeatrialError, UsageError
@@ -29,7 +29,7 @@ NAME = "toolcalls-qwen2-7b"
 SCORES = ("json_valid", "schema_valid", "names", "arguments", "full", "irrelevance")
 MODELS = {"base": "before the training", "tuned": "after it"}
 UNITS = {
-    **workload.units(),
+    **workload_figures.units(),
     "loss_end": "nats",
     "final": "bool",
     "trained_beyond_adapters": "count",
@@ -90,21 +90,21 @@ def wanted(place: Place, options: WorkloadOptions) -> Wanted:
 
 def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
     """Yields on rank 0. Raises SeatrialError where nothing could be trained."""
-    facts, task = workload.here(place), wanted(place, options)
+    facts, task = workload_figures.here(place), wanted(place, options)
     (trained,) = workload.train(place, "toolcalls", task.name, task.overrides, limit_s=options.limit_s)
     answer, seconds = (None, 0.0) if trained.problem else _evaluate(place, task, trained.out, options.limit_s)
     if place.rank:
         return
     yield from facts
-    yield workload.settings_fact(options)
+    yield workload_figures.settings_fact(options)
     yield Fact(name="pretrained", value=_word(task.config.model.weights != "random"))
     yield Fact(name="use_lora", value=_word(task.config.use_lora))
     yield Fact(name="tensorboard", value=_word(task.config.tensorboard))
     yield Fact(name="strategy_requested", value=task.strategy)
     yield Fact(name="strategy", value=trained.value("strategy"))
     yield Fact(name="overrides", value=task.own)
-    yield from workload.judged({"toolcalls": trained})
-    yield from workload.each(place, trained)
+    yield from workload_figures.judged({"toolcalls": trained})
+    yield from workload_figures.each(place, trained)
     if answer:
         yield from _left(task.config, trained)
         yield from _scored(answer, seconds)
@@ -237,7 +237,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics=UNITS,
     rules=(
-        *workload.RULES,
+        *workload_figures.RULES,
         Rule(
             metric="final",
             shows=("final",),
@@ -314,5 +314,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1500.0,  # a training and an evaluation, each of which may take the option limit_s
     options=WorkloadOptions,
-    performance=workload.PERFORMANCE,
+    performance=workload_figures.PERFORMANCE,
 )

@@ -1,0 +1,112 @@
+"""What is told and judged of trainings that a check has started: from what they left, without training anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.bench.anew import Answer
+from seatrial.checks import train_throughput, workload, workload_figures
+from seatrial.checks.base import Check, Place
+from seatrial.checks.workload import Trained
+from seatrial.judge.rules import judge_check
+from seatrial.model import Artifact, Fact, Measurement, Metric, Observation, Outcome, Series
+
+CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload_figures.units()})
+
+
+def place(device: str, out: Path = Path()) -> Place:
+    return Place(node="n0", rank=0, world_size=2, local_rank=0, device=device, promised_gpus=None, out=out, run_dir=out)
+
+
+def trained(*losses: float | None, max_steps: int = 4, problem: str = "", exit_code: int = 0) -> Trained:
+    steps: tuple[dict[str, Any], ...] = tuple(
+        {"step": number, "loss": loss, "grad_norm": 1.0} for number, loss in enumerate(losses, 1)
+    )
+    metrics = None if problem else {"tokens_per_second_per_gpu": 100.0, "mfu_percent": None, "loss_floor": 1.0}
+    return Trained(metrics, Path("none"), problem, exit_code, steps, (0,), max_steps, 9.0)
+
+
+def outcomes(*observed: Observation) -> dict[str, Outcome]:
+    measurement = Measurement(
+        check=CHECK.name,
+        subject="n0/rank0",
+        metrics=tuple(one for one in observed if isinstance(one, Metric)),
+        facts={one.name: one.value for one in observed if isinstance(one, Fact)},
+    )
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
+
+
+def test_a_training_that_ends_well_and_learns_passes() -> None:
+    assert set(outcomes(*workload_figures.judged({"a": trained(4, 3, 2, 1)})).values()) == {Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("bad", "metric"),
+    [
+        (trained(4, 3, problem="rank 1: ended by signal 9", exit_code=-9), "exit_code"),
+        (trained(4, 3, 2), "steps_missing"),
+        (trained(4, 3, None, 2), "nonfinite_losses"),
+        (trained(4, 4, 4, 4), "loss_drop"),
+    ],
+)
+def test_one_of_several_that_goes_wrong_fails_in_its_own_words(bad: Trained, metric: str) -> None:
+    found = outcomes(*workload_figures.judged({"good": trained(4, 3, 2, 1), "bad": bad}))
+    assert [name for name, outcome in found.items() if outcome is Outcome.FAIL] == [metric]
+
+
+def test_what_a_training_did_not_reach_is_not_judged() -> None:
+    found = outcomes(*workload_figures.judged({"a": trained(problem="x", exit_code=1)}))
+    assert found["exit_code"] is Outcome.FAIL
+    assert found["steps_missing"] is found["loss_drop"] is Outcome.SKIP
+
+
+def test_the_last_words_of_a_failure_are_shown() -> None:
+    observed = [*workload_figures.judged({"a": trained(problem="rank 3: out of paper", exit_code=1)})]
+    assert Fact(name="problems", value={"a": "rank 3: out of paper"}) in observed
+
+
+def test_figures_are_of_what_is_known(tmp_path: Path) -> None:
+    observed = [*workload_figures.each(place("cpu", tmp_path), trained(4, 3, 2, 1), "all")]
+    values = {one.name: one.value for one in observed if isinstance(one, Metric)}
+    assert values["tokens_per_second_per_gpu.all"] == 100.0
+    assert values["loss_above_floor.all"] == 0.5  # of the last two
+    assert "mfu.all" not in values
+    assert [one.name for one in observed if isinstance(one, Series)] == ["loss.all", "grad_norm.all"]
+
+
+def test_the_log_of_who_failed_comes_before_that_of_the_first(tmp_path: Path) -> None:
+    """All groups of ranks that train at once keep theirs under one name."""
+    for rank in range(12):
+        (tmp_path / f"gpu-0.rank{rank}.err").write_text("words")
+    (tmp_path / "gpu-0.rank8.err").write_text("")
+    late, first = Answer(problem="late", code=-15, place=2), Answer(problem="why", code=1, place=1)
+
+    def logs(answers: dict[int, Answer], brief: bool = False) -> list[str]:
+        found = replace(workload._ended("gpu", tmp_path / "gpu-1", answers), logs=tmp_path / "gpu-0")
+        observed = workload_figures.each(place("cpu", tmp_path), found, brief=brief)
+        return [one.path for one in observed if isinstance(one, Artifact)]
+
+    assert (
+        logs({2: late, 10: first}) == logs({2: late, 10: first}, brief=True) == ["gpu-0.rank10.err", "gpu-0.rank2.err"]
+    )
+    assert logs({2: first, 10: late}) == ["gpu-0.rank2.err"]
+    assert logs({8: late, 10: first}) == ["gpu-0.rank10.err"]  # who said nothing has no log
+    good = {2: Answer({}), 10: Answer({})}
+    assert (logs(good), logs(good, brief=True)) == (["gpu-0.rank2.err"], [])
+
+
+def test_a_step_told_twice_makes_up_for_none_that_is_missing() -> None:
+    lost, twice = trained(4, 3, 2), trained(4, 3, 2, 1, 1)
+    again = Trained(**{**vars(twice), "steps": (*lost.steps, lost.steps[0])})
+    for runs in ({"a": again}, {"a": lost, "b": twice}):
+        assert outcomes(*workload_figures.judged(runs))["steps_missing"] is Outcome.FAIL
+
+
+@pytest.mark.parametrize("loss", ["1.0", True, 10**400, float("nan"), float("inf"), [1.0], {}])
+def test_what_no_float_holds_is_no_loss(loss: Any) -> None:
+    found = outcomes(*workload_figures.judged({"a": trained(4, 3, loss, 1)}))
+    assert found["nonfinite_losses"] is Outcome.FAIL
