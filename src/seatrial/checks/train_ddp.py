@@ -99,10 +99,11 @@ def measure(place: Place, options: DdpOptions) -> Iterator[Observation]:
 
 
 def _observe(place: Place, options: DdpOptions) -> Iterator[Observation]:
+    from seatrial.bench import rank
     from seatrial.train import ddp, proofs, throughput
 
     leads = place.rank == 0
-    subjects = ddp.gather(place.subject)
+    subjects = rank.gather(place.subject)
     processes = ddp.identify(place.local_rank, place.node, place.device)
     if leads:
         yield from _identity(processes, proofs.rank_faults(processes), proofs.sharers(processes))
@@ -118,7 +119,7 @@ def _observe(place: Place, options: DdpOptions) -> Iterator[Observation]:
     speed = throughput.measure(place.device, load, options.min_seconds, place.note)
     yield from _own_times(place, speed)
     place.note("comparing parameters")
-    digests = ddp.gather(proofs.parameter_digest([proof.model, speed.model]))
+    digests = rank.gather(proofs.parameter_digest([proof.model, speed.model]))
     if leads:
         yield from _speed(speed, place.device)
         yield Fact(name="how", value=_how(proof, speed))

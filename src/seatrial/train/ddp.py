@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from seatrial.bench.rank import gather
 from seatrial.train import markov, proofs
 from seatrial.train.transformer import Shape, build, count_parameters
 
@@ -26,8 +26,6 @@ BATCH = 4  # sequences a rank and step
 # model is unstable, and an unstable run makes rounding grow into differences; 0.03 learns without.
 LEARNING_RATE = 0.03
 MOMENTUM = 0.9
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,6 @@ class Proof:
     alone: list[float] | None
     model: nn.Module
     parameters: int
-
-
-def gather(value: T) -> list[T]:
-    """Everybody's value, by rank, on every rank."""
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return cast("list[T]", values)
 
 
 def identify(local_rank: int, node: str, device: str) -> list[proofs.Process]:

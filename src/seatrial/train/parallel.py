@@ -20,6 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from seatrial.bench import rank
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import fp8, lora, weights
 from seatrial.train.decoder import Block, Decoder, Linear
@@ -45,11 +46,7 @@ class World:
 
     def gather(self, value: T) -> list[T]:
         """Everybody's value, by rank, on every rank. One that is alone needs no group."""
-        if self.size == 1:
-            return [value]
-        values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return cast("list[T]", values)
+        return [value] if self.size == 1 else rank.gather(value)
 
     def barrier(self) -> None:
         """Wait for all, without a kernel: a GPU may be busy, or not be there."""

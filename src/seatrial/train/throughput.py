@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from seatrial.bench.rank import gather
 from seatrial.train import markov
-from seatrial.train.ddp import SEED, gather, wait_for_all, wrap
+from seatrial.train.ddp import SEED, wait_for_all, wrap
 from seatrial.train.transformer import Shape, build, count_parameters
 
 # Steps that are not counted: DDP lays out its buckets anew after the first, allocator and clocks settle in the next.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch.distributed as dist
 
+from seatrial.bench import rank as bench
 from seatrial.model import SeatrialError
 from seatrial.train import disk
 
@@ -49,8 +50,4 @@ def _named(error: Exception) -> str:
 
 def gather(value: T) -> list[T]:
     """Everybody's value, by rank, on every rank."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[T | None] = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return cast("list[T]", values)
+    return bench.gather(value) if dist.is_initialized() else [value]
