@@ -391,7 +391,9 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
     except ValidationError as error:
         first = error.errors()[0]
         where = (*path, *(str(part) for part in first["loc"]))
-        told = f"{'.'.join(where) or 'trial'}: {first['msg']} (got {str(first['input'])[:80]!r})"
+        said = first["msg"].removeprefix("Value error, ")
+        # of the whole, what it holds says nothing
+        told = f"{'.'.join(where)}: {said} (got {str(first['input'])[:80]!r})" if where else said
         raise UsageError(f"{source.of(where)}: {told}") from error
     except OverflowError as error:
         raise UsageError(f"{source.of(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}") from error

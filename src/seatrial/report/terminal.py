@@ -68,13 +68,8 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
         Text(f"  {check.name}"),
         Text(check.extent, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(one_line(check.key_figure or _first_reason(check))),
+        Text(one_line(check.key_figure or shorten(check.skipped, 72, placeholder=" …"))),
     )
-
-
-def _first_reason(check: CheckView) -> str:
-    """Why a check brought back no number, unless that is told below with the other troubles."""
-    return shorten(check.verdicts[0].reason, 72, placeholder=" …") if check.outcome is Outcome.SKIP else ""
 
 
 def _left_out(trial: Trial, console: Console) -> None:
@@ -86,7 +81,12 @@ def _left_out(trial: Trial, console: Console) -> None:
 
 def _counts(trial: Trial) -> Text:
     counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in tally(trial.verdicts)]
-    return Text("\n") + Text(" · ").join(counts or [Text("no verdict")])
+    told = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
+    if trial.baseline:
+        own = f"site {trial.baseline.name}: "  # as judge.baselines names it
+        judged = sum(verdict.judged_by.startswith(own) for verdict in trial.verdicts)
+        told += Text(f"; {judged:,} of them by the site's baseline {trial.baseline.name}")
+    return Text("\n") + told
 
 
 def _trouble(group: Group, console: Console) -> None:

@@ -191,6 +191,11 @@ class CheckView:
         return grouped(v for v in self.verdicts if not v.metric and v.outcome is not Outcome.PASS)
 
     @property
+    def skipped(self) -> str:
+        """Why the check brought back no number, unless that is told with the other troubles."""
+        return self.verdicts[0].reason if self.outcome is Outcome.SKIP else ""
+
+    @property
     def key_figure(self) -> str:
         """The metric in trouble, else the first that is neither zero nor a yes, judged before recorded; with its span.
 

@@ -51,7 +51,7 @@ def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
         from seatrial.bench import anew
         from seatrial.train import parallel
     except ModuleNotFoundError as error:
-        raise UsageError(f"training needs {error.name}: pip install 'seatrial[torch]'") from error
+        raise UsageError(f"training needs {error.name}: pip install '.[torch]' in a clone of seatrial") from error
     anew.join(task, "gloo" if device == "cpu" else parallel.BACKEND)
 
 

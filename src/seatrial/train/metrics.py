@@ -254,7 +254,11 @@ def summary(found: Mapping[str, Any]) -> str:
         f"{found['tokens_per_second_per_gpu']:,.0f} tok/s/GPU on {found['world_size']} × {found['gpu0']}, {share}",
         f"step p50 {found['step_p50_s']:.4f} s, p99 {found['step_p99_s']:.4f} s over {found['steps_measured']} steps; "
         f"compile {found['compile_s']:.1f} s{memory}",
-        *([] if shown is None else [f"exposed communication {shown:.1f} % of a step"]),
+        *(
+            []
+            if shown is None
+            else [f"exposed communication {shown:.1f} % of a step ({found['exposed_communication_method']})"]
+        ),
         f"loss {found['loss_first']:.4f} → {found['loss_last']:.4f}{floor}; weights {found['weights']}, "
         f"data {found['data']['source']}",
         "until the first step "

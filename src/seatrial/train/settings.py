@@ -223,8 +223,10 @@ class TrainConfig(Frozen):
 
     @model_validator(mode="after")
     def _eight_bits_go(self) -> TrainConfig:
-        if self.fp8 and (not self.bf16 or self.stack != "native" or self.bsz * self.seq_len % 16):
-            raise ValueError("fp8 goes with bf16 and stack native; bsz × seq_len by sixteens")
+        if self.fp8 and not (self.bf16 and self.stack == "native"):
+            raise ValueError("fp8 goes with bf16=true and stack=native")
+        if self.fp8 and (tokens := self.bsz * self.seq_len) % 16:
+            raise ValueError(f"fp8 goes with bsz × seq_len that is a multiple of 16 (got {tokens})")
         return self
 
     def architecture(self) -> Architecture:

@@ -31,7 +31,7 @@ def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
         from seatrial.train import loop
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"training needs {error.name}, which is not installed: pip install 'seatrial[torch]'"
+            f"training needs {error.name}, which is not installed: pip install '.[torch]' in a clone of seatrial"
         ) from error
     try:
         if wanted.stack == "hf":

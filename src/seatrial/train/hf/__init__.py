@@ -62,4 +62,6 @@ def _installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"stack hf needs {error.name}, which is not installed: pip install 'seatrial[hf]'") from error
+        raise UsageError(
+            f"stack hf needs {error.name}, which is not installed: pip install '.[hf]' in a clone of seatrial"
+        ) from error

@@ -72,7 +72,10 @@ def arguments(config: TrainConfig, out: Path) -> TrainingArguments:
 
 def _refuse(config: TrainConfig) -> None:
     if strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
-        raise UsageError(f"strategy {config.parallel.strategy} needs ranks: start this with torchrun")
+        raise UsageError(
+            f"{config.parallel.strategy} shards over ranks, and this process is alone: torchrun --standalone "
+            "--nproc-per-node=N -m seatrial train CONFIG, or --set parallel.strategy=ddp"
+        )
     if config.checkpoint.asynchronous:
         raise UsageError("checkpoint.asynchronous: transformers saves synchronously; use stack native")
     if config.learning_rate.shape == "linear" and config.learning_rate.floor:

@@ -14,7 +14,7 @@ import transformers
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import SeatrialError
 from seatrial.train import metrics
 from seatrial.train.data import Facts
 from seatrial.train.hf import checkpoints, data, export, models, ranks
@@ -32,7 +32,6 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     models.quiet()
     if os.environ.get("RANK", "0") == "0":
         claim(config, out)  # before the ranks meet
-    _refuse_alone(config)
     args = arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
     phases.next("init")
@@ -56,15 +55,6 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
-
-
-def _refuse_alone(config: TrainConfig) -> None:
-    """Raises UsageError for ZeRO-3 without ranks."""
-    if strategy(config) == "zero3" and "RANK" not in os.environ:
-        raise UsageError(
-            "ZeRO-3 shards over ranks, and this process is alone: torchrun --standalone --nproc-per-node=N -m seatrial "
-            "train CONFIG, or --set parallel.strategy=ddp"
-        )
 
 
 def _trainer(config: TrainConfig, args: TrainingArguments, prepared: data.Prepared, watch: Watch) -> CountingTrainer:
