@@ -93,7 +93,7 @@ class Writer(FileSystemWriter):
     def _told(self, error: BaseException) -> BaseException:
         """With what is left of this rank's disk, which the others do not see."""
         reason = _of_the_disk(error)
-        return disk.NoRoom(f"{reason}. {disk.room(Path(self.path))}") if disk.said(error) else reason
+        return disk.NoRoom(f"{reason}. {disk.room(Path(self.path))}") if disk.said(error, Path(self.path)) else reason
 
 
 def _of_the_disk(error: BaseException) -> BaseException:
@@ -292,7 +292,7 @@ def _explained(place: Path, verb: str = "write") -> Iterator[None]:
         reasons = "; ".join(f"rank {rank}: {failure}" for rank, failure in failures.items()) or str(error)
         what = f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
         told = any(isinstance(failure, disk.NoRoom) for failure in failures.values())
-        if told or any(map(disk.said, [error, *failures.values()])):
+        if told or any(disk.said(one, place) for one in (error, *failures.values())):
             there = "" if told else f". {disk.room(place)}"  # before it is removed
             problem: SeatrialError = disk.NoRoom(f"{what}{there}. {disk.REMEDY}")
         else:
