@@ -289,6 +289,10 @@ def _explained(place: Path, verb: str = "write") -> Iterator[None]:
     except (CheckpointException, OSError) as error:
         found = error.failures if isinstance(error, CheckpointException) else {}
         failures = {rank: failure[0] for rank, failure in sorted(found.items())}
+        if any(isinstance(failure, KeyboardInterrupt) for failure in failures.values()):
+            if verb == "write":
+                shutil.rmtree(place, ignore_errors=True)
+            raise KeyboardInterrupt from error  # DCP makes a failure of whatever ends it
         reasons = "; ".join(f"rank {rank}: {failure}" for rank, failure in failures.items()) or str(error)
         what = f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
         told = any(isinstance(failure, disk.NoRoom) for failure in failures.values())
