@@ -97,9 +97,9 @@ class Writer(FileSystemWriter):
 
 
 def _of_the_disk(error: BaseException) -> BaseException:
-    """torch.save hides a full disk behind an error of its own."""
+    """torch.save hides a full disk, and Ctrl-C, behind an error of its own."""
     chain: BaseException | None = error
-    while chain is not None and not isinstance(chain, OSError):
+    while chain is not None and not isinstance(chain, (OSError, KeyboardInterrupt)):
         chain = chain.__cause__ or chain.__context__
     return chain or error
 
