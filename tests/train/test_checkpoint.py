@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from seatrial.train import checkpoint, disk, loop
 from seatrial.train.settings import Checkpoint, TrainConfig
@@ -209,3 +210,14 @@ def test_a_run_that_is_done_is_not_resumed(tmp_path: Path) -> None:
     (_,) = fine(ranks.run(1, ranks.train, wanted, tmp_path))
     (said,) = failures(ranks.run(1, ranks.train, resumed(wanted), tmp_path))
     assert "has taken all of its 4 steps" in said
+
+
+def test_an_interrupted_save_is_an_interruption_and_no_fault_of_the_disk(tmp_path: Path) -> None:
+    beside = tmp_path / "step-00000003.incomplete"
+    beside.mkdir()
+    hidden = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 17088 vs 598")
+    hidden.__context__ = KeyboardInterrupt()  # in the middle of torch.save
+    told: Any = {0: (checkpoint.Writer(beside)._told(hidden), None)}
+    with pytest.raises(KeyboardInterrupt), checkpoint._explained(beside):
+        raise CheckpointException("save", told)
+    assert not beside.exists()

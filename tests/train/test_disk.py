@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
 import socket
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from seatrial.train.files import whole_folder
 from tests.checks import mounts
 
 NONE = OSError(errno.ENOSPC, "No space left on device")
+BROKEN = OSError(errno.EIO, "Input/output error")
 
 
 def chained(error: Exception, cause: Exception) -> Exception:
@@ -38,8 +40,20 @@ def chained(error: Exception, cause: Exception) -> Exception:
             RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe #0"),
             "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
         ),
+        (
+            RuntimeError("basic_ios::clear: iostream error"),  # torch.save's, where not a byte was free
+            "basic_ios::clear: iostream error",
+        ),
+        (
+            Exception("No space left on device (os error 28)"),  # tokenizers'
+            "No space left on device (os error 28)",
+        ),
+        (Exception("the row 'No space left on device (os error 28)' is none"), None),
+        (ValueError("No space left on device (os error 28)"), None),
         (chained(RuntimeError("a library's"), NONE), "[Errno 28] No space left on device"),
-        (OSError(errno.EIO, "Input/output error"), None),  # a finding
+        (chained(NONE, FileNotFoundError(errno.ENOENT, "nothing in the cache")), "[Errno 28] No space left on device"),
+        (chained(RuntimeError("inline_container.cc:672] . unexpected pos 64 vs 0"), BROKEN), None),
+        (BROKEN, None),  # a finding
         (PermissionError(errno.EACCES, "Permission denied"), None),
         (SafetensorError("Error while deserializing header: incomplete metadata"), None),
         # NCCL's of /dev/shm: a finding, too
@@ -48,7 +62,34 @@ def chained(error: Exception, cause: Exception) -> Exception:
 )
 def test_want_of_room_is_told_from_all_else(error: Exception, said: str | None) -> None:
     assert disk.said(error) == said
-    assert (disk.no_room(error, Path()) is None) is (said is None)
+
+
+CUT_SHORT = [
+    OSError("266240 requested and 249824 written"),
+    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+    RuntimeError("basic_ios::clear: iostream error"),
+]
+
+
+@mounts.needed
+@pytest.mark.parametrize("error", CUT_SHORT, ids=str)
+def test_a_write_that_was_cut_short_is_for_want_of_room_where_nothing_more_fits(
+    error: Exception, tmp_path: Path
+) -> None:
+    assert disk.no_room(error, tmp_path / "not" / "yet") is None  # a broken disk's, then
+    with mounts.tmpfs(tmp_path / "small", "size=64k") as small:
+        told = disk.no_room(error, small / "not" / "yet")
+        assert str(told).startswith(f"cannot write {small}/not/yet: {error}. On ")
+        assert not any(small.iterdir())
+
+
+def test_where_files_have_a_limit_of_their_own_it_may_be_that(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, limit[1]))
+    try:
+        assert disk.no_room(CUT_SHORT[0], tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_what_is_said_reaches_the_other_ranks_whole() -> None:

@@ -93,13 +93,13 @@ class Writer(FileSystemWriter):
     def _told(self, error: BaseException) -> BaseException:
         """With what is left of this rank's disk, which the others do not see."""
         reason = _of_the_disk(error)
-        return disk.NoRoom(f"{reason}. {disk.room(Path(self.path))}") if disk.said(error) else reason
+        return disk.NoRoom(f"{reason}. {disk.room(Path(self.path))}") if disk.said(error, Path(self.path)) else reason
 
 
 def _of_the_disk(error: BaseException) -> BaseException:
-    """torch.save hides a full disk behind an error of its own."""
+    """torch.save hides a full disk, and Ctrl-C, behind an error of its own."""
     chain: BaseException | None = error
-    while chain is not None and not isinstance(chain, OSError):
+    while chain is not None and not isinstance(chain, (OSError, KeyboardInterrupt)):
         chain = chain.__cause__ or chain.__context__
     return chain or error
 
@@ -289,10 +289,14 @@ def _explained(place: Path, verb: str = "write") -> Iterator[None]:
     except (CheckpointException, OSError) as error:
         found = error.failures if isinstance(error, CheckpointException) else {}
         failures = {rank: failure[0] for rank, failure in sorted(found.items())}
+        if any(isinstance(failure, KeyboardInterrupt) for failure in failures.values()):
+            if verb == "write":
+                shutil.rmtree(place, ignore_errors=True)
+            raise KeyboardInterrupt from error  # DCP makes a failure of whatever ends it
         reasons = "; ".join(f"rank {rank}: {failure}" for rank, failure in failures.items()) or str(error)
         what = f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
         told = any(isinstance(failure, disk.NoRoom) for failure in failures.values())
-        if told or any(map(disk.said, [error, *failures.values()])):
+        if told or any(disk.said(one, place) for one in (error, *failures.values())):
             there = "" if told else f". {disk.room(place)}"  # before it is removed
             problem: SeatrialError = disk.NoRoom(f"{what}{there}. {disk.REMEDY}")
         else:

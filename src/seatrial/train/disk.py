@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import socket
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -13,12 +15,16 @@ import psutil
 from seatrial.model import SeatrialError, format_bytes
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last is a limit of the process (ulimit -f)
-# Where no number is told: safetensors', which are the system's words; numpy's, and torch.save's, of a write cut short
-_SAID = re.compile(
-    "|".join(re.escape(os.strerror(number)) for number in _NO_ROOM)
-    + r"|\d+ requested and \d+ written|PytorchStreamWriter.*failed|unexpected pos \d+ vs \d+"
+# Where no number is told: in the system's words (safetensors, tokenizers, other programs) …
+_WORDS = "|".join(re.escape(os.strerror(number)) for number in _NO_ROOM)
+_RUST = re.compile(rf"(?:{_WORDS}) \(os error \d+\)")
+# … or in numpy's and torch.save's of a write that was cut short, whatever it was that cut it
+_SHORT = re.compile(
+    r"\d+ requested and \d+ written|PytorchStreamWriter.*failed|inline_container.*unexpected pos"
+    r"|ios::clear: iostream error"
 )
-
+_SAID = re.compile(rf"{_WORDS}|{_SHORT.pattern}")
+_PROBE = 2**20  # bytes: more than a full disk has left over
 
 REMEDY = "Make room there, or name a run directory on a larger one (--out)"
 
@@ -32,7 +38,7 @@ def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
 
     ``what`` could not be done, in words.
     """
-    reason = said(error)
+    reason = said(error, place)
     if reason is None:
         return None
     named = next((one.filename for one in _chain(error) if isinstance(one, OSError) and one.filename), None)
@@ -40,9 +46,29 @@ def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
     return NoRoom(f"{what or f'cannot write {path}'}: {reason}. {room(path)}. {REMEDY}")
 
 
-def said(error: BaseException) -> str | None:
-    """What the disk said of a write that did not fit, if that is what ``error`` came of."""
-    return next((str(one).splitlines()[0] for one in _chain(error) if _is_of_room(one)), None)
+def said(error: BaseException, place: Path | None = None) -> str | None:
+    """What the disk said of a write that did not fit, if that is what ``error`` came of.
+
+    Where nobody told why, a broken disk's write is cut short like a full one's: whether ``place`` takes anything now
+    tells which it is.
+    """
+    short = ""
+    for one in _chain(error):
+        if isinstance(one, OSError) and one.errno:
+            return first_line(one) if one.errno in _NO_ROOM else None
+        if _names_it(one):
+            return first_line(one)
+        short = short or (first_line(one) if was_cut_short(one) else "")
+    return short if short and (place is None or _is_full(place)) else None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
+
+
+def was_cut_short(error: BaseException) -> bool:
+    """Whether it is what numpy or torch.save says of a file that could not be written to its end."""
+    return isinstance(error, (OSError, RuntimeError)) and bool(_SHORT.search(str(error)))
 
 
 def told_in(words: str) -> bool:
@@ -52,7 +78,7 @@ def told_in(words: str) -> bool:
 
 def room(path: Path) -> str:
     """The file system that ``path`` is on, or would be: where it is, its type, its size and what is free."""
-    there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists()).resolve()
+    there = _existing(path)
     held = os.statvfs(there)
     above = [one for one in psutil.disk_partitions(all=True) if there.is_relative_to(one.mountpoint)]
     mount = max(reversed(above), key=lambda one: len(one.mountpoint), default=None)  # the last hides those before
@@ -72,9 +98,30 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _is_of_room(error: BaseException) -> bool:
-    """NCCL's own errors are not: what it lacks room in is /dev/shm, and a matter of the machine."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno in _NO_ROOM
+def _names_it(error: BaseException) -> bool:
+    """NCCL's own errors are not: what it lacks room in is /dev/shm, and a matter of the machine.
+
+    tokenizers raises Exception itself, with nothing but the system's words.
+    """
+    if type(error) is Exception:
+        return bool(_RUST.fullmatch(str(error)))
     writes = isinstance(error, OSError) or type(error).__module__.startswith("safetensors")
-    return bool(_SAID.search(str(error))) and (writes or "inline_container" in str(error))
+    return writes and bool(re.search(_WORDS, str(error)))
+
+
+def _is_full(place: Path) -> bool:
+    """Whether a file beside it is refused for want of room, too; where files have a limit of their own, it may be."""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return True
+    try:
+        with tempfile.TemporaryFile(dir=_existing(place)) as file:
+            file.write(bytes(_PROBE))
+            os.fsync(file.fileno())  # some network file systems refuse no sooner
+    except OSError as error:
+        return error.errno in _NO_ROOM
+    return False
+
+
+def _existing(path: Path) -> Path:
+    """The folder that ``path`` is, is in, or would be in."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.is_dir()).resolve()

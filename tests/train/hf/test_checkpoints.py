@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, failure
 from seatrial.train.hf import checkpoints
 from seatrial.train.settings import TrainConfig
+from tests.checks import mounts
 from tests.train import ranks
 from tests.train.hf import runs
 
@@ -87,8 +88,24 @@ def test_what_is_cut_short_is_not_gone_on_from(tmp_path: Path) -> None:
 def test_what_is_not_the_disks_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="peer"), checkpoints.written(tmp_path / "new", nn.Linear(1, 1), "ddp"):
         raise RuntimeError("peer")
+
+
+def short() -> RuntimeError:
+    return RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter: file write failed")
+
+
+@mounts.needed
+def test_a_full_disk_is_told_from_a_broken_one(tmp_path: Path) -> None:
+    words = "cannot write the checkpoint .*file write failed. Earlier"
     with (
-        pytest.raises(disk.NoRoom, match=r"cannot write the checkpoint .*file write failed"),
+        mounts.tmpfs(tmp_path / "small", "size=64k") as small,
+        pytest.raises(disk.NoRoom, match=words),
+        checkpoints.written(small / "new", nn.Linear(1, 1), "ddp"),
+    ):
+        raise short()
+    with (
+        pytest.raises(SeatrialError, match=words) as broken,
         checkpoints.written(tmp_path / "new", nn.Linear(1, 1), "ddp"),
     ):
-        raise RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter: file write failed")
+        raise short()
+    assert not isinstance(broken.value, disk.NoRoom)

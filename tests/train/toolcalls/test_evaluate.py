@@ -67,3 +67,7 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path) -> None:
         hf.evaluate(runs.config("sft-smollm-135m"), tmp_path)
     with pytest.raises(UsageError, match="run the training first"):
         hf.evaluate(runs.config("toolcalls-qwen2-7b"), tmp_path)
+    (tmp_path / "final").mkdir()  # of a training that was cut short, or of one without adapters: never asked of the Hub
+    (tmp_path / "final" / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"no .*final/adapter_config.json: run the training first"):
+        hf.evaluate(runs.config("toolcalls-qwen2-7b"), tmp_path)

@@ -44,7 +44,7 @@ def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
             f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: --set "
             f"checkpoint.resume=true goes on from them"
         )
-        full = disk.said(error)
+        full = disk.said(error, place)
         problem = disk.NoRoom(f"{what}. {disk.room(place)}. {disk.REMEDY}") if full else SeatrialError(what)
         shutil.rmtree(place, ignore_errors=True)
         raise problem from error
@@ -84,8 +84,8 @@ def _of_the_disk(error: BaseException) -> str | None:
     """What the disk said, if ``error`` is of writing: safetensors and torch.save have exceptions of their own."""
     chain: BaseException | None = error
     while chain is not None:
-        if isinstance(chain, (OSError, SafetensorError)):
-            return str(chain)
+        if isinstance(chain, (OSError, SafetensorError)) or disk.was_cut_short(chain):
+            return disk.first_line(chain)
         chain = chain.__cause__ or chain.__context__
     return disk.said(error)
 

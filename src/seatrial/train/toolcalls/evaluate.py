@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils import CONFIG_NAME
 
 from seatrial.model import UsageError
 from seatrial.train.files import write_json, write_whole
@@ -47,8 +48,9 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     final = out / "final"
     if config.data.layout != "toolcalls":
         raise UsageError(f"{config.run_name} trains on {config.data.layout}: only function calling is evaluated")
-    if not final.is_dir():
-        raise UsageError(f"no {final}: run the training first, with the same --out")
+    kept = final / (CONFIG_NAME if config.use_lora else "config.json")
+    if not kept.is_file():  # peft would take the folder's name for one of the Hub's
+        raise UsageError(f"no {kept}: run the training first, with the same config and --out")
     models.quiet()
     prepared = data.prepare(config, out)
     cases = [case for split in HELD_OUT for case in _cases(prepared.folder, split, config.evaluation.cases)]
