@@ -136,7 +136,8 @@ def test_an_export_that_is_not_what_was_trained_is_found(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.strategy=fsdp2"], "start this with torchrun"),
+        (["parallel.strategy=fsdp2"], "fsdp2 shards over ranks, and this process is alone: torchrun"),
+        (["data.samples=3"], "3 sequences make no batch of 4: more rows, or a smaller bsz"),
         (["checkpoint.asynchronous=true"], "saves synchronously"),
         (["learning_rate.shape=linear", "learning_rate.floor=0.1"], "goes down to 0"),
         (["seq_len=4096"], "longer than the model's"),

@@ -14,7 +14,7 @@ import transformers
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
-from seatrial.model import SeatrialError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train import metrics
 from seatrial.train.data import Facts
 from seatrial.train.hf import checkpoints, data, export, models, ranks
@@ -36,6 +36,8 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
     phases.next("init")
     prepared = data.prepare(config, out)
+    if (blocks := len(prepared.blocks)) < (batch := config.bsz * world.size):
+        raise UsageError(f"{blocks} sequences make no batch of {batch}: more rows, or a smaller bsz")
     phases.next("data")
     watch = Watch(config, strategy(config), world, out, phases)
     with metrics.explained_memory(config, args.device):
