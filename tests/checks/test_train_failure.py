@@ -265,7 +265,8 @@ def test_three_faults_of_two_processes(tmp_path: Path) -> None:
     assert (code, program.left_behind()) == (0, []), output + err
     measured = check(tmp_path / "run")
     assert list(values(measured, "named")) == [1, 1, 1]
-    assert 12 < list(values(measured, "ended_s"))[2] < 42
+    # silence_s counts from the last sign of life, and that may be older than the stop by a pulse or two
+    assert 10 < list(values(measured, "ended_s"))[2] < 42
     told_of_stop = str(measured.facts["fault.stop"])
     assert "stopped by a signal" in told_of_stop
     assert "may take 42 s: teardown_s 30 s + limits.silence_s 12 s" in told_of_stop
