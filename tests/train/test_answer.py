@@ -11,6 +11,7 @@ import pytest
 from seatrial.train.answer import NO_ROOM, REFUSED
 
 PROGRAM = """
+from pathlib import Path
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import answer
 from seatrial.train.disk import NoRoom
@@ -19,7 +20,7 @@ def work():
     print("a library's own words")
     {}
 
-answer.give(work)
+answer.give(work, Path())
 """
 
 
@@ -39,7 +40,9 @@ def test_an_answer_stands_alone_on_standard_output() -> None:
     [
         ("raise UsageError('no such model')", REFUSED, "UsageError: no such model"),
         ("raise NoRoom('on /tmp')", NO_ROOM, "NoRoom: on /tmp"),
-        ("raise OSError(28, 'No space left')", NO_ROOM, "OSError: [Errno 28] No space left"),
+        ("raise OSError(28, 'No space left')", NO_ROOM, "NoRoom: cannot write .: [Errno 28] No space left. On "),
+        # cut short, and there is room: whatever it was, no full disk
+        ("raise RuntimeError('3 requested and 1 written')", 1, "RuntimeError: 3 requested and 1 written"),
         ("raise OSError(5, 'Input/output error')", 1, "OSError: [Errno 5] Input/output error"),
         ("raise SeatrialError('step 2')", 1, "SeatrialError: step 2"),
         ("raise ValueError('three')", 1, "ValueError: three"),
@@ -47,7 +50,8 @@ def test_an_answer_stands_alone_on_standard_output() -> None:
 )
 def test_why_there_is_none_is_said_last(deed: str, code: int, last: str) -> None:
     found = ended(deed)
-    assert (found.returncode, found.stdout, found.stderr.splitlines()[-1]) == (code, "", last)
+    assert (found.returncode, found.stdout) == (code, "")
+    assert found.stderr.splitlines()[-1].startswith(last)
 
 
 @pytest.mark.parametrize("deed", ["return 3", "raise NoRoom('on /tmp')"])

@@ -60,8 +60,11 @@ def chained(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("ncclSystemError: Error while creating shared memory: No space left on device"), None),
     ],
 )
-def test_want_of_room_is_told_from_all_else(error: Exception, said: str | None) -> None:
-    assert disk.said(error) == said
+def test_want_of_room_is_told_from_all_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, said: str | None
+) -> None:
+    monkeypatch.setattr(disk, "_is_full", lambda place: place == tmp_path)
+    assert disk.said(error, tmp_path) == said
 
 
 CUT_SHORT = [

@@ -122,7 +122,7 @@ def _evaluate(place: Place, task: Wanted, out: Path, limit_s: float) -> tuple[An
     Raises SeatrialError where it is the config or the disk that it was for.
     """
     from seatrial.bench import anew
-    from seatrial.train import disk, settings
+    from seatrial.train import settings
 
     place.note("asking the model, before and after")
     started = time.monotonic()
@@ -138,7 +138,7 @@ def _evaluate(place: Place, task: Wanted, out: Path, limit_s: float) -> tuple[An
         look=lambda: _tell(place),
     )
     if answers[0].code in (REFUSED, NO_ROOM):
-        raise SeatrialError(f"what was trained was not asked: {anew.told(0, answers[0])}; {disk.room(out)}")
+        raise SeatrialError(f"what was trained was not asked: {anew.told(0, answers[0])}")
     return answers[0], time.monotonic() - started
 
 

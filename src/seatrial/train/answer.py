@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from seatrial.model import SeatrialError, UsageError
@@ -17,10 +18,10 @@ from seatrial.train import disk
 REFUSED, NO_ROOM = 2, 28
 
 
-def give(work: Callable[[], Any]) -> NoReturn:
+def give(work: Callable[[], Any], place: Path) -> NoReturn:
     """Print what ``work`` returns, as JSON, and end. What it raises goes to standard error; the code is 1, or of these.
 
-    Libraries write to standard output too; meanwhile that is standard error.
+    ``place`` is where it writes. Libraries write to standard output too; meanwhile that is standard error.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -30,13 +31,20 @@ def give(work: Callable[[], Any]) -> NoReturn:
         _leave(REFUSED if isinstance(error, UsageError) else NO_ROOM if isinstance(error, disk.NoRoom) else 1)
     except Exception as error:
         _say(traceback.format_exc())
-        _leave(NO_ROOM if disk.said(error) else 1)
+        _fail(error, place)
     try:
         print(json.dumps(found), flush=True)
     except OSError as error:
         _say(f"OSError: {error}")
-        _leave(NO_ROOM if disk.said(error) else 1)
+        _fail(error, place)
     _leave(0)
+
+
+def _fail(error: Exception, place: Path) -> NoReturn:
+    full = disk.no_room(error, place)
+    if full:
+        _say(f"NoRoom: {full}")
+    _leave(NO_ROOM if full else 1)
 
 
 def _say(text: str) -> None:

@@ -56,7 +56,8 @@ def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
 
 
 def main(argument: str) -> None:
-    answer.give(lambda: run(json.loads(argument)))
+    task = json.loads(argument)
+    answer.give(lambda: run(task), Path(task["out"]))
 
 
 if __name__ == "__main__":

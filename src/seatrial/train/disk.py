@@ -46,7 +46,7 @@ def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
     return NoRoom(f"{what or f'cannot write {path}'}: {reason}. {room(path)}. {REMEDY}")
 
 
-def said(error: BaseException, place: Path | None = None) -> str | None:
+def said(error: BaseException, place: Path) -> str | None:
     """What the disk said of a write that did not fit, if that is what ``error`` came of.
 
     Where nobody told why, a broken disk's write is cut short like a full one's: whether ``place`` takes anything now
@@ -59,7 +59,7 @@ def said(error: BaseException, place: Path | None = None) -> str | None:
         if _names_it(one):
             return first_line(one)
         short = short or (first_line(one) if was_cut_short(one) else "")
-    return short if short and (place is None or _is_full(place)) else None
+    return short if short and _is_full(place) else None
 
 
 def first_line(error: BaseException) -> str:

@@ -38,7 +38,7 @@ def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
         if ranks.rank() == 0:
             write_json(place / NOTE, _note(model, strategy))
     except Exception as error:
-        if not (reason := _of_the_disk(error)):
+        if not (reason := _of_the_disk(error, place)):
             raise
         what = (
             f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: --set "
@@ -80,14 +80,14 @@ def _note(model: nn.Module, strategy: str) -> dict[str, Any]:
     return {"shapes": shapes, "strategy": strategy, "world_size": ranks.world_size()}
 
 
-def _of_the_disk(error: BaseException) -> str | None:
+def _of_the_disk(error: BaseException, place: Path) -> str | None:
     """What the disk said, if ``error`` is of writing: safetensors and torch.save have exceptions of their own."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, (OSError, SafetensorError)) or disk.was_cut_short(chain):
             return disk.first_line(chain)
         chain = chain.__cause__ or chain.__context__
-    return disk.said(error)
+    return disk.said(error, place)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

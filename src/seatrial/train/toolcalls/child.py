@@ -15,7 +15,8 @@ from seatrial.train import answer, hf, settings
 def main(argument: str) -> None:
     """``argument``: JSON with ``config``, ``overrides`` and ``out`` of the training."""
     task = json.loads(argument)
-    answer.give(lambda: hf.evaluate(settings.load(task["config"], task["overrides"]), Path(task["out"])))
+    out = Path(task["out"])
+    answer.give(lambda: hf.evaluate(settings.load(task["config"], task["overrides"]), out), out)
 
 
 if __name__ == "__main__":
