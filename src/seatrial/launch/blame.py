@@ -303,10 +303,14 @@ def _logs(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
 
 
 def _full(folder: Path) -> str:
-    """Who finds no room to say why it ends leaves half a sentence in each log."""
-    held = os.statvfs(folder)
-    free = held.f_bavail and (held.f_favail or not held.f_files)
-    return "" if free else f"No room is left on the file system of {folder}: what is missing in logs did not fit"
+    """Who finds no room to say why it ends leaves half a sentence in each log; where that is not told, ""."""
+    try:
+        held = os.statvfs(folder)
+    except OSError:
+        return ""
+    if not ((held.f_blocks and not held.f_bavail) or (held.f_files and not held.f_favail)):
+        return ""
+    return f"No room is left on the file system of {folder}: what is missing in logs did not fit"
 
 
 def _last_line(logs: Sequence[Path]) -> str:
