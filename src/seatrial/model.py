@@ -261,6 +261,11 @@ class Baseline(Frozen):
     learned_from: tuple[str, ...]
     expected: dict[str, tuple[Expected, ...]]
 
+    @property
+    def title(self) -> str:
+        """What it is called where it judges, in ``judged_by``."""
+        return f"site {self.name}"
+
 
 class Verdict(Many):
     """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""

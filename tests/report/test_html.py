@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from seatrial.model import Artifact, Trial
+from seatrial.model import Artifact, Outcome, Trial
 from seatrial.report.html import MEANINGS, SYMBOLS, href, render
 from tests.report import samples
 from tests.report.made_up import HOW
@@ -89,6 +89,16 @@ def test_every_trouble_has_its_evidence_and_remedy() -> None:
         if verdict.outcome.value in ("FAIL", "ERROR", "UNJUDGED", "WARN"):
             for said in (verdict.reason, verdict.evidence, verdict.remedy.replace("`", "")):
                 assert words(said) in text
+
+
+def test_why_a_check_brought_back_no_number_stands_in_the_overview() -> None:
+    trial = samples.rejected()
+    skip = {"outcome": Outcome.SKIP, "metric": "", "reason": "does not apply: one GPU has nobody to talk to"}
+    skipped = trial.model_copy(
+        update={"verdicts": (trial.verdicts[0].model_copy(update=skip),), "measurements": (), "jobs": ()}
+    )
+    overview = render(skipped).partition('id="overview"')[2].partition("</table>")[0]
+    assert "<td>does not apply: one GPU has nobody to talk to</td>" in overview
 
 
 def test_every_finding_is_told() -> None:

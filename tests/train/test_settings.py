@@ -137,3 +137,11 @@ def test_adapters_are_counted_as_they_are_on_mistral() -> None:
     assert wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r) == 20_971_520
     tiny = settings.load("tiny/lora-mistral-7b-ddp")
     assert tiny.architecture().adapter_parameters(tiny.lora_targets, tiny.lora_r) == 17_920
+
+
+def test_what_does_not_go_together_is_said_without_all_that_was_given() -> None:
+    with pytest.raises(UsageError) as refused:
+        settings.load("tiny/throughput", ["fp8=true"])
+    assert str(refused.value).endswith(": fp8 goes with bf16=true and stack=native")
+    with pytest.raises(UsageError, match=r"multiple of 16 \(got 15\)$"):
+        settings.load("tiny/throughput", ["fp8=true", "bf16=true", "bsz=3", "seq_len=5"])

@@ -151,7 +151,7 @@ class Known:
     def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
         if self.site and (own := _fitting(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
-            return Reference(own.value, own.unit, f"site {self.site.name}", own.source, floor=own.floor)
+            return Reference(own.value, own.unit, self.site.title, own.source, floor=own.floor)
         found = [self._of_model(key, facts, name) for name in gpu.split(MIXED)]
         references = [one for one in found if isinstance(one, Reference)]
         if len(references) < len(found) or len({one.unit for one in references}) > 1:

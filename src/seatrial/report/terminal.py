@@ -83,8 +83,7 @@ def _counts(trial: Trial) -> Text:
     counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in tally(trial.verdicts)]
     told = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
     if trial.baseline:
-        own = f"site {trial.baseline.name}: "  # as judge.baselines names it
-        judged = sum(verdict.judged_by.startswith(own) for verdict in trial.verdicts)
+        judged = sum(verdict.judged_by.startswith(f"{trial.baseline.title}: ") for verdict in trial.verdicts)
         told += Text(f"; {judged:,} of them by the site's baseline {trial.baseline.name}")
     return Text("\n") + told
 

@@ -249,16 +249,13 @@ def summary(found: Mapping[str, Any]) -> str:
     share = f"MFU {mfu:.1f} % of {found['peak_tflops']:g} TFLOP/s" if mfu is not None else "MFU unknown: peak unknown"
     floor = f" (floor {found['loss_floor']:.4f})" if found["loss_floor"] is not None else ""
     memory = f"; peak memory {found['memory_peak_gib']:.1f} GiB" if found["memory_peak_gib"] is not None else ""
+    how = found["exposed_communication_method"]
+    exchange = f"\nexposed communication {shown:.1f} % of a step ({how})" if shown is not None else ""
     lines = [
         f"{found['run_name']}: {found['model']}, stack {found['stack']}, {found['strategy']}, {found['precision']}",
         f"{found['tokens_per_second_per_gpu']:,.0f} tok/s/GPU on {found['world_size']} × {found['gpu0']}, {share}",
         f"step p50 {found['step_p50_s']:.4f} s, p99 {found['step_p99_s']:.4f} s over {found['steps_measured']} steps; "
-        f"compile {found['compile_s']:.1f} s{memory}",
-        *(
-            []
-            if shown is None
-            else [f"exposed communication {shown:.1f} % of a step ({found['exposed_communication_method']})"]
-        ),
+        f"compile {found['compile_s']:.1f} s{memory}{exchange}",
         f"loss {found['loss_first']:.4f} → {found['loss_last']:.4f}{floor}; weights {found['weights']}, "
         f"data {found['data']['source']}",
         "until the first step "
