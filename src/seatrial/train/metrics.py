@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import socket
 import sys
@@ -80,6 +81,8 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
         "loss_last": run.steps[-1].loss,
         "loss_floor": run.data.floor,
         "memory_peak_gib": _most(ranks, "memory_peak_gib"),
+        "allocation_retries": _most(ranks, "allocation_retries"),
+        "allocator": _allocator(),
         "memory_state_gib": _most(ranks, "memory_held_gib"),
         "memory_state_expected_gib": _state_gib(settings, world, run),
         "checkpoints": [asdict(save) for save in run.checkpoints],
@@ -159,8 +162,15 @@ def _this_rank(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "forward_p50_s": median(forward) if forward else None,
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
         "memory_held_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
+        "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # last: it needs memory of its own
     }
+
+
+def _allocator() -> str:
+    """The variable that sets up torch's allocator (PYTORCH_ALLOC_CONF since torch 2.10), as torch reads it."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "as it is by default")
 
 
 def counts(model: nn.Module) -> tuple[int, int]:
@@ -249,6 +259,8 @@ def summary(found: Mapping[str, Any]) -> str:
     share = f"MFU {mfu:.1f} % of {found['peak_tflops']:g} TFLOP/s" if mfu is not None else "MFU unknown: peak unknown"
     floor = f" (floor {found['loss_floor']:.4f})" if found["loss_floor"] is not None else ""
     memory = f"; peak memory {found['memory_peak_gib']:.1f} GiB" if found["memory_peak_gib"] is not None else ""
+    if retries := found["allocation_retries"]:
+        memory += f"; it was so full that the allocator gave unused blocks back {retries} times, which takes time"
     how = found["exposed_communication_method"]
     exchange = f"\nexposed communication {shown:.1f} % of a step ({how})" if shown is not None else ""
     lines = [
