@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -106,6 +107,7 @@ def test_many_different_reasons_do_not_fill_the_table() -> None:
             [],
             "busbw.2 2 GB/s, not judged",
         ),
+        ([("busbw.1GiB", 2, "GB/s"), ("busbw.64MiB", 1, "GB/s")], [], "busbw.1GiB 2 GB/s, not judged"),
         ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.FAIL)], "wrong 0"),
         ([("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")], [("busbw.1", Outcome.PASS)], "busbw.1 1 GB/s"),
         ([("only", 0, "count")], [], "only 0, not judged"),
@@ -120,6 +122,18 @@ def test_the_key_figure_is_what_a_reader_looks_for(
 ) -> None:
     given = tuple(verdict("n", outcome, name) for name, outcome in verdicts)
     assert check(*((*metric, "n") for metric in metrics), verdicts=given).key_figure == expected
+
+
+def test_how_fast_it_is_comes_before_what_else_was_judged() -> None:
+    passed = (verdict("n", Outcome.PASS, "loss_drop"),)
+    view = check(("loss_drop", 5, "nats", "n"), ("speed", 9, "GB/s", "n"), verdicts=passed)
+    assert view.key_figure == "loss_drop 5 nats"
+    assert replace(view, performance=("spe*",)).key_figure == "speed 9 GB/s, not judged"
+
+
+def test_sizes_of_a_family_stand_upwards_however_they_were_measured() -> None:
+    view = check(*((f"busbw.{size}", 1, "GB/s", "n") for size in ("1GiB", "64MiB", "8B", "1KiB")))
+    assert [row.name for row in view.rows] == ["busbw.8B", "busbw.1KiB", "busbw.64MiB", "busbw.1GiB"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import median
 from typing import TypeVar
@@ -26,6 +27,7 @@ from seatrial.model import (
     Trial,
     Verdict,
     format_value,
+    parse_bytes,
     worst,
 )
 from seatrial.report.text import plural
@@ -128,6 +130,7 @@ class CheckView:
     verdicts: tuple[Verdict, ...]
     measurements: tuple[Measurement, ...]
     insights: tuple[Insight, ...] = ()
+    performance: tuple[str, ...] = ()  # as the check declares it
 
     @property
     def outcome(self) -> Outcome:
@@ -165,7 +168,7 @@ class CheckView:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row a metric: what is in trouble first, then what is judged, then the rest, families together."""
+        """One row a metric: what is in trouble first, then what is judged, then the rest; families by size."""
         readings: dict[str, dict[str, Reading]] = {}
         judged: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in self.verdicts:
@@ -179,7 +182,7 @@ class CheckView:
             readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(given)))
         families = list(dict.fromkeys(family(name) for name in readings))
         rows = [Row(name, tuple(sorted(row.values(), key=_worst_reading))) for name, row in readings.items()]
-        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name))))
+        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name)), _size(row.name)))
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -197,19 +200,25 @@ class CheckView:
 
     @property
     def key_figure(self) -> str:
-        """The metric in trouble, else the first that is neither zero nor a yes, judged before recorded; with its span.
+        """The metric in trouble, else the first that is neither zero nor a yes, with its span.
 
+        How fast something is comes before the rest, and what is judged before what is recorded.
         Of a recorded family such as ``busbw.*`` it is the last member: the largest size. It is said of a figure that
         no rule judged it: the outcome beside it speaks of other metrics.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
             return ""
-        row = min(rows, key=_dullness)
+        row = min(rows, key=self._dullness)
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
         unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
         return f"{row.name} {span(row.values, unit)}{'' if row.judged else ', not judged'}"
+
+    def _dullness(self, row: Row) -> tuple[int, bool, bool, int]:
+        urgency = _urgency(row)
+        other = not any(fnmatchcase(row.name, pattern) for pattern in self.performance)
+        return min(urgency, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), other, urgency
 
 
 @dataclass(frozen=True)
@@ -271,6 +280,7 @@ def chapters(trial: Trial) -> list[Chapter]:
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
             insights=tuple(one for one in trial.insights if one.check == name),
+            performance=known[name].performance if name in known else (),
         )
         for name in ordered
     ]
@@ -397,11 +407,14 @@ def _urgency(row: Row) -> int:
     return len(WORST_FIRST) + (not row.outcomes)
 
 
-def _dullness(row: Row) -> tuple[int, bool, int]:
-    urgency = _urgency(row)
-    return min(urgency, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), urgency
-
-
 def family(name: str) -> str:
     """``busbw`` of ``busbw.8GiB``: metrics or curves of one kind."""
     return name.partition(".")[0]
+
+
+def _size(name: str) -> int:
+    """The bytes of ``busbw.8GiB``; 0 where a name ends in no size."""
+    try:
+        return parse_bytes(name.partition(".")[2])
+    except ValueError:
+        return 0
