@@ -11,20 +11,7 @@ from rich.console import Console
 from seatrial import report
 from seatrial.model import Measurement, Metric, Outcome, Verdict
 from seatrial.report.terminal import summary
-from seatrial.report.view import (
-    CheckView,
-    chapters,
-    counted,
-    figure,
-    grouped,
-    judge,
-    launchers,
-    natural,
-    size,
-    span,
-    tally,
-    troubles,
-)
+from seatrial.report.view import CheckView, chapters, grouped, judge, launchers, size, tally, troubles
 from tests.report import samples
 
 
@@ -137,20 +124,6 @@ def test_sizes_of_a_family_stand_upwards_however_they_were_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("subjects", "expected"),
-    [
-        (["n/rank0", "cluster", "n/rank1"], "cluster + 2 ranks"),
-        (["n", "n/gpu0"], "1 node + 1 GPU"),
-        (["a->b", "b->a"], "2 links"),
-        (["rail0", "rail1", "cluster"], "cluster + 2 rails"),
-        ([], "none"),
-    ],
-)
-def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> None:
-    assert counted(subjects) == expected
-
-
-@pytest.mark.parametrize(
     ("judged_by", "expected"),
     [
         ("rule: yes", "rule: must be yes"),
@@ -218,35 +191,6 @@ def test_reasons_that_differ_are_told_whole() -> None:
 def test_tally_leaves_out_what_never_was() -> None:
     verdicts = [verdict("n", Outcome.PASS), verdict("n", Outcome.FAIL), verdict("n", Outcome.PASS)]
     assert tally(verdicts) == [(Outcome.FAIL, 1), (Outcome.PASS, 2)]
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "shown"),
-    [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1GiB"), (float(2**63 - 1), "files", "unlimited")],
-)
-def test_figures_in_print(value: float, unit: str, shown: str) -> None:
-    assert figure(value, unit) == shown
-
-
-@pytest.mark.parametrize(
-    ("values", "unit", "shown"),
-    [
-        ([787, 810], "TFLOP/s", "787–810 TFLOP/s"),
-        ([2, 2], "s", "2 s"),
-        ([2**20, 2**30], "B", "1MiB–1GiB"),
-        ([0, 1], "bool", "no–yes"),
-    ],
-)
-def test_span(values: list[float], unit: str, shown: str) -> None:
-    assert span(values, unit) == shown
-
-
-def test_natural_order_survives_any_number_of_digits() -> None:
-    assert sorted(["node10", "node2", "node1/gpu3", "node" + "9" * 5000], key=natural)[:3] == [
-        "node1/gpu3",
-        "node2",
-        "node10",
-    ]
 
 
 def test_size_and_launcher() -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from seatrial.gauges import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry, Track
 from seatrial.report.charts import Axis, drawable, linear, step, tick
 from seatrial.report.text import plural
-from seatrial.report.view import natural, span
+from seatrial.report.words import natural, span
 
 # Twice the size of its print at a phone's width: whole numbers are then exact to half a pixel.
 WIDTH, HEIGHT = 660.0, 240.0

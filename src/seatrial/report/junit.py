@@ -11,7 +11,8 @@ from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
 from seatrial.report.text import neutral, one_line, utc
-from seatrial.report.view import CheckView, chapters, natural
+from seatrial.report.view import CheckView, chapters
+from seatrial.report.words import natural
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
 

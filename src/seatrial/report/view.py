@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from seatrial.checks import catalog
 from seatrial.model import (
-    CLUSTER,
     WORST_FIRST,
     Artifact,
     Insight,
@@ -26,18 +25,15 @@ from seatrial.model import (
     Phase,
     Trial,
     Verdict,
-    format_value,
-    parse_bytes,
     worst,
 )
 from seatrial.report.text import plural
+from seatrial.report.words import bytes_of, counted, family, figure, natural, span, unit_in_print
 
 OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
-_UNITS_IN_PRINT = {"count": "", "us": "µs"}
 MOST_REMARKS = 2
 HOW = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
 _YES_OR_NO = re.compile(r": (?:== )?(?=(?:yes|no)$)")
-_KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"), ("rail", "rails"))
 TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
@@ -182,7 +178,7 @@ class CheckView:
             readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(given)))
         families = list(dict.fromkeys(family(name) for name in readings))
         rows = [Row(name, tuple(sorted(row.values(), key=_worst_reading))) for name, row in readings.items()]
-        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name)), _size(row.name)))
+        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name)), bytes_of(row.name)))
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -316,54 +312,10 @@ def judge(verdict: Verdict) -> str:
     return _YES_OR_NO.sub(": must be ", verdict.judged_by)
 
 
-def counted(subjects: Iterable[str]) -> str:
-    """How many subjects of which kind: ``cluster + 2 ranks``, ``1 node + 8 GPUs``."""
-    kinds = Counter(_kind(subject) for subject in subjects)
-    parts = [CLUSTER] if kinds[CLUSTER] else []
-    parts += [plural(kinds[one], one, many) for one, many in _KINDS if kinds[one]]
-    return " + ".join(parts) or "none"
-
-
-def _kind(subject: str) -> str:
-    if subject == CLUSTER:
-        return CLUSTER
-    if "->" in subject:
-        return "link"
-    if re.fullmatch(r"rail\d+", subject):
-        return "rail"
-    place = subject.rpartition("/")[2] if "/" in subject else ""
-    return "GPU" if place.startswith("gpu") else "rank" if place.startswith("rank") else "node"
-
-
 def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
     """How many verdicts of each outcome, worst first, none left at zero."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
-
-
-def figure(value: float, unit: str) -> str:
-    """``model.format_value`` with the unit as print has it."""
-    if value >= 2.0**63:  # how a limit that is none comes as a number: RLIM_INFINITY, rounded to a float
-        return "unlimited"
-    if value <= -(2.0**63):
-        return f"{value:.3g} {unit_in_print(unit)}".strip()
-    return format_value(value, unit_in_print(unit))
-
-
-def unit_in_print(unit: str) -> str:
-    """A count needs no unit behind it, and a microsecond has a letter of its own."""
-    return _UNITS_IN_PRINT.get(unit, unit)
-
-
-def span(values: Sequence[float], unit: str) -> str:
-    """``787–810 TFLOP/s``: the least and the greatest of several values, or the one that all of them are."""
-    low, high = figure(min(values), unit), figure(max(values), unit)
-    return low if low == high else f"{low.partition(' ')[0]}–{high}"
-
-
-def natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts ``node2`` before ``node10``: digits by their count first, then as text."""
-    return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", text)]
 
 
 def launchers(trial: Trial) -> str:
@@ -405,16 +357,3 @@ def _urgency(row: Row) -> int:
     if row.troubled:
         return WORST_FIRST.index(row.outcomes[0][0])
     return len(WORST_FIRST) + (not row.outcomes)
-
-
-def family(name: str) -> str:
-    """``busbw`` of ``busbw.8GiB``: metrics or curves of one kind."""
-    return name.partition(".")[0]
-
-
-def _size(name: str) -> int:
-    """The bytes of ``busbw.8GiB``; 0 where a name ends in no size."""
-    try:
-        return parse_bytes(name.partition(".")[2])
-    except ValueError:
-        return 0
