@@ -39,7 +39,7 @@ app = typer.Typer(
 Names = Annotated[list[str] | None, typer.Option(help="Check, or pattern such as 'train.*'; may be given again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 RunPath = Annotated[Path, typer.Argument(help="A run directory, or a trial.json.")]
-TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, or a YAML file.")]
+TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Nodes that were promised.")]
 GpusOption = Annotated[int | None, typer.Option(help="GPUs a node was promised; 0: use none.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local or slurm.")]
