@@ -143,6 +143,16 @@ def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path)
     assert "host.inventory" in err
 
 
+def test_checks_are_named_one_by_one_or_joined_by_commas(tmp_path: Path) -> None:
+    for given in (["host.inventory,train.*"], ["host.inventory", "--only", "train.*"]):
+        code, out, _ = run("run", "quick", "--dry-run", "--json", "--only", *given, cwd=tmp_path)
+        assert code == 0
+        jobs = json.loads(out)
+        assert sorted(name for job in jobs for name in job["checks"]) == ["host.inventory", "train.cnn", "train.ddp"]
+    code, _, err = run("run", "quick", "--dry-run", "--skip", "train.cnn,", cwd=tmp_path)
+    assert (code, "no check of this trial matches ''" in err) == (2, True)
+
+
 def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
     code, out, _ = run("run", "quick", "--dry-run", cwd=tmp_path)
     assert code == 0

@@ -60,6 +60,12 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_commands_name_checks_that_are_there() -> None:
+    said = [names for one in DOCUMENTS for names in re.findall(r"--only ([a-z][\w.,]*\w)", one.read_text())]
+    assert len(said) > 10
+    assert {name for names in said for name in names.split(",")} <= set(catalog())
+
+
 def test_the_readme_names_every_word_outcome_and_exit_code() -> None:
     text = (ROOT / "README.md").read_text()
     for word in ("run", "discover", "checks", "render", "judge", "report", "explain", "schema"):

@@ -36,10 +36,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Names = Annotated[list[str] | None, typer.Option(help="Check, or pattern such as 'train.*'; may be given again.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME,…", help="Checks, or patterns such as 'train.*'; may be given again."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 RunPath = Annotated[Path, typer.Argument(help="A run directory, or a trial.json.")]
-TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, or a YAML file.")]
+TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Nodes that were promised.")]
 GpusOption = Annotated[int | None, typer.Option(help="GPUs a node was promised; 0: use none.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local or slurm.")]
@@ -87,8 +90,8 @@ def run(
         request = Request(
             config=resolved.config,
             origins=resolved.origins,
-            only=tuple(only or ()),
-            skip=tuple(skip or ()),
+            only=_names(only),
+            skip=_names(skip),
             command=("seatrial", *sys.argv[1:]),
             started=time.time(),
         )
@@ -330,6 +333,10 @@ def _overrides(
     ]
     given = [(flag, key, value) for flag, key, value in flags if value is not None]
     return [("--set", *parse_assignment(text)) for text in assignments or ()] + given
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(name.strip() for names in given or () for name in names.split(","))
 
 
 def _refuse_with_resume(trial: bool, overrides: list[Any], *others: object) -> None:

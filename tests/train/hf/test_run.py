@@ -89,6 +89,13 @@ def test_a_checkpoint_of_another_model_is_refused(sft: tuple[Path, dict[str, Any
         runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "use_lora=true"), tmp_path)
 
 
+def test_a_run_that_is_done_takes_no_further_step(sft: tuple[Path, dict[str, Any]]) -> None:
+    before = (sft[0] / "steps.jsonl").read_bytes()
+    with pytest.raises(SeatrialError, match="has taken all of its 12 steps: nothing is left to resume"):
+        runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true"), sft[0])
+    assert (sft[0] / "steps.jsonl").read_bytes() == before
+
+
 def test_a_run_is_not_written_over(sft: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(UsageError, match="holds a run"):
         runs.train(runs.config("sft-smollm-135m"), sft[0])

@@ -24,7 +24,12 @@ LAST = "trainer_state.json"  # what transformers writes last
 def newest(out: Path) -> Path | None:
     """The newest checkpoint of ``out`` that is whole."""
     whole = [path.parent for path in (out / "checkpoints").glob(f"checkpoint-*/{LAST}") if _read(path) is not None]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return max(whole, key=step, default=None)
+
+
+def step(checkpoint: Path) -> int:
+    """After which step ``checkpoint`` was saved, by its name."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 @contextmanager

@@ -46,9 +46,9 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
         if found:
             model = trainer.accelerator.unwrap_model(trainer.model)
             checkpoints.refuse_other(found, model, strategy(config).partition(",")[0])
+            if checkpoints.step(found) >= config.max_steps:  # in the middle of an epoch the Trainer would take one more
+                raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
         trainer.train(resume_from_checkpoint=str(found) if found else None)
-    if not watch.steps:
-        raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
     report = metrics.report(config, world, _ran(config, trainer, watch, world, _facts(config, prepared)), phases)
     report["out"] = str(out)
     sharded = strategy(config) != "ddp"
