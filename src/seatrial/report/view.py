@@ -26,6 +26,7 @@ from seatrial.model import (
     Trial,
     Verdict,
     format_value,
+    parse_bytes,
     worst,
 )
 from seatrial.report.text import plural
@@ -165,7 +166,7 @@ class CheckView:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row a metric: what is in trouble first, then what is judged, then the rest, families together."""
+        """One row a metric: trouble first, then what is judged, then the rest; families together, small sizes first."""
         readings: dict[str, dict[str, Reading]] = {}
         judged: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in self.verdicts:
@@ -179,7 +180,7 @@ class CheckView:
             readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(given)))
         families = list(dict.fromkeys(family(name) for name in readings))
         rows = [Row(name, tuple(sorted(row.values(), key=_worst_reading))) for name, row in readings.items()]
-        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name))))
+        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name)), _bytes(row.name)))
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -405,3 +406,11 @@ def _dullness(row: Row) -> tuple[int, bool, int]:
 def family(name: str) -> str:
     """``busbw`` of ``busbw.8GiB``: metrics or curves of one kind."""
     return name.partition(".")[0]
+
+
+def _bytes(name: str) -> int:
+    """The size that a metric such as ``busbw.8GiB`` is of, or 0: sizes are measured from the largest down."""
+    try:
+        return parse_bytes(name.partition(".")[2])
+    except ValueError:
+        return 0
