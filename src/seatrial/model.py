@@ -181,7 +181,7 @@ class Limit(Frozen):
     unit: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: object) -> Limit:
         """Read ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError on anything else."""
         match = _LIMIT.fullmatch(str(text))
         if not match:
@@ -203,7 +203,7 @@ class Limit(Frozen):
 
 ParsedLimit = Annotated[
     Limit,
-    BeforeValidator(lambda value: Limit.parse(value) if isinstance(value, str) else value),
+    BeforeValidator(lambda value: value if isinstance(value, Limit | dict) else Limit.parse(value)),
     PlainSerializer(str, return_type=str),
 ]
 

@@ -66,6 +66,11 @@ def test_what_can_be_meant_so_is_left_alone(check: str, metric: str, limit: str,
     assert not complaint(check, metric, limit, gpus)
 
 
+@pytest.mark.parametrize(("limit", "refused"), [("> -3 GB/s", True), (">= 0 GB/s", True), ("> 0 GB/s", False)])
+def test_a_gate_that_every_rate_passes_is_refused_whatever_the_hardware(limit: str, refused: bool) -> None:
+    assert ("holds whatever is measured" in complaint("collectives.all_reduce", "busbw.8GiB", limit, ())) is refused
+
+
 def test_two_nodes_of_h100_cannot_reach_what_one_suite_asks_of_them() -> None:
     """800 GB/s, a shipped gate (research on peers): 16 GPUs in one switch would reach 794."""
     said = complaint("collectives.all_reduce", "busbw.8GiB", "> 800 GB/s", (H100,) * 8, nodes=2)

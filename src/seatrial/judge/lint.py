@@ -72,6 +72,8 @@ def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], know
     if limit.op not in (">", ">="):
         return ""
     said = f"{limit.op} {format_value(limit.value, unit)}"
+    if "/s" in unit and (limit.value < 0 or (limit.value == 0 and limit.op == ">=")):
+        return f"{said} holds whatever is measured: no rate is below 0"
     most = bound(key, facts, known)
     if most and most.unit == unit and limit.value > most.value:
         return f"{said} is above what the hardware can do: {most.arithmetic}"
