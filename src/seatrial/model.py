@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError, model_validator
 
 from seatrial.gauges import Telemetry
 from seatrial.records import Frozen as Frozen
@@ -135,6 +135,12 @@ class Series(Frozen):
     y: tuple[FiniteFloat, ...]
     x_unit: str
     y_unit: str
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Series:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"the curve {self.name} has {len(self.x)} values of x and {len(self.y)} of y")
+        return self
 
 
 class Artifact(Frozen):

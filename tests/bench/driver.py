@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 
 from seatrial.bench import collectives
+from seatrial.bench.exact import verify
 from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.bench.operations import OPERATIONS, Allocate, Prepared
 from seatrial.checks import catalog
@@ -81,7 +82,7 @@ def _flip_bit(tensor: torch.Tensor) -> None:
 
 def _starve_check() -> AbstractContextManager[Any]:
     """The buffers fit, and what comparing them takes does not."""
-    real = collectives.verify
+    real = verify
 
     def stingy(buffer: torch.Tensor, *rest: Any) -> Any:
         if buffer.numel() > STARVED_ABOVE:
