@@ -12,6 +12,7 @@ from seatrial.model import (
     Measurement,
     Metric,
     Outcome,
+    Series,
     Verdict,
     format_bytes,
     format_value,
@@ -115,3 +116,8 @@ def test_a_record_made_without_validation_is_the_one_that_validation_makes() -> 
     assert made.model_copy(update={"reason": "s"}).reason == "s"
     with pytest.raises(ValidationError):
         made.reason = "changed"  # type: ignore[misc]
+
+
+def test_a_curve_has_a_y_for_each_x() -> None:
+    with pytest.raises(ValueError, match="the curve busbw has 2 values of x and 1 of y"):
+        Series(name="busbw", subject="cluster", x=(1, 2), y=(1,), x_unit="B", y_unit="GB/s")

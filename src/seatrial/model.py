@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError, model_validator
 
 from seatrial.gauges import Telemetry
 from seatrial.records import Frozen as Frozen
@@ -136,6 +136,12 @@ class Series(Frozen):
     x_unit: str
     y_unit: str
 
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Series:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"the curve {self.name} has {len(self.x)} values of x and {len(self.y)} of y")
+        return self
+
 
 class Artifact(Frozen):
     """A file that a check left in the run directory (path relative to it)."""
@@ -181,7 +187,7 @@ class Limit(Frozen):
     unit: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: object) -> Limit:
         """Read ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError on anything else."""
         match = _LIMIT.fullmatch(str(text))
         if not match:
@@ -203,7 +209,7 @@ class Limit(Frozen):
 
 ParsedLimit = Annotated[
     Limit,
-    BeforeValidator(lambda value: Limit.parse(value) if isinstance(value, str) else value),
+    BeforeValidator(lambda value: value if isinstance(value, Limit | dict) else Limit.parse(value)),
     PlainSerializer(str, return_type=str),
 ]
 

@@ -149,19 +149,23 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
 
 def learn(name: str, paths: Sequence[Path]) -> str:
     """The baseline of these runs, as the text of its file. Raises UsageError."""
-    return site.dump(site.learn(name, {str(path): load_trial(path) for path in paths}, catalog()))
+    learned = site.learn(name, {str(path): load_trial(path) for path in paths}, catalog())
+    lint.refuse_site(learned)
+    return site.dump(learned)
 
 
 def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     """An old record with the rules of today, and another site baseline if one is given: nothing is measured again.
 
-    Raises UsageError when its config is not one of this version.
+    Raises UsageError when its config is not one of this version, or the baseline asks for what no hardware can do.
     """
     try:
         settings = Config.model_validate(trial.config)
     except ValidationError as error:
         raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
     known = site.load(baseline) if baseline else trial.baseline
+    if baseline and known:
+        lint.refuse_site(known)
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, verdicts, trial.left_out, trial.decision.scope, obstacles)

@@ -19,6 +19,8 @@ from unittest.mock import patch
 
 import torch
 
+from seatrial.bench import collectives
+from seatrial.bench.exact import verify
 from seatrial.bench.group import close_group, end_process, open_group
 from seatrial.bench.operations import OPERATIONS, Allocate, Prepared
 from seatrial.checks import catalog
@@ -78,11 +80,24 @@ def _flip_bit(tensor: torch.Tensor) -> None:
     tensor.view(torch.int32)[WRONG_OFFSET] ^= 1 << FLIPPED_BIT
 
 
+def _starve_check() -> AbstractContextManager[Any]:
+    """The buffers fit, and what comparing them takes does not."""
+    real = verify
+
+    def stingy(buffer: torch.Tensor, *rest: Any) -> Any:
+        if buffer.numel() > STARVED_ABOVE:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to compare")
+        return real(buffer, *rest)
+
+    return patch.object(collectives, "verify", stingy)
+
+
 FAULTS: dict[str, Fault] = {
     "wrong_contribution": _all_reduce_with(_add_one, _nothing),
     "flipped_bit": _all_reduce_with(_nothing, _flip_bit),
     "late": _all_reduce_with(_dawdle, _nothing),
     "starved": _starve,
+    "starved_check": _starve_check,
 }
 
 

@@ -30,6 +30,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "flipped_bit": {"options": SMALL, "fault": "flipped_bit"},
     "late": {"options": SMALL, "fault": "late"},
     "starved": {"options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05}, "fault": "starved"},
+    "starved_check": {"options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05}, "fault": "starved_check"},
     "lasting": {
         "options": {"sizes": ["4KiB", "64KiB"], "seconds_per_size": 0.05, "min_seconds_per_size": 1.0},
         "fault": None,
@@ -199,6 +200,13 @@ def test_a_size_that_does_not_fit_on_one_rank_fails_and_is_not_waited_for(record
     (verdict,) = (found for found in verdicts(lead) if found.metric == "sizes_refused")
     assert verdict.outcome is Outcome.FAIL
     assert refusal in verdict.evidence
+
+
+def test_a_size_whose_data_check_does_not_fit_is_refused_before_it_is_timed(records: Records) -> None:
+    lead, other = records["starved_check"]
+    assert lead["error"] is other["error"] is None
+    assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": "CUDA out of memory. Tried to compare"}}
+    assert "busbw.4KiB" in metrics(lead)
 
 
 def test_sizes_that_all_fit_pass(records: Records) -> None:

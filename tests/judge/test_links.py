@@ -69,6 +69,21 @@ def test_the_gpu_with_the_fewest_links_counts() -> None:
     assert read([gpus(18, 0)]) == Links()
 
 
+@pytest.mark.parametrize("shape", ["x", 5, ["x"], [None], [{"active": True, "speed_mbps": "fast"}], {"a": 1}])
+def test_facts_of_another_shape_are_not_known_and_stop_no_judge(shape: Any) -> None:
+    gpu = {"index": 0, "nvlinks": shape}
+    port_ = {"state": "ACTIVE", "rate": shape, "link_layer": shape}
+    told = (
+        of("gpu.inventory", gpus=[gpu], gpus_used=[0]),
+        of("gpu.inventory", gpus=shape, gpus_used=shape),
+        of("host.inventory", rdma=shape),
+        of("host.inventory", rdma={"devices": shape}),
+        of("host.inventory", rdma={"devices": [{"ports": [port_]}]}),
+    )
+    assert read(told) == Links()
+    assert not read([of("collectives.path", transports=shape)]).network
+
+
 def test_slices_are_known() -> None:
     assert read([gpus(18, mig=True)]).sliced == {"NVIDIA H200"}
     assert read([gpus(18)]).sliced == frozenset()

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.judge.baselines import Known, Sku, skus
-from seatrial.judge.lint import bound, flaw, impossible, key_of, passes, refuse
+from seatrial.judge.lint import bound, flaw, impossible, key_of, passes, refuse, refuse_site
 from seatrial.model import Baseline, Expected, Limit, UsageError
 from seatrial.settings import CheckSettings, Cluster, Config
 
@@ -66,6 +66,11 @@ def test_what_can_be_meant_so_is_left_alone(check: str, metric: str, limit: str,
     assert not complaint(check, metric, limit, gpus)
 
 
+@pytest.mark.parametrize(("limit", "refused"), [("> -3 GB/s", True), (">= 0 GB/s", True), ("> 0 GB/s", False)])
+def test_a_gate_that_every_rate_passes_is_refused_whatever_the_hardware(limit: str, refused: bool) -> None:
+    assert ("holds whatever is measured" in complaint("collectives.all_reduce", "busbw.8GiB", limit, ())) is refused
+
+
 def test_two_nodes_of_h100_cannot_reach_what_one_suite_asks_of_them() -> None:
     """800 GB/s, a shipped gate (research on peers): 16 GPUs in one switch would reach 794."""
     said = complaint("collectives.all_reduce", "busbw.8GiB", "> 800 GB/s", (H100,) * 8, nodes=2)
@@ -84,13 +89,15 @@ def test_a_slice_has_no_bound() -> None:
 
 
 def test_a_site_baseline_above_the_hardware_is_refused() -> None:
-    def site(value: float) -> Baseline:
-        own = Expected(gpus=1, nodes=1, value=value, unit="GB/s", source="a run", gpu=H100)
+    def site(value: float, floor: float | None = None) -> Baseline:
+        own = Expected(gpus=1, nodes=1, value=value, floor=floor, unit="GB/s", source="a run", gpu=H100)
         return Baseline(name="lab", learned_from=(), expected={"memory.copy": (own,)})
 
     assert not list(impossible(site(3000), KNOWN))
     with pytest.raises(UsageError, match=r"baseline lab: memory\.copy is 3,400 GB/s: NVIDIA H100 SXM has 3,350 GB/s"):
         refuse(config("train.ddp", "scaling_efficiency", "> 90 %"), ALL, (), site(3400))
+    with pytest.raises(UsageError, match=r"baseline lab: memory\.copy is 9,999 GB/s: "):
+        refuse_site(site(3000, floor=9999))
 
 
 def test_what_ships_is_possible_and_every_network_is_named() -> None:

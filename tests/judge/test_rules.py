@@ -251,6 +251,19 @@ def test_more_than_the_hardware_can_do_was_measured_wrongly(value: float, outcom
     assert judged(check(BY_BASELINE), measured(value, facts=FOUR)) == [("cluster", outcome)]
 
 
+@pytest.mark.parametrize(("key", "best"), [("x.busbw.1GiB", 400), ("x.busbw.2GiB", 600)])
+def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(key: str, best: float) -> None:
+    """Beside what is published; for a size of which nothing is, beside what the links can carry."""
+    spec = Spec(value=600, unit="GB/s", source="a datasheet")
+    sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
+    what = check(Rule(metric="speed", baseline=key, why="", remedy=""))
+    expect = {"speed": Limit.parse("> 390 GB/s")}
+    for share, outcome in ((1.5, Outcome.PASS), (1.6, Outcome.UNJUDGED)):
+        (told,) = judge_check(what, [measured(share * best, facts=FOUR)], expect, "mine", Known(None, [sku]))
+        assert told.outcome is outcome
+    assert f"160.0% of {best} GB/s, which is more than can be believed: " in told.reason
+
+
 def test_unnamed_devices_and_zeros_are_no_fleet() -> None:
     what = check(BY_BASELINE, scope=Scope.NODE)
     unnamed = [measured(100, subject=f"n{index}", facts={"world_size": 1, "nodes": 1}) for index in range(4)]

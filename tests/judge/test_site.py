@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
+from seatrial import trial as pipeline
 from seatrial.checks import catalog
 from seatrial.judge import site
 from seatrial.model import Measurement, Metric, Outcome, Trial, UsageError
@@ -42,6 +43,26 @@ def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path)
 def test_a_second_measurement_teaches_nothing() -> None:
     twice = run(600).model_copy(update={"repeats": run(900).measurements})
     assert [one.value for one in site.learn("lab", {"a": twice}, catalog()).expected["gemm.bf16"]] == [600]
+
+
+def test_what_a_check_measured_before_its_error_teaches_nothing() -> None:
+    first, second = run(600, 10).measurements
+    broken = second.model_copy(update={"error": "CUDA error: an illegal memory access"})
+    half = samples.accepted().model_copy(update={"measurements": (first, broken)})
+    assert [one.value for one in site.learn("lab", {"a": half}, catalog()).expected["gemm.bf16"]] == [600]
+
+
+def test_what_no_hardware_can_do_is_neither_learned_nor_judged_by(tmp_path: Path) -> None:
+    """H200's bf16 peak is 989.5 TFLOP/s."""
+    impossible = run(5000, gpu="NVIDIA H200")
+    (tmp_path / "trial.json").write_text(impossible.model_dump_json())
+    with pytest.raises(UsageError, match=r"baseline lab: gemm\.bf16 is 5,000 TFLOP/s: NVIDIA H200"):
+        pipeline.learn("lab", [tmp_path])
+    file = tmp_path / "site.yaml"
+    file.write_text(site.dump(site.learn("lab", {"a": impossible}, catalog())))
+    settings = {"name": "t", "checks": {"device.gemm": {}}}
+    with pytest.raises(UsageError, match=r"baseline lab: gemm\.bf16 is 5,000 TFLOP/s"):
+        pipeline.rejudge(run(700, gpu="NVIDIA H200").model_copy(update={"config": settings}), file)
 
 
 def test_figures_across_nodes_are_learned_for_their_network_only() -> None:

@@ -54,6 +54,13 @@ def test_rows_put_trouble_first_then_the_judged_then_families() -> None:
     assert [row.name for row in view.rows] == ["late", "judged", "busbw.1", "busbw.2", "latency.1"]
 
 
+def test_rows_of_a_family_go_up_by_size_however_they_were_measured() -> None:
+    names = ("busbw.1GiB", "busbw.64MiB", "busbw.1000004B", "gemm.tf32", "gemm.bf16")
+    view = check(*((name, 1.0, "x", "n") for name in names))
+    assert [row.name for row in view.rows] == ["busbw.1000004B", "busbw.64MiB", "busbw.1GiB", "gemm.tf32", "gemm.bf16"]
+    assert view.key_figure.startswith("busbw.1GiB ")
+
+
 def test_a_row_holds_all_subjects_worst_first_and_their_median() -> None:
     verdicts = (verdict("n/gpu10", Outcome.FAIL, "t"), verdict("n/gpu2", Outcome.PASS, "t"))
     view = check(

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from seatrial.bench.alone import settled
 from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
-from seatrial.bench.exact import Mismatch, fill, verify
+from seatrial.bench.exact import CHUNK, Mismatch, Part, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
 
@@ -325,8 +325,10 @@ def _prepare(
     prepared, refusal = None, ""
     try:
         prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
-        # the scratch memory of the data check must fit as well
-        fill(prepared.sent, dist.get_rank(), dist.get_world_size())
+        # the scratch memory of the data check must fit as well, and comparing takes more of it than filling
+        rank, ranks, first = dist.get_rank(), dist.get_world_size(), prepared.sent[:CHUNK]
+        fill(prepared.sent, rank, ranks)
+        verify(first, ranks, [Part(first.numel(), 0, (rank,))])
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise

@@ -253,7 +253,7 @@ def measure(name: str, defaults: Sizes, place: Place, options: CollectiveOptions
         yield from figures.data_check(modes.results, modes.subjects)
         yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
         yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
-        yield Fact(name="how", value=figures.how(path, facts, modes.done, modes.parity, operation))
+        yield Fact(name="how", value=figures.how(path, facts, modes.done, _upwards(modes.parity), operation))
 
 
 def _facts(values: dict[str, Any]) -> Iterator[Fact]:

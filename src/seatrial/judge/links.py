@@ -70,7 +70,7 @@ def read(measurements: Sequence[Measurement]) -> Links:
         ports=found.pop() if len(found) == 1 else None,
         network=_network([name for name in names if name.startswith("NET/")]),
         carriers=tuple(name for name in names if not name.startswith("NET/")),
-        sliced=frozenset(str(gpu["name"]) for gpu in gpus if gpu.get("mig_mode")),
+        sliced=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
     )
 
 
@@ -112,21 +112,23 @@ def _facts(measurements: Sequence[Measurement]) -> dict[str, list[Mapping[str, J
 
 
 def _used(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    used = facts.get("gpus_used") or ()
-    return [gpu for gpu in facts.get("gpus") or () if gpu.get("index") in used]
+    used = facts.get("gpus_used")
+    return [gpu for gpu in _maps(facts.get("gpus")) if isinstance(used, list) and gpu.get("index") in used]
 
 
 def _nvlink(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
     """How many links of a GPU are active, and their GB/s together, one way."""
-    speeds = [link.get("speed_mbps") for link in gpu.get("nvlinks") or () if link.get("active")]
-    return (len(speeds), sum(speeds) / 1e3) if speeds and all(speeds) else None
+    speeds = [link.get("speed_mbps") for link in _maps(gpu.get("nvlinks")) if link.get("active")]
+    known = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
+    return (len(known), sum(known) / 1e3) if known and len(known) == len(speeds) else None
 
 
 def _ports(rdma: Any) -> Ports | None:
-    ports = [port for device in (rdma or {}).get("devices") or () for port in device.get("ports") or ()]
+    devices = _maps(rdma.get("devices")) if isinstance(rdma, Mapping) else []
+    ports = [port for device in devices for port in _maps(device.get("ports"))]
     up: dict[tuple[float, str], int] = {}
     for port in ports:
-        rate, kind = _RATE.match(port.get("rate") or ""), _KINDS.get(port.get("link_layer") or "")
+        rate, kind = _RATE.match(str(port.get("rate") or "")), _KINDS.get(str(port.get("link_layer")))
         if port.get("state") == "ACTIVE" and rate and kind:
             up[float(rate[1]), kind] = up.get((float(rate[1]), kind), 0) + 1
     if not up:
@@ -136,7 +138,13 @@ def _ports(rdma: Any) -> Ports | None:
 
 
 def _names(facts: Mapping[str, Any]) -> Iterator[str]:
-    return iter(facts.get("transports") or ())
+    told = facts.get("transports")
+    return iter(told if isinstance(told, Mapping) else ())
+
+
+def _maps(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings that a fact lists; none where it is of another shape, as in a record that was edited: not known."""
+    return value if isinstance(value, list) and all(isinstance(one, Mapping) for one in value) else []
 
 
 def _network(names: Sequence[str]) -> str:

@@ -72,6 +72,8 @@ def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], know
     if limit.op not in (">", ">="):
         return ""
     said = f"{limit.op} {format_value(limit.value, unit)}"
+    if "/s" in unit and (limit.value < 0 or (limit.value == 0 and limit.op == ">=")):
+        return f"{said} holds whatever is measured: no rate is below 0"
     most = bound(key, facts, known)
     if most and most.unit == unit and limit.value > most.value:
         return f"{said} is above what the hardware can do: {most.arithmetic}"
@@ -104,19 +106,26 @@ def refuse(config: Config, checks: Mapping[str, Check], gpus: Sequence[str], sit
     """
     known = Known(site, skus())
     wrong = [*complaints(config, checks, MIXED.join(sorted(set(gpus))), len(gpus), known)]
-    wrong += [f"baseline {site.name}: {text}" for text in impossible(site, known)] if site else []
+    wrong += impossible(site, known) if site else []
     if wrong:
         raise UsageError("; ".join(wrong))
 
 
+def refuse_site(site: Baseline) -> None:
+    """Raises UsageError that shows every value of a baseline that the hardware cannot reach."""
+    if wrong := list(impossible(site, Known(None, skus()))):
+        raise UsageError("; ".join(wrong))
+
+
 def impossible(baseline: Baseline, known: Known) -> Iterator[str]:
-    """Every value of a site's baseline that is above what the hardware can do."""
+    """Every value of a site's baseline, and every floor, that is above what the hardware can do."""
     for key, values in baseline.expected.items():
         for one in values:
             facts: dict[str, JsonValue] = {"gpu": one.gpu, "world_size": one.gpus, "nodes": one.nodes}
             most = bound(key, facts, known)
-            if most and most.unit == one.unit and one.value > most.value:
-                yield f"{key} is {format_value(one.value, one.unit)}: {most.arithmetic}"
+            asked = max(one.value, one.floor or 0)
+            if most and most.unit == one.unit and asked > most.value:
+                yield f"baseline {baseline.name}: {key} is {format_value(asked, one.unit)}: {most.arithmetic}"
 
 
 def passes(share: float, key: str, gpu: str, known: Known) -> str:

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
-from seatrial.judge.lint import WEAK, flaw, key_of, passes
+from seatrial.judge.lint import WEAK, bound, flaw, key_of, passes
 from seatrial.judge.wording import inapplicable
 from seatrial.model import CLUSTER, HARDLY, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
 from seatrial.statistics import median_interval
@@ -190,7 +190,8 @@ def _compare(
     if trial:
         judged_by += _sense(rule, limit, metric, facts, known)
     if limit.holds(metric.value):
-        return Outcome.PASS, figure, judged_by
+        beyond = _beyond(rule, limit, metric, facts, known)
+        return (Outcome.UNJUDGED, f"{figure}, {beyond}", judged_by) if beyond else (Outcome.PASS, figure, judged_by)
     reason = f"{figure}, expected {asked}"
     interval = median_interval(metric.samples)
     if interval and any(limit.holds(bound) for bound in interval):
@@ -223,6 +224,22 @@ def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonVal
         return f"; {HARDLY}: {100 * share:.2g}% of {of}: {gets_past}"
     good = isinstance(published, Reference) and share > 1
     return f"; BEYOND {of}: good hardware of this shape fails it" if good else ""
+
+
+def _beyond(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
+    """Why a figure that holds is too good to be true, beside what is published or else the hardware's own limit."""
+    if not rule.baseline or limit.op not in (">", ">="):
+        return ""
+    published, most = known.published(rule.baseline, facts), bound(rule.baseline, facts, known)
+    if isinstance(published, Reference):
+        best, unit, of = published.value, published.unit, published.of
+    elif most:
+        best, unit, of = most.value, most.unit, most.arithmetic
+    else:
+        return ""
+    if unit != metric.unit or metric.value <= BELIEVABLE * best:
+        return ""
+    return f"{metric.value / best:.1%} of {format_value(best, unit)}, which is more than can be believed: {of}"
 
 
 def _against(known: Reference, rule: Rule, metric: Metric, figure: str, fleet: Fleet) -> tuple[Outcome, str, str]:

@@ -37,7 +37,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
         if trial.decision.value is Verb.REJECTED:
             raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): a baseline is learned from good runs")
         fabric = links.read(trial.measurements).fabric
-        for measurement in trial.measurements:
+        for measurement in (one for one in trial.measurements if not one.error):  # who failed then was not in order
             for kind, value in _values(measurement, checks, fabric):
                 found[kind].append(value)
     if not found:
