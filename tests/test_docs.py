@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import shutil
@@ -58,6 +59,15 @@ def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
+    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    for trial, options in re.findall(r"seatrial run ([a-z-]+) (--only [^\n`#]+)", document.read_text()):
+        has = resolve(trial, environ={}, known=known).config.checks
+        for pattern in re.findall(r"--only (\S+)", options):
+            assert fnmatch.filter(has, pattern), f"{document.name}: {trial} has no {pattern}"
 
 
 def test_the_readme_names_every_word_outcome_and_exit_code() -> None:
