@@ -279,6 +279,10 @@ def test_a_trial_that_is_not_there() -> None:
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
     with pytest.raises(UsageError, match="expected key=value"):
         parse_assignment("launcher")
+    with pytest.raises(UsageError, match=r"--set cluster\.nodes=: nothing stands behind"):  # cluster.nodes=$UNSET
+        parse_assignment("cluster.nodes=")
+    assert parse_assignment("env.EMPTY=") == ("env.EMPTY", "")
+    assert parse_assignment("cluster.nodes=null") == ("cluster.nodes", None)
     with pytest.raises(UsageError, match=r"did you mean 'train\.cnn'"):
         resolved("quick", ("--set", "checks.train.cn.required", False))
     with pytest.raises(UsageError, match="holds a value"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import shutil
@@ -60,10 +61,13 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_commands_name_checks_that_are_there() -> None:
-    said = [names for one in DOCUMENTS for names in re.findall(r"--only ([a-z][\w.,]*\w)", one.read_text())]
-    assert len(said) > 10
-    assert {name for names in said for name in names.split(",")} <= set(catalog())
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
+    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    for trial, options in re.findall(r"seatrial run ([a-z-]+) (--only [^\n`#]+)", document.read_text()):
+        has = resolve(trial, environ={}, known=known).config.checks
+        for pattern in ",".join(re.findall(r"--only (\S+)", options)).split(","):
+            assert fnmatch.filter(has, pattern), f"{document.name}: {trial} has no {pattern}"
 
 
 def test_the_readme_names_every_word_outcome_and_exit_code() -> None:

@@ -104,10 +104,12 @@ def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, A
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``a.b=c`` → key and YAML value. Raises UsageError without an equals sign."""
+    """``a.b=c`` → key and YAML value. Raises UsageError without an equals sign, or anything behind it."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text}: expected key=value, such as cluster.nodes=2")
+    if not value.strip() and not key.strip().startswith("env."):  # such as data.path=$UNSET, which is no wish
+        raise UsageError(f"--set {text}: nothing stands behind the equals sign; null takes a value away")
     return key.strip(), _value(key.strip(), value, f"--set {text}")
 
 

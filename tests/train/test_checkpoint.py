@@ -191,6 +191,28 @@ def test_a_file_that_a_thread_could_not_write_is_no_checkpoint(tmp_path: Path) -
     assert not checkpoint.finished(tmp_path)
 
 
+def _all_threads_fail(settings: TrainConfig, out: Path) -> Any:
+    """The main one first: DCP then waits for no other."""
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    def create_stream(*_: Any) -> Any:
+        if threading.current_thread().name.endswith("(_write_files_from_queue)"):
+            time.sleep(0.5)
+        raise OSError(28, "No space left on device")
+
+    FileSystem.create_stream = create_stream  # type: ignore[assignment]
+    try:
+        return loop.train(settings, out)
+    finally:
+        time.sleep(1)  # a thread that nobody waited for fails meanwhile
+
+
+def test_a_full_disk_is_told_without_the_tracebacks_of_threads(tmp_path: Path, capfd: Any) -> None:
+    (said,) = failures(ranks.run(1, _all_threads_fail, config(checkpoint={"every": 4}), tmp_path))
+    assert "cannot write the checkpoint" in said
+    assert "Exception in thread" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_saving_beside_the_training_writes_the_same(tmp_path: Path) -> None:
     wanted = config(**SAVING)

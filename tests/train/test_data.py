@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from seatrial.model import UsageError
 from seatrial.train import data, markov, text
@@ -117,6 +119,10 @@ def test_what_cannot_serve_is_named(tmp_path: Path) -> None:
         alone(settings(data={"path": str(tmp_path / "none.jsonl")}), tmp_path)
     with pytest.raises(UsageError, match="cannot read the tokenizer"):
         alone(settings(data={"path": str(path), "tokenizer": str(path)}), tmp_path)
+    tokenizer = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1})).save(str(tokenizer))  # knows no other word, and none for those
+    with pytest.raises(UsageError, match=r"the tokenizer cannot read the rows: .*UNK"):
+        alone(settings(data={"path": str(path), "tokenizer": str(tokenizer)}), tmp_path)
     with pytest.raises(UsageError, match="too small for text"):
         alone(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
 

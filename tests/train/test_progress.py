@@ -50,9 +50,18 @@ def test_on_a_terminal_one_line_is_renewed(tmp_path: Path, capsys: Any, monkeypa
     )
 
 
+def test_of_two_runs_that_were_started_at_once_one_alone_trains(tmp_path: Path) -> None:
+    for _ in range(2):
+        progress.claim(config(), tmp_path)  # neither has taken a step
+    Progress(config(), ALONE, tmp_path, done=0).note(step(1))
+    with pytest.raises(UsageError, match="holds a run: name another --out"):
+        Progress(config(), ALONE, tmp_path, done=0)
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_run_that_is_resumed_keeps_the_lines_of_its_steps(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')  # killed behind a save of step 2
-    said = Progress(config(), ALONE, tmp_path, done=2)
+    said = Progress(config(checkpoint={"resume": True}), ALONE, tmp_path, done=2)
     said.note(step(3))
     said.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]

@@ -68,12 +68,13 @@ class Phases:
 class Progress:
     """Steps as they become known: on the first rank each is a line of ``out``/steps.jsonl.
 
-    Lines of the ``done`` steps of a run that is resumed stay; what came after them is overwritten.
+    Lines of the ``done`` steps of a run that is resumed stay; what came after them is overwritten. Raises UsageError
+    where a run that is not resumed finds some: another has begun there since ``claim``.
     """
 
     def __init__(self, settings: TrainConfig, world: World, out: Path, done: int) -> None:
         self._settings, self._world = settings, world
-        self._file = _lines(out / STEPS, done) if world.first else None
+        self._file = _lines(out / STEPS, done, settings.checkpoint.resume) if world.first else None
         # of stack hf the Trainer writes its own, under the same names
         ours = world.first and settings.tensorboard and settings.stack == "native"
         self._board: Any = _board(out, done) if ours else None
@@ -133,7 +134,7 @@ def claim(settings: TrainConfig, out: Path) -> None:
     Raises UsageError where it holds another run, or cannot be written to.
     """
     if not settings.checkpoint.resume and (out / STEPS).exists():
-        raise UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
+        raise _holds_a_run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", settings.model_dump(mode="json"))
@@ -155,8 +156,15 @@ def _board(out: Path, done: int) -> Any:
     return writer(str(out / "tensorboard"), purge_step=done + 1 if done else None)
 
 
-def _lines(path: Path, done: int) -> TextIO:
+def _holds_a_run(out: Path) -> UsageError:
+    return UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
+
+
+def _lines(path: Path, done: int, resumed: bool) -> TextIO:
     kept = path.read_text(encoding="utf-8").splitlines()[:done] if done and path.is_file() else []
-    file = path.open("w", buffering=1, encoding="utf-8")
+    try:  # of two that were started at once, one alone makes the file; the other has saved nothing by then
+        file = path.open("w" if resumed else "x", buffering=1, encoding="utf-8")
+    except FileExistsError as error:
+        raise _holds_a_run(path.parent) from error
     file.writelines(f"{line}\n" for line in kept)
     return file

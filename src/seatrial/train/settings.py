@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from seatrial.config import load_as, parse_assignment
 from seatrial.model import Frozen, UsageError
@@ -76,7 +76,13 @@ class Data(Frozen):
         return self
 
 
-class Schedule(Frozen):
+class _Finite(Frozen):
+    """Infinity and NaN are above 0, and no rate or time: JSON has no word for them."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Schedule(_Finite):
     """The learning rate: up in a line for ``warmup_steps``, then down to ``floor`` times the peak at the last step."""
 
     peak: float = Field(default=5e-5, gt=0)
@@ -91,7 +97,7 @@ class Schedule(Frozen):
         return self
 
 
-class Optimizer(Frozen):
+class Optimizer(_Finite):
     """AdamW, as transformers sets it by default."""
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -146,7 +152,7 @@ class Checkpoint(Frozen):
     resume: bool = Field(default=False, description="go on from the newest whole checkpoint in --out, if there is one")
 
 
-class Evaluation(Frozen):
+class Evaluation(_Finite):
     """Of function calling: what `seatrial evaluate` asks the model before and after the training."""
 
     cases: int = Field(default=200, gt=0, description="at most so many of each split")
@@ -157,7 +163,7 @@ class Evaluation(Frozen):
     significance: float = Field(default=0.05, gt=0, lt=1)
 
 
-class TrainConfig(Frozen):
+class TrainConfig(_Finite):
     """A resolved training run."""
 
     run_name: str = Field(min_length=1, pattern=r"^[^/\s]+$")

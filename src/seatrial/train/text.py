@@ -111,8 +111,12 @@ def tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
 
 
 def encode(encoder: Any, rows: Sequence[str]) -> list[list[int]]:
-    """Each row's tokens, ended by the tokenizer's own token for it. Raises UsageError where it knows none."""
+    """Each row's tokens, ended by the tokenizer's own token for it. Raises UsageError where it knows none, or fails."""
     end = next((found for word in _ENDS if (found := encoder.token_to_id(word)) is not None), None)
     if end is None:
         raise UsageError(f"the tokenizer knows none of {', '.join(_ENDS)}: rows could not be told apart")
-    return [[*encoded.ids, end] for encoded in encoder.encode_batch(list(rows), add_special_tokens=False)]
+    try:
+        encoded = encoder.encode_batch(list(rows), add_special_tokens=False)
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise UsageError(f"the tokenizer cannot read the rows: {error}") from error
+    return [[*one.ids, end] for one in encoded]

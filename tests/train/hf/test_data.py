@@ -65,7 +65,7 @@ def test_blocks_are_made_once_and_anew_for_another_config(tmp_path: Path, monkey
     ],
 )
 def test_rows_of_a_file_are_used_or_counted(
-    tmp_path: Path, layout: str, good: dict[str, Any], bad: list[dict[str, Any]]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], layout: str, good: dict[str, Any], bad: list[dict[str, Any]]
 ) -> None:
     long = json.loads(json.dumps(good).replace("Hello", "word " * 500).replace('"2"', json.dumps("word " * 500)))
     path = tmp_path / "rows.jsonl"
@@ -77,6 +77,16 @@ def test_rows_of_a_file_are_used_or_counted(
     assert report["rejected"]["longer than seq_len"] == 1
     assert report["rejected"]["no JSON object in UTF-8"] == 5  # an empty one is no other
     assert sum(report["rejected"].values()) == 8
+    said = capfd.readouterr().err
+    assert said.startswith("8 of 10 rows are not used: ")
+    assert "longer than seq_len (1), no JSON object" in said
+
+
+def test_a_list_of_rows_that_is_nested_beyond_reading_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match=r"cannot read the rows in \S+rows\.json: maximum recursion depth"):
+        prepared(tmp_path, f"data.path={path}")
 
 
 def test_a_file_without_rows_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_hub_that_answers_or_a_proxy_that_may_is_used(monkeypatch: pytest.Monk
     assert hub.OFFLINE not in os.environ
 
 
-def test_what_cannot_be_had_names_the_local_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_had_names_the_local_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hub.OFFLINE, "1")
     with (
         pytest.raises(
@@ -56,8 +57,10 @@ def test_what_cannot_be_had_names_the_local_ways(monkeypatch: pytest.MonkeyPatch
         hub.asked_for("hub:a/b"),
     ):
         raise OSError("no such file\nand much more")
-    with pytest.raises(UsageError, match=r"^cannot load /weights: no such file$"), hub.asked_for("/weights"):
+    with pytest.raises(UsageError, match=f"^cannot load {tmp_path}: no such file$"), hub.asked_for(str(tmp_path)):
         raise OSError("no such file")
+    with pytest.raises(UsageError, match=r"^cannot load a/b: it is not there; .*hub:OWNER/NAME"), hub.asked_for("a/b"):
+        raise OSError("We couldn't connect to 'https://huggingface.co'")
 
 
 def test_sources_are_labelled() -> None:

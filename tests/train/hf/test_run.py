@@ -101,6 +101,16 @@ def test_a_run_is_not_written_over(sft: tuple[Path, dict[str, Any]]) -> None:
         runs.train(runs.config("sft-smollm-135m"), sft[0])
 
 
+def test_a_folder_that_is_refused_is_refused_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(_work: object, place: Path) -> None:
+        raise UsageError(f"{place}: what the first rank said")
+
+    monkeypatch.setattr("seatrial.train.hf.ranks.once", told)
+    with pytest.raises(UsageError, match="what the first rank said"):
+        runs.train(runs.config("sft-smollm-135m"), tmp_path)
+    assert not list(tmp_path.iterdir())  # nor is anything written before the ranks have met
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_ends_the_run_and_names_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float

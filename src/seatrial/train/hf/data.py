@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,7 +71,18 @@ def prepare(config: TrainConfig, out: Path) -> Prepared:
         _make(config, folder)
     if not folder.exists():
         raise UsageError(f"rank {ranks.rank()} does not see {folder}: data.cache must be a folder that all nodes share")
-    return load(config, folder)
+    found = load(config, folder)
+    if ranks.rank() == 0:
+        _tell_rejected(found.report)
+    return found
+
+
+def _tell_rejected(report: Mapping[str, Any]) -> None:
+    """A file that lost half of its rows trains well: whoever looks must see it."""
+    for counted in (report, report.get("preprocess", {})):
+        if rejected := counted.get("rejected"):
+            reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(rejected.items()))
+            print(f"{sum(rejected.values()):,} of {counted['rows']:,} rows are not used: {reasons}", file=sys.stderr)
 
 
 def load(config: TrainConfig, folder: Path) -> Prepared:

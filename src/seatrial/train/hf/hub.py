@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from seatrial.model import UsageError
@@ -47,6 +48,8 @@ def asked_for(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        if repository(name) is None and not Path(name).exists():  # transformers takes it for one of the Hub's
+            raise UsageError(f"cannot load {name}: it is not there; of the Hub it would be {HUB}OWNER/NAME") from error
         if repository(name) is None:
             raise UsageError(f"cannot load {name}: {first_line}") from error
         state = " (offline)" if os.environ.get(OFFLINE) == "1" else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,10 @@ def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
     config.architecture()
     refuse_without_tensorboard(config)
     models.quiet()
-    if os.environ.get("RANK", "0") == "0":
-        claim(config, out)  # before the ranks meet
     args = arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
+    # not before the ranks have met: the others would wait for one that was refused, and hear no SIGTERM meanwhile
+    ranks.once(lambda: claim(config, out), out)
     phases.next("init")
     prepared = data.prepare(config, out)
     if (blocks := len(prepared.blocks)) < (batch := config.bsz * world.size):

@@ -144,7 +144,7 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from (row if isinstance(row, dict) else {} for row in rows)
         else:
             raise UsageError(f"{path}: expected a .json, .jsonl or .parquet file")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read the rows in {path}: {error}") from error
 
 
