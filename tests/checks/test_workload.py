@@ -132,6 +132,7 @@ def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcom
         "tensors_sharded": 21 - whole,
         "memory_state_gib": held,
         "memory_state_expected_gib": 20.23,
+        "world_size": 2,
         "loss_floor": 1.3,
     }
     observed = [*train_fsdp._spread({"native": Trained(found, Path(), "")})]

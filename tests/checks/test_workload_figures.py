@@ -15,7 +15,7 @@ from seatrial.checks.workload import Trained
 from seatrial.judge.rules import judge_check
 from seatrial.model import Artifact, Fact, Measurement, Metric, Observation, Outcome, Series
 
-CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload_figures.units()})
+CHECK = Check(**{**vars(train_throughput.CHECK), "metrics": workload_figures.units() | {"memory_excess": "%"}})
 
 
 def place(device: str, out: Path = Path()) -> Place:
@@ -41,7 +41,8 @@ def outcomes(*observed: Observation) -> dict[str, Outcome]:
 
 
 def test_a_training_that_ends_well_and_learns_passes() -> None:
-    assert set(outcomes(*workload_figures.judged({"a": trained(4, 3, 2, 1)})).values()) == {Outcome.PASS}
+    found = outcomes(*workload_figures.judged({"a": trained(4, 3, 2, 1)}))
+    assert {name: one for name, one in found.items() if one is not Outcome.PASS} == {"memory_excess": Outcome.SKIP}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,27 @@ def test_what_a_training_did_not_reach_is_not_judged() -> None:
     found = outcomes(*workload_figures.judged({"a": trained(problem="x", exit_code=1)}))
     assert found["exit_code"] is Outcome.FAIL
     assert found["steps_missing"] is found["loss_drop"] is Outcome.SKIP
+
+
+def held(ranks: int, gib: float, due: float | None) -> Trained:
+    found = {"memory_state_gib": gib, "memory_state_expected_gib": due, "world_size": ranks}
+    return Trained(found, Path("none"), "")
+
+
+@pytest.mark.parametrize(("together", "outcome"), [(11.3, Outcome.PASS), (22.5, Outcome.FAIL)])
+def test_memory_is_held_to_its_share_at_every_number_of_ranks(together: float, outcome: Outcome) -> None:
+    runs = [held(1, 22.4, 22.4), held(1, 22.5, 22.4), held(2, together, 11.2)]
+    observed = [*workload_figures.memory(runs)]
+    here = {"device": "cuda", "trained": "yes", "spread": "fsdp2", "offload": "no"}
+    facts = [Fact(name=name, value=value) for name, value in here.items()]
+    assert outcomes(*observed, *facts)["memory_excess"] is outcome
+    (fact,) = (one for one in observed if isinstance(one, Fact))
+    shares = {"1": {"held_gib": 22.5, "expected_gib": 22.4}, "2": {"held_gib": together, "expected_gib": 11.2}}
+    assert fact.value == {"by_ranks": shares}
+
+
+def test_memory_that_is_not_known_or_offloaded_has_no_excess() -> None:
+    assert [*workload_figures.memory([held(2, 3.0, None), held(2, 3.0, 0.0), trained(problem="x")])] == []
 
 
 def test_the_last_words_of_a_failure_are_shown() -> None:

@@ -20,7 +20,6 @@ OVERRIDES = ("checkpoint.every=0", "export=false")
 GPU_OVERRIDES = ("max_steps=14", "settle_steps=5")
 # Without compilation and chunked loss a batch takes about twice the memory
 GPU_HF_OVERRIDES = ("max_steps=8", "settle_steps=3", "bsz=8")
-EXCESS = 10.0  # % of the expected: torch's allocator rounds up, and 4 H200 had 0.3 % more
 NEAR = 2.0  # nats above the floor: 4 and 8 H200-sized batches were at 0.6 after 14 steps, from 9.9 at first
 
 
@@ -70,11 +69,10 @@ def _spread(runs: Mapping[str, Trained]) -> Iterator[Observation]:
         yield Fact(name="tensors", value={"all": found, "sharded": sharded})
     native = runs["native"]
     yield Fact(name="data", value="rows" if native.value("loss_floor") is None else "generated")
-    held, due = native.value("memory_state_gib"), native.value("memory_state_expected_gib")
-    if held is not None and due:
+    held = native.value("memory_state_gib")
+    if held is not None:
         yield Metric(name="memory_state", value=held, unit="GiB", subject=CLUSTER)
-        yield Metric(name="memory_excess", value=100 * (held / due - 1), unit="%", subject=CLUSTER)
-        yield Fact(name="memory", value={"held_gib": held, "expected_gib": due})
+    yield from workload_figures.memory([native])
 
 
 def _how(config: str, layers: int | None, own: Mapping[str, tuple[str, ...]]) -> str:
@@ -107,15 +105,7 @@ CHECK = Check(
             why="a parameter that is not spread costs every GPU its whole memory, and is not averaged over the ranks",
             remedy="Report it with torch's version: every block, the head and the embedding are wrapped by fully_shard",
         ),
-        Rule(
-            metric="memory_excess",
-            expect=f"<= {EXCESS:g} %",
-            where={"device": "cuda", "trained": "yes", "offload": "no"},
-            shows=("memory",),
-            why="weights and optimizer take more than a rank's share of them: something is held twice, or whole",
-            remedy="Compare memory_held_gib of the ranks in metrics.json (an artifact); other processes on the "
-            "GPU do not count here",
-        ),
+        workload_figures.memory_rule(offload="no"),
         Rule(
             metric="loss_above_floor.native",
             expect=f"< {NEAR:g} nats",

@@ -34,6 +34,7 @@ class ThroughputOptions(WorkloadOptions):
 def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
     """Yields on rank 0. Raises SeatrialError where a stage cannot train here at all."""
     from seatrial.bench import rank, subgroups
+    from seatrial.train import settings
 
     facts, subjects = workload_figures.here(place), rank.gather(place.subject)
     nodes = subgroups.ranks_by_node(place.node)
@@ -45,6 +46,7 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
     if place.rank == 0:
         yield from facts
         yield Fact(name="how", value=_how(config, overrides))
+        yield Fact(name="offload", value="yes" if settings.load(config, overrides).parallel.cpu_offload else "no")
     runs: dict[str, list[Trained]] = {}
     for stage, groups in stages(nodes).items():
         runs[stage] = workload.train(place, stage, config, overrides, groups, options.limit_s)
@@ -59,6 +61,9 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
         }
         yield from workload_figures.judged(named)
         yield from _scaling(runs)
+        every = [one for found in runs.values() for one in found]
+        yield Fact(name="spread", value=" and ".join(sorted({str(one.value("strategy")) for one in every})))
+        yield from workload_figures.memory(every)
 
 
 def stages(nodes: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
@@ -99,7 +104,8 @@ def _scaling(runs: Mapping[str, Sequence[Trained]]) -> Iterator[Observation]:
 def _how(config: str, overrides: Sequence[str]) -> str:
     return (
         f"{config} ({', '.join(overrides) or 'as it is'}), once in each stage: every GPU alone, all at the same time; "
-        "each node by itself, all at the same time; all together. Speed is of the steps after settle_steps"
+        "each node by itself, all at the same time; all together. Speed is of the steps after settle_steps; "
+        "memory_excess is of weights and Adam on the fullest GPU of any stage, over their share by arithmetic"
     )
 
 
@@ -113,8 +119,9 @@ CHECK = Check(
         "efficiency.node_of_gpu": "%",
         "efficiency.cluster_of_gpu": "%",
         "efficiency.cluster_of_node": "%",
+        "memory_excess": "%",
     },
-    rules=workload_figures.RULES,
+    rules=(*workload_figures.RULES, workload_figures.memory_rule(spread="fsdp2", offload="no")),
     measure=measure,
     limit_s=900.0,
     options=ThroughputOptions,

@@ -15,6 +15,7 @@ from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, S
 REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others share; it says nothing of any GPU"
 # Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
 _ENDS = 3
+EXCESS = 10.0  # % of the expected: torch's allocator rounds up, and 2 and 4 H200 had 0.2 to 0.6 % more
 _KEPT = ("config.json", "metrics.json", "steps.jsonl")
 
 # Judged of all trainings of a check together: one that went wrong is enough, and the facts say which
@@ -124,6 +125,37 @@ def judged(runs: Mapping[str, Trained]) -> Iterator[Observation]:
     for metric, value in values.items():
         if value is not None:
             yield Metric(name=metric, value=value, unit=JUDGED[metric], subject=CLUSTER)
+
+
+def memory(runs: Sequence[Trained]) -> Iterator[Observation]:
+    """Weights and Adam's state on the fullest GPU, over the share that is due by arithmetic: the worst of all ``runs``.
+
+    The fact ``memory`` has both, by the number of ranks that share. Nothing where that is not known, or is offloaded.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    for one in runs:
+        held, due = one.value("memory_state_gib"), one.value("memory_state_expected_gib")
+        if held is not None and due:
+            ranks = one.value("world_size")
+            found[ranks] = max((held, due), found.get(ranks, (held, due)))
+    if found:
+        worst = max(held / due for held, due in found.values())
+        yield Metric(name="memory_excess", value=100 * (worst - 1), unit="%", subject=CLUSTER)
+        told = {str(ranks): {"held_gib": held, "expected_gib": due} for ranks, (held, due) in sorted(found.items())}
+        yield Fact(name="memory", value={"by_ranks": told})
+
+
+def memory_rule(**where: str) -> Rule:
+    """That nothing is held twice, or whole, of what is to be shared."""
+    return Rule(
+        metric="memory_excess",
+        expect=f"<= {EXCESS:g} %",
+        where={"device": "cuda", "trained": "yes", **where},
+        shows=("memory",),
+        why="weights and optimizer take more than a rank's share of them: something is held twice, or whole",
+        remedy="Compare memory_held_gib of the ranks in metrics.json (an artifact); other processes on the "
+        "GPU do not count here",
+    )
 
 
 def _missing(trained: Trained) -> int:
