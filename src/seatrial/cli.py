@@ -253,7 +253,7 @@ def learn(
             file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    print(f"{out}: {text.count('gpus:')} values from {len(runs)} runs")
+    print(f"{out}: {text.count('gpus:')} values, runs: {len(runs)}")
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import JsonValue
 
 from seatrial import trial as pipeline
@@ -37,7 +38,7 @@ def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path)
     assert expected.source == "median of 4 values in 2 runs, from 600 to 700"
     path = tmp_path / "site.yaml"
     path.write_text(site.dump(learned))
-    assert site.load(path) == learned
+    assert site.load(path, site.keys(catalog().values())) == learned
 
 
 def test_a_second_measurement_teaches_nothing() -> None:
@@ -99,9 +100,21 @@ def test_a_damaged_file_is_told(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "site.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
-        site.load(path)
+        site.load(path, ())
     with pytest.raises(UsageError, match="cannot read the baseline"):
-        site.load(tmp_path / "nowhere.yaml")
+        site.load(tmp_path / "nowhere.yaml", ())
+
+
+def test_what_no_rule_would_look_at_is_refused(tmp_path: Path) -> None:
+    path, known = tmp_path / "site.yaml", site.keys(catalog().values())
+    good = site.dump(site.learn("lab", {"a": run(600)}, catalog()))
+    path.write_text(good.replace("gemm.bf16", "gemm.bf61"))
+    with pytest.raises(UsageError, match=r"with gemm.bf61; did you mean gemm.bf16\?"):
+        site.load(path, known)
+    (twice,) = yaml.safe_load(good)["expected"]["gemm.bf16"]
+    path.write_text(yaml.safe_dump(yaml.safe_load(good) | {"expected": {"gemm.bf16": [twice, twice | {"value": 9}]}}))
+    with pytest.raises(UsageError, match="two values for the same GPUs"):
+        site.load(path, known)
 
 
 def test_learned_on_the_command_line_and_judged_by(tmp_path: Path) -> None:
@@ -109,7 +122,7 @@ def test_learned_on_the_command_line_and_judged_by(tmp_path: Path) -> None:
     (tmp_path / "trial.json").write_text(good.model_dump_json())
     file = tmp_path / "lab.yaml"
     code, out, err = command("baseline", "learn", tmp_path, "--out", file)
-    assert (code, out) == (0, f"{file}: 1 values from 1 runs\n"), err
+    assert (code, out) == (0, f"{file}: 1 values, runs: 1\n"), err
     assert command("baseline", "learn", tmp_path, "--out", file)[0] == 2, "it writes over nothing"
     settings = {"name": "t", "checks": {"device.gemm": {}}}
     slow = run(300, 300).model_copy(update={"config": settings, "jobs": ()})

@@ -78,6 +78,21 @@ def test_the_layouts_of_rows(tmp_path: Path) -> None:
     assert len(text.read(tmp_path / "rows.jsonl", 2)) == 2
 
 
+def test_a_json_list_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(ROWS[1:3]))
+    assert text.read(path, None) == text.read(write(tmp_path / "rows.jsonl", ROWS[1:3]), None)
+    for broken, words in (
+        ('[{"text": "cut', "no whole JSON"),
+        ('{"text": "one"}', "expected a JSON list"),
+        ('["no row"]', "row 1: expected text"),
+        ("[" * 100_000, "no whole JSON"),
+    ):
+        path.write_text(broken)
+        with pytest.raises(UsageError, match=words):
+            text.read(path, None)
+
+
 def test_parquet_says_the_same(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -53,7 +53,7 @@ class Data(Frozen):
 
     path: str | None = Field(
         default=None,
-        description="text or instruction rows, .jsonl or .parquet; with stack hf also hub:OWNER/NAME; else generated",
+        description="rows in .json, .jsonl or .parquet; with stack hf also hub:OWNER/NAME; else generated",
     )
     tokenizer: str | None = Field(
         default=None,

@@ -39,8 +39,23 @@ def _rows(path: Path) -> Iterator[Any]:
                     raise UsageError(f"{path}, row {number} is not UTF-8: {error}") from error
                 except (ValueError, RecursionError) as error:
                     raise UsageError(f"{path}, row {number} is no JSON: {error}") from error
+    elif path.suffix == ".json":
+        yield from _list(path)
     else:
-        raise UsageError(f"{path}: expected a .jsonl or .parquet file")
+        raise UsageError(f"{path}: expected a .json, .jsonl or .parquet file")
+
+
+def _list(path: Path) -> list[Any]:
+    """A JSON list of rows, as alpaca-cleaned and glaive-function-calling-v2 are published."""
+    try:
+        rows = json.loads(path.read_bytes().decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no whole JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise UsageError(f"{path}: expected a JSON list of rows; JSON lines are to be called .jsonl")
+    return rows
 
 
 def _parquet(path: Path) -> Iterator[Any]:
