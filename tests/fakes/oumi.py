@@ -52,6 +52,7 @@ def checked(path: str) -> dict[str, Any]:
     mixed, dtype = config["training"]["mixed_precision_dtype"], config["model"]["torch_dtype_str"]
     refuse("" if mixed == "NONE" or dtype == "float32" else "mixed precision wants weights in float32")
     refuse("" if "RANK" not in os.environ and "PYTHONPATH" not in os.environ else "not alone")
+    refuse("" if os.environ.get("DO_NOT_TRACK") == "1" else "it would tell its makers")
     return config
 
 

@@ -1,7 +1,7 @@
 """Does Oumi train here: SmolLM-135M on 1,000 instructions, on one GPU of each node, with the executable of its own?
 
-Oumi cannot share our environment (it wants an older transformers). It gets a config, ``COMMAND train -c FILE``, and
-what it did is read from the trainer_state.json that it leaves.
+Oumi cannot share our environment (it pins versions of torch and transformers). It gets a config,
+``COMMAND train -c FILE``, and what it did is read from the trainer_state.json that it leaves.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _on_hub(name: str | None) -> bool:
 
 def _train(options: OumiOptions, config: TrainConfig, folder: Path, device: str, place: Place) -> Ended:
     names = [name for name in os.environ if name in _NOT_ITS_OWN or name.startswith("TORCHELASTIC_")]
-    env = {"CUDA_VISIBLE_DEVICES": device}
+    env = {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1"}  # a trial tells nobody, Oumi its makers
     if not any(map(_on_hub, (config.model.weights, config.data.path, config.data.tokenizer))):
         env["HF_HUB_OFFLINE"] = "1"  # else it asks for what it has, and waits where no network answers
     log, started = folder / "oumi.log", time.monotonic()

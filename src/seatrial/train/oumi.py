@@ -1,4 +1,4 @@
-"""A training config in the words of Oumi, which pins an older transformers and so trains as a program of its own.
+"""A training config in the words of Oumi, which pins versions of its own and so trains as a program of its own.
 
 Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,training}_params.py for the keys,
 src/oumi/core/configs/training_config.py for what goes with what (mixed precision wants weights in float32),
