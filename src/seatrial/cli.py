@@ -276,8 +276,9 @@ def explain(
     """Logs → cause, first command to run, fix."""
     from seatrial.diagnose.signatures import signatures
     from seatrial.report.inventory import print_findings
+    from seatrial.rundir import logs
 
-    findings = [finding for path in paths for log in _logs(path) for finding in _explained(log)]
+    findings = [finding for path in paths for log in logs(path) for finding in _explained(log)]
     if as_json:
         _print_json([finding.model_dump(mode="json") for finding in findings])
     else:
@@ -285,17 +286,6 @@ def explain(
 
 
 _STDIN = Path("-")
-_LOG_ENDINGS = (".log", ".err", ".out")
-
-
-def _logs(path: Path) -> list[Path]:
-    """The logs of a run directory's jobs; a file is itself. Raises UsageError for a directory without logs."""
-    if not path.is_dir():
-        return [path]
-    logs = sorted(log for log in (path / "jobs").rglob("*") if log.suffix in _LOG_ENDINGS and log.is_file())
-    if not logs:
-        raise UsageError(f"no logs (*.log, *.err, *.out) in {path / 'jobs'}")
-    return logs
 
 
 def _explained(log: Path) -> tuple[Finding, ...]:

@@ -21,6 +21,8 @@ from seatrial.journal import Journal
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_fault
 from seatrial.settings import Config
 
+_LOG_ENDINGS = (".log", ".err", ".out")
+
 
 class Request(Frozen):
     """What run.json keeps: enough to go on."""
@@ -244,3 +246,13 @@ def _finite(text: str) -> float:
 
 def _has_journal(folder: Path) -> bool:
     return (folder / "measurements.jsonl").exists()
+
+
+def logs(path: Path) -> list[Path]:
+    """The logs of a run directory's jobs; a file is itself. Raises UsageError for a directory without logs."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(log for log in (path / "jobs").rglob("*") if log.suffix in _LOG_ENDINGS and log.is_file())
+    if not found:
+        raise UsageError(f"no logs (*.log, *.err, *.out) in {path / 'jobs'}")
+    return found

@@ -276,7 +276,11 @@ def test_under_torchrun_the_rank_that_ended_first_is_named(cause: str, tmp_path:
 @pytest.mark.slow
 def test_under_torchrun_a_lost_connection_is_not_the_cause(tmp_path: Path) -> None:
     """The peer tells of it, and ends, before torchrun has looked."""
-    script = f"start(rank, {TOGETHER!r})\nif rank == 1: os._exit(3)\n{LATE}"
+    # the peer waits for it: on a busy machine it might be the first to end
+    script = (
+        f"start(rank, {TOGETHER!r})\ngone = f'{{folder}}/gone'\nif rank == 1: open(gone, 'w').close(); os._exit(3)\n"
+        f"while not os.path.exists(gone): time.sleep(0.01)\n{LATE}"
+    )
     (result,), heard = played(UnderTorchrun(script), job(TOGETHER), tmp_path)
     assert result.culprit.startswith("rank 1 (n0/rank1, pid ")
     assert [where[:2] for where in heard.errors] == [(TOGETHER, "n0/rank1")]
