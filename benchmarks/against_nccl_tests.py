@@ -97,12 +97,6 @@ class Row:
         return ours / theirs - 1 if self.mode == "parity" else ours - theirs
 
     @property
-    def repeats(self) -> tuple[float, float]:
-        """A/A: how far the rounds of nccl-tests, and those of seatrial, are apart, as a share."""
-        theirs, ours = (max(side) / min(side) - 1 for side in (self.nccl_tests, self.seatrial))
-        return theirs, ours
-
-    @property
     def within(self) -> bool:
         return abs(self.apart) <= (RATIO_GATE if self.mode == "parity" else US_GATE)
 
@@ -243,16 +237,10 @@ def table(rows: Sequence[Row]) -> str:
         name = f"{row.mode} {row.operation} {_short(row.size)}"
         theirs, ours = (f"{median(side):.4g} {unit}" for side in (row.nccl_tests, row.seatrial))
         apart = f"{100 * row.apart:+.2f} %" if row.mode == "parity" else f"{row.apart:+.2f} us"
-        repeats = [f"{100 * apart:.2f} %" for apart in row.repeats]
-        lines.append(f"{name:30}{theirs:>12}{ours:>12}{apart:>11}{repeats[0]:>12}{repeats[1]:>11}{_verdict(row)}")
+        repeats = [f"{100 * (max(side) / min(side) - 1):.2f} %" for side in (row.nccl_tests, row.seatrial)]
+        verdict = "" if row.within else "  BEYOND"
+        lines.append(f"{name:30}{theirs:>12}{ours:>12}{apart:>11}{repeats[0]:>12}{repeats[1]:>11}{verdict}")
     return "\n".join(lines)
-
-
-def _verdict(row: Row) -> str:
-    """What is beyond the gate; where rounds of one side are so too, this run can hardly tell."""
-    if row.within:
-        return ""
-    return "  BEYOND; so are rounds of one side" if max(row.repeats) > RATIO_GATE else "  BEYOND"
 
 
 def _short(size: int) -> str:

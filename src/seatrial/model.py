@@ -230,6 +230,7 @@ class Rule(Frozen):
     A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
     ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
     ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
+    ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
     """
 
@@ -240,6 +241,7 @@ class Rule(Frozen):
     warn_below: float = 0.95
     breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
     where: dict[str, str] = {}
+    like: dict[str, str] = {}
     shows: tuple[str, ...] = ()
     why: str
     remedy: str

@@ -163,7 +163,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         settings = Config.model_validate(trial.config)
     except ValidationError as error:
         raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
-    known = site.load(baseline, site.keys(catalog().values())) if baseline else trial.baseline
+    known = site.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and known:
         lint.refuse_site(known)
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
@@ -174,7 +174,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
 
 
 def _site(settings: Config) -> Baseline | None:
-    return site.load(Path(settings.baseline), site.keys(catalog().values())) if settings.baseline else None
+    return site.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
 def _sampled(plan: Plan, collected: Collected) -> Telemetry | None:

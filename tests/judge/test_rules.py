@@ -264,6 +264,18 @@ def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(key: str, 
     assert f"160.0% of {best} GB/s, which is more than can be believed: " in told.reason
 
 
+@pytest.mark.parametrize(("settings", "outcome"), [("shipped", Outcome.UNJUDGED), ("changed", Outcome.PASS)])
+def test_what_is_published_of_other_settings_does_not_make_a_figure_unbelievable(
+    settings: str, outcome: Outcome
+) -> None:
+    sku = SKU.model_copy(update={"expected": {"train.x": SKU.expected["all_reduce"]}})
+    what = check(Rule(metric="speed", baseline="train.x", where={"settings": "shipped"}, why="", remedy=""))
+    expect = {"speed": Limit.parse("> 390 GB/s")}
+    seen = measured(4000, facts=FOUR | {"settings": settings})
+    (told,) = judge_check(what, [seen], expect, "mine", Known(None, [sku]))
+    assert told.outcome is outcome
+
+
 def test_unnamed_devices_and_zeros_are_no_fleet() -> None:
     what = check(BY_BASELINE, scope=Scope.NODE)
     unnamed = [measured(100, subject=f"n{index}", facts={"world_size": 1, "nodes": 1}) for index in range(4)]

@@ -125,11 +125,6 @@ def test_how_fast_it_is_comes_before_what_else_was_judged() -> None:
     assert replace(view, performance=("spe*",)).key_figure == "speed 9 GB/s, not judged"
 
 
-def test_sizes_of_a_family_stand_upwards_however_they_were_measured() -> None:
-    view = check(*((f"busbw.{size}", 1, "GB/s", "n") for size in ("1GiB", "64MiB", "8B", "1KiB")))
-    assert [row.name for row in view.rows] == ["busbw.8B", "busbw.1KiB", "busbw.64MiB", "busbw.1GiB"]
-
-
 @pytest.mark.parametrize(
     ("judged_by", "expected"),
     [

@@ -83,10 +83,10 @@ def test_a_json_list_says_the_same(tmp_path: Path) -> None:
     path.write_text(json.dumps(ROWS[1:3]))
     assert text.read(path, None) == text.read(write(tmp_path / "rows.jsonl", ROWS[1:3]), None)
     for broken, words in (
-        ('[{"text": "cut', "no whole JSON"),
+        ('[{"text": "cut', "is no JSON"),
         ('{"text": "one"}', "expected a JSON list"),
         ('["no row"]', "row 1: expected text"),
-        ("[" * 100_000, "no whole JSON"),
+        ("[" * 100_000, "is no JSON"),
     ):
         path.write_text(broken)
         with pytest.raises(UsageError, match=words):

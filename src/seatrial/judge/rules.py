@@ -118,6 +118,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
             metric=metric,
             expect=limit,
             baseline=key_of(metric, tuple(rules)) or None,
+            like=own[metric].where if metric in own else {},
             shows=own[metric].shows if metric in own else (),
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
@@ -194,7 +195,7 @@ def _compare(
         return (Outcome.UNJUDGED, f"{figure}, {beyond}", judged_by) if beyond else (Outcome.PASS, figure, judged_by)
     reason = f"{figure}, expected {asked}"
     interval = median_interval(metric.samples)
-    if interval and any(limit.holds(bound) for bound in interval):
+    if interval and any(limit.holds(end) for end in interval):
         return (
             Outcome.WARN,
             f"{reason}, which its own 95 % interval still reaches ({_range(interval, metric)})",
@@ -227,8 +228,11 @@ def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonVal
 
 
 def _beyond(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
-    """Why a figure that holds is too good to be true, beside what is published or else the hardware's own limit."""
-    if not rule.baseline or limit.op not in (">", ">="):
+    """Why a figure that holds is too good to be true, beside what is published or else the hardware's own limit.
+
+    Of a training with settings of its own, say, what is published tells nothing.
+    """
+    if not rule.baseline or limit.op not in (">", ">=") or not rule.like.items() <= facts.items():
         return ""
     published, most = known.published(rule.baseline, facts), bound(rule.baseline, facts, known)
     if isinstance(published, Reference):

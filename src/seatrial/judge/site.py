@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +18,7 @@ from seatrial.model import Baseline, Expected, Measurement, Trial, UsageError, V
 Key = tuple[str, str, int, int, str, str]  # baseline key, GPU, GPUs, nodes, unit, class of the network between nodes
 
 
-def load(path: Path, asked: Collection[str]) -> Baseline:
+def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     """Raises UsageError that names the file and what is wrong with it: also what no rule would ever look at."""
     try:
         baseline = Baseline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -26,6 +26,7 @@ def load(path: Path, asked: Collection[str]) -> Baseline:
         raise UsageError(f"cannot read the baseline {path}: {error}") from error
     except ValidationError as error:
         raise UsageError(f"{path} is no baseline of `seatrial baseline learn`: {first_fault(error)}") from error
+    asked = {rule.baseline for check in checks.values() for rule in check.rules if rule.baseline}
     for key, values in baseline.expected.items():
         if key not in asked:
             close = difflib.get_close_matches(key, asked, n=1)
@@ -34,11 +35,6 @@ def load(path: Path, asked: Collection[str]) -> Baseline:
         if len({(one.gpu, one.gpus, one.nodes, one.unit, one.fabric) for one in values}) < len(values):
             raise UsageError(f"{path}: {key} has two values for the same GPUs, nodes and fabric")
     return baseline
-
-
-def keys(checks: Iterable[Check]) -> set[str]:
-    """The keys that rules look for in baselines."""
-    return {rule.baseline for check in checks for rule in check.rules if rule.baseline}
 
 
 def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -> Baseline:

@@ -168,9 +168,9 @@ def _this_rank(world: World, measured: Sequence[Step]) -> dict[str, Any]:
 
 
 def _allocator() -> str:
-    """The variable that sets up torch's allocator (PYTORCH_ALLOC_CONF since torch 2.10), as torch reads it."""
+    """The variables that set up torch's allocator, as they stand; an older torch reads the second alone."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "as it is by default")
+    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "as it is by default"
 
 
 def counts(model: nn.Module) -> tuple[int, int]:

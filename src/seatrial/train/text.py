@@ -33,12 +33,7 @@ def _rows(path: Path) -> Iterator[Any]:
     elif path.suffix == ".jsonl":
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                try:
-                    yield json.loads(line.decode())
-                except UnicodeDecodeError as error:
-                    raise UsageError(f"{path}, row {number} is not UTF-8: {error}") from error
-                except (ValueError, RecursionError) as error:
-                    raise UsageError(f"{path}, row {number} is no JSON: {error}") from error
+                yield _json(line, f"{path}, row {number}")
     elif path.suffix == ".json":
         yield from _list(path)
     else:
@@ -47,15 +42,19 @@ def _rows(path: Path) -> Iterator[Any]:
 
 def _list(path: Path) -> list[Any]:
     """A JSON list of rows, as alpaca-cleaned and glaive-function-calling-v2 are published."""
-    try:
-        rows = json.loads(path.read_bytes().decode())
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no whole JSON: {error}") from error
+    rows = _json(path.read_bytes(), str(path))
     if not isinstance(rows, list):
         raise UsageError(f"{path}: expected a JSON list of rows; JSON lines are to be called .jsonl")
     return rows
+
+
+def _json(raw: bytes, where: str) -> Any:
+    try:
+        return json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is not UTF-8: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is no JSON: {error}") from error
 
 
 def _parquet(path: Path) -> Iterator[Any]:
