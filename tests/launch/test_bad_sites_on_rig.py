@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def trial(tmp_path: Path) -> Path:
     path = tmp_path / "two.yaml"
-    path.write_text(TRIAL.replace("seconds_per_size: 60", "seconds_per_size: 30"))
+    path.write_text(TRIAL.replace("min_seconds_per_size: 10", "min_seconds_per_size: 30"))
     return path
 
 

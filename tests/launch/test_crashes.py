@@ -27,7 +27,7 @@ TRIAL = """
 limits: {silence_s: 6}
 checks:
   host.inventory:
-  collectives.all_reduce: {options: {sizes: [10MiB], seconds_per_size: 60}}
+  collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 8}}
   nodes.reachable:
 """
 

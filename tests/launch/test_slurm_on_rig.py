@@ -16,13 +16,14 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.slow
 
 CHECK = "collectives.all_reduce"
+# The sum is made for ten seconds, however soon its median is known: a test strikes while it is made.
 # silence_s: torchrun has taken more than 4 s to end after its ranks, where other tests had both cores
 TRIAL = """
 limits: {silence_s: 12}
 slurm: {queue_s: 20}
 checks:
   host.inventory:
-  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: 60}}
+  collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 10}}
   nodes.reachable:
 """
 

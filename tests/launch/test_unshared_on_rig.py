@@ -23,7 +23,7 @@ slurm: {queue_s: 20}
 checks:
   host.inventory:
   filesystem.shared:
-  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: SECONDS}}
+  collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: SECONDS}}
   nodes.reachable:
 """
 

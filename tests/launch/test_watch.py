@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from seatrial import shell
+from seatrial.checks import catalog
 from seatrial.journal import Follower
 from seatrial.launch.ranks import Rank
-from seatrial.launch.watch import _rest
+from seatrial.launch.watch import _rest, run_job
 from seatrial.model import JobState
-from tests.launch.scripted import ALONE, TOGETHER, Scripted, job, played
+from seatrial.settings import Limits
+from tests.launch.scripted import ALONE, TOGETHER, Heard, Scripted, job, played
 
 
 def test_a_rank_that_ends_after_an_error_is_not_silent_while_its_job_ends(tmp_path: Path) -> None:
@@ -26,6 +28,24 @@ def test_a_rank_that_ends_after_an_error_is_not_silent_while_its_job_ends(tmp_pa
     )
     (result,), _ = played(Scripted(script), job(TOGETHER), tmp_path, silence_s=0.8)
     assert (result.state, result.cause) == (JobState.FAILED, f"{TOGETHER}: CUDA error")
+
+
+class Interrupting(Heard):
+    def doing(self, words: str) -> None:
+        if words == ALONE:
+            raise KeyboardInterrupt
+
+
+def test_what_comes_home_only_as_the_job_is_ended_is_kept_but_for_errors(tmp_path: Path) -> None:
+    script = (
+        "def leave(*_): measured(0, ALONE); measured(1, ALONE, 'a peer has gone'); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "start(1, ALONE); start(0, ALONE); time.sleep(60)"
+    )
+    heard = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        list(run_job(Scripted(script), job(ALONE), tmp_path, Limits(startup_s=30), catalog(), heard))
+    assert [(one.rank, one.error) for one in heard.measurements] == [(0, None)]
 
 
 def test_ranks_that_were_stopped_with_us_are_not_silent(tmp_path: Path) -> None:

@@ -108,10 +108,14 @@ def _start_and_watch(
         return Watched(JobState.FAILED, Blame(f"launcher {launcher.name}", str(refusal), None), 0.0)
     left = ""
     try:
-        watched = _watch(running, job, ranks, folder, limits, checks, listener)
-    finally:
-        if left := running.cancel():
-            listener.doing(left)
+        try:
+            watched = _watch(running, job, ranks, folder, limits, checks, listener)
+        finally:
+            if left := running.cancel():
+                listener.doing(left)
+    except KeyboardInterrupt:
+        _keep_the_sound(ranks, listener)
+        raise
     watched = replace(watched, where=running.whereabouts())
     return _with_left_over(watched, left) if left else watched
 
@@ -174,6 +178,13 @@ def _read_all(ranks: list[Rank], checks: Mapping[str, Check], listener: Listener
                 listener.measured(measurement)
     if ranks[0].pulse:
         listener.doing(ranks[0].last_words)
+
+
+def _keep_the_sound(ranks: list[Rank], listener: Listener) -> None:
+    """What was measured before Ctrl-C and only the job's end has brought home; an error there may be of that end."""
+    for measurement in (one for rank in ranks for one in rank.read()):
+        if not measurement.error:
+            listener.measured(measurement)
 
 
 def _is_followup(measurement: Measurement, checks: Mapping[str, Check]) -> bool:
