@@ -183,6 +183,7 @@ def test_an_efficiency_beyond_100_percent_is_not_given_and_cannot_pass(runs: Run
     wanted = {"scaling_efficiency": Limit.parse("> 90 %")}
     judged = {verdict.metric: verdict for verdict in judge_check(CHECK, measured, wanted, "t")}
     assert judged["scaling_efficiency"].outcome is Outcome.ERROR
+    assert "scaling_efficiency was not measured (its 95 % interval is " in judged["scaling_efficiency"].reason
     assert "cannot be trusted" in judged["scaling_excess"].reason
     assert "95 % interval" in judged["scaling_excess"].evidence
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -56,6 +58,26 @@ def test_of_two_runs_that_were_started_at_once_one_alone_trains(tmp_path: Path) 
     Progress(config(), ALONE, tmp_path, done=0).note(step(1))
     with pytest.raises(UsageError, match="holds a run: name another --out"):
         Progress(config(), ALONE, tmp_path, done=0)
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
+
+
+def test_of_two_runs_that_go_on_in_one_folder_the_second_leaves_the_first_alone(tmp_path: Path) -> None:
+    """A job that Slurm has put back into its queue, and one that somebody started meanwhile by hand."""
+    first = Progress(config(), ALONE, tmp_path, done=0)
+    for resume in (config(checkpoint={"resume": True}),) * 2:
+        first.note(step(1))
+        with pytest.raises(UsageError, match=f"another training is at work in {tmp_path}: end it first"):
+            Progress(resume, ALONE, tmp_path, done=0)
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
+    first.close()
+    Progress(config(checkpoint={"resume": True}), ALONE, tmp_path, done=1).close()
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_filesystem_without_locks_keeps_nobody_from_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre, where it is mounted without -o flock."""
+    monkeypatch.setattr("seatrial.train.progress.fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "")))
+    Progress(config(), ALONE, tmp_path, done=0).note(step(1))
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
 
 

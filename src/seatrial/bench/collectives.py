@@ -335,6 +335,9 @@ def _prepare(
         refusal = str(error).splitlines()[0]
     refusals = {rank: text for rank, text in enumerate(gather(refusal)) if text}
     if refusals or prepared is None:
+        del prepared
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # NCCL, for its own buffers, takes none of what torch keeps for later
         raise NoMemory(refusals)
     return prepared
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Options, Place
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, Series
+from seatrial.model import CLUSTER, WITHHELD, Artifact, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, Series
 from seatrial.statistics import median_interval
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ def _scaling(percent: Sequence[float]) -> Iterator[Observation]:
     )
     if excess <= EXCESS and noise <= NOISE:
         yield _metric("scaling_efficiency", median(percent), percent)
+    else:
+        yield Fact(name=WITHHELD, value={"scaling_efficiency": f"its 95 % interval is {low:.1f} to {high:.1f} %"})
 
 
 def scaling_interval(percent: Sequence[float]) -> tuple[float, float]:

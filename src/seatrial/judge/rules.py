@@ -12,7 +12,19 @@ from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
 from seatrial.judge.lint import WEAK, bound, flaw, key_of, passes
 from seatrial.judge.wording import inapplicable
-from seatrial.model import CLUSTER, HARDLY, Limit, Measurement, Metric, Outcome, Rule, Scope, Verdict, format_value
+from seatrial.model import (
+    CLUSTER,
+    HARDLY,
+    WITHHELD,
+    Limit,
+    Measurement,
+    Metric,
+    Outcome,
+    Rule,
+    Scope,
+    Verdict,
+    format_value,
+)
 from seatrial.statistics import median_interval
 
 # Of what the hardware is known to reach. The largest gain by software that we know of is NVLink SHARP's: from 370 to
@@ -142,11 +154,16 @@ def _apply(
                 continue
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has been told already
-            reason = f"{name} was not measured, so that nothing is known of this: {rule.why}"
-            yield _valueless(check, group.subject, name, Outcome.ERROR, reason)
+            yield _valueless(check, group.subject, name, Outcome.ERROR, _missing(rule, facts.get(WITHHELD)))
         fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
         for metric in metrics:
             yield _verdict(check, rule, metric, facts, trial, known, fleet)
+
+
+def _missing(rule: Rule, withheld: JsonValue) -> str:
+    reasons = withheld if isinstance(withheld, Mapping) else {}
+    said = f" ({reasons[rule.metric]})" if rule.metric in reasons else ""
+    return f"{rule.metric} was not measured{said}, so that nothing is known of this: {rule.why}"
 
 
 def _verdict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import sys
@@ -69,7 +70,7 @@ class Progress:
     """Steps as they become known: on the first rank each is a line of ``out``/steps.jsonl.
 
     Lines of the ``done`` steps of a run that is resumed stay; what came after them is overwritten. Raises UsageError
-    where a run that is not resumed finds some: another has begun there since ``claim``.
+    where a run that is not resumed finds some: another has begun there since ``claim``; or where one still writes.
     """
 
     def __init__(self, settings: TrainConfig, world: World, out: Path, done: int) -> None:
@@ -161,10 +162,26 @@ def _holds_a_run(out: Path) -> UsageError:
 
 
 def _lines(path: Path, done: int, resumed: bool) -> TextIO:
-    kept = path.read_text(encoding="utf-8").splitlines()[:done] if done and path.is_file() else []
+    """The file that steps are written to, which is ours alone until this process ends."""
     try:  # of two that were started at once, one alone makes the file; the other has saved nothing by then
-        file = path.open("w" if resumed else "x", buffering=1, encoding="utf-8")
+        file = path.open("a+" if resumed else "x", buffering=1, encoding="utf-8")
     except FileExistsError as error:
         raise _holds_a_run(path.parent) from error
-    file.writelines(f"{line}\n" for line in kept)
+    _lock(file, path.parent)
+    if resumed:
+        file.seek(0)
+        kept = file.read().splitlines()[:done]
+        file.truncate(0)
+        file.writelines(f"{line}\n" for line in kept)
     return file
+
+
+def _lock(file: TextIO, out: Path) -> None:
+    """Raises UsageError where another process has the lock; a filesystem that knows no locks keeps none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise UsageError(f"another training is at work in {out}: end it first, or wait until it is done") from error
+    except OSError:
+        pass

@@ -163,8 +163,7 @@ def rows_of(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
     found: Iterable[Mapping[str, Any]] = list(rows_of(config))
     if config.data.layout == "toolcalls":
-        source = hub.source_of(config.data.path, "generated")
-        preprocess.preprocess(found, folder / "toolcalls", source)
+        preprocess.preprocess(found, folder / "toolcalls", config.data.path or "generated")
         found = [conversation.record() for conversation in preprocess.read_split(folder / "toolcalls", "train")]
     tokenizer = _tokenizer(config, found)
     tokens.save(tokenizer, folder / "tokenizer")
