@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
-from seatrial.journal import Follower, Journal, read
+import pytest
+
+from seatrial.journal import Follower, Journal, lock, read
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
@@ -71,3 +75,22 @@ def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:
         file.write(": 2}\n")
     assert follower.poll() == [{"b": 2}]
     assert follower.poll() == []
+
+
+def test_one_alone_has_a_file_that_is_locked_until_it_closes_it(tmp_path: Path) -> None:
+    with (tmp_path / "j").open("a") as one, (tmp_path / "j").open("a") as other:
+        assert (lock(one.fileno()), lock(other.fileno())) == (True, False)
+        one.close()
+        assert lock(other.fileno())
+
+
+def test_a_filesystem_that_knows_no_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.journal.fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "")))
+    with (tmp_path / "j").open("a") as file:
+        assert lock(file.fileno())
+
+
+def test_a_lock_that_fails_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.journal.fcntl.flock", Mock(side_effect=OSError(errno.EIO, "")))
+    with (tmp_path / "j").open("a") as file, pytest.raises(OSError, match="Errno 5"):
+        lock(file.fileno())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -36,6 +38,21 @@ class Journal:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
+
+
+def lock(descriptor: int) -> bool:
+    """Whether this process alone has the file until it ends, or closes it.
+
+    A filesystem that knows no locks, as Lustre mounted without ``-o flock``, keeps nobody out. Raises OSError.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+    return True
 
 
 def keep(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ comes. ``--resume`` needs no more than these and the ranks' own journals.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -136,10 +135,8 @@ class RunDir:
         return kept
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._journal.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"{self.path} is in use: another seatrial runs in it") from error
+        if not journal.lock(self._journal.fileno()):
+            raise UsageError(f"{self.path} is in use: another seatrial runs in it")
 
 
 def _digest(text: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,13 +69,6 @@ def test_of_two_runs_that_go_on_in_one_folder_the_second_leaves_the_first_alone(
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
     first.close()
     Progress(config(checkpoint={"resume": True}), ALONE, tmp_path, done=1).close()
-    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
-
-
-def test_a_filesystem_without_locks_keeps_nobody_from_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lustre, where it is mounted without -o flock."""
-    monkeypatch.setattr("seatrial.train.progress.fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "")))
-    Progress(config(), ALONE, tmp_path, done=0).note(step(1))
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
 
 

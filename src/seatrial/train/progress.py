@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import sys
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from seatrial import journal
 from seatrial.model import UsageError
 from seatrial.train.files import write_json
 from seatrial.train.parallel import World
@@ -167,21 +167,12 @@ def _lines(path: Path, done: int, resumed: bool) -> TextIO:
         file = path.open("a+" if resumed else "x", buffering=1, encoding="utf-8")
     except FileExistsError as error:
         raise _holds_a_run(path.parent) from error
-    _lock(file, path.parent)
+    if not journal.lock(file.fileno()):
+        file.close()
+        raise UsageError(f"another training is at work in {path.parent}: end it first, or wait until it is done")
     if resumed:
         file.seek(0)
         kept = file.read().splitlines()[:done]
         file.truncate(0)
         file.writelines(f"{line}\n" for line in kept)
     return file
-
-
-def _lock(file: TextIO, out: Path) -> None:
-    """Raises UsageError where another process has the lock; a filesystem that knows no locks keeps none."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise UsageError(f"another training is at work in {out}: end it first, or wait until it is done") from error
-    except OSError:
-        pass
