@@ -124,8 +124,29 @@ def test_errors_and_the_logs_of_broken_jobs_are_diagnosed_once(tmp_path: Path) -
     error = Measurement(check="train.cnn", subject="rank 0", error="ModuleNotFoundError: No module named 'sklearn'")
     (finding,) = diagnose([result], [error], tmp_path)
     assert (finding.where, finding.confidence) == ("rank 0", "high")
-    fine = result.model_copy(update={"state": JobState.COMPLETED})
-    assert diagnose([fine], [], tmp_path) == ()
+
+
+def test_what_a_job_came_through_is_told_last_and_without_its_symptoms(tmp_path: Path) -> None:
+    """An Xid, say, in the log of a job whose checks all passed: no verdict, and yet no reason to be silent."""
+    results = []
+    for number, (state, line) in enumerate(
+        [
+            (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 43, pid=1"),  # a symptom: of what, nobody can say
+            (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
+            (JobState.CANCELLED, "NVRM: Xid (PCI:0000:3b:00): 31, pid=1"),
+            (JobState.FAILED, "ModuleNotFoundError: No module named 'sklearn'"),
+        ]
+    ):
+        folder = tmp_path / "jobs" / f"job{number}" / "attempt1"
+        folder.mkdir(parents=True)
+        (folder / "launcher.err").write_text(f"{line}\n")
+        times = {"started": 0, "seconds": 1, "startup_s": 1}
+        results.append(JobResult(job=f"job{number}", attempt=1, launcher="local", state=state, culprit="", **times))
+    failed, survived = diagnose(results, [], tmp_path)
+    assert (failed.where, failed.confidence) == ("job3", "medium")
+    assert (survived.where, survived.confidence) == ("job1", "low")
+    assert "79" in survived.what
+    assert survived.why.startswith("The job came to its end all the same. ")
 
 
 def _named(*lines: str) -> list[str]:

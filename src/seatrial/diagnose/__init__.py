@@ -1,4 +1,4 @@
-"""Failed jobs, their logs and measurements → findings: what went wrong, where, how sure we are, what to do first."""
+"""Jobs, their logs and measurements → findings: what went wrong, where, how sure we are, what to do first."""
 
 from __future__ import annotations
 
@@ -40,13 +40,25 @@ def _from_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
 
 
 def _from_jobs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
-    for result in results:
-        if result.state in (JobState.COMPLETED, JobState.CANCELLED):
+    for result in sorted(results, key=lambda one: one.state is JobState.COMPLETED):
+        if result.state is JobState.CANCELLED:
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())
-        for match in _causes(match for log in logs for match in _read(log, run_dir)):
-            yield _finding(match, result.culprit or result.job, "medium")
+        matches = [match for log in logs for match in _read(log, run_dir)]
+        if result.state is JobState.COMPLETED:
+            yield from _survived(matches, result.job)
+        else:
+            for match in _causes(matches):
+                yield _finding(match, result.culprit or result.job, "medium")
+
+
+def _survived(matches: Iterable[Match], job: str) -> Iterator[Finding]:
+    """What would explain a failure, in the log of a job that came to its end all the same. A symptom is none there."""
+    for match in matches:
+        if match.signature.role == "cause":
+            finding = _finding(match, job, "low")
+            yield finding.model_copy(update={"why": f"The job came to its end all the same. {finding.why}"})
 
 
 def _causes(matches: Iterable[Match]) -> list[Match]:
