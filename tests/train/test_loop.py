@@ -83,14 +83,16 @@ def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) 
         "checkpoint": {"every": 2, "resume": True},
     }
     four, two = (config(**changes, parallel=FSDP | {"replicas": replicas}) for replicas in (1, 2))
-    held = []
+    held, told = [], []
     for settings, out in ((four, tmp_path / "four"), (two, tmp_path / "two"), (four, tmp_path / "two")):
         found = ranks.run(4, ranks.train, settings, out)
         assert not any(isinstance(one, Failed) for one in found), found
         assert losses(out) == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
         held.append(found[0]["memory_state_expected_gib"])
+        told.append(found[0]["strategy"])
         shutil.rmtree(checkpoint.folder(out, 4))
     assert held == [held[0], 2 * held[0], held[0]]
+    assert told == ["fsdp2", "hsdp, 2 replicas", "fsdp2"]
     assert ranks.run(4, _spread, two) == [(0, 128)] * 4
     (failed,) = ranks.run(1, ranks.train, two, tmp_path / "odd")
     assert failed.said == "parallel.replicas 2 must divide 1 ranks, and leave each two or more"

@@ -62,7 +62,7 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
     return common | {
         "run_name": settings.run_name,
         "stack": settings.stack,
-        "strategy": run.strategy if world.size > 1 or run.strategy == "fsdp2" else "single",
+        "strategy": _strategy(settings.parallel.replicas, world, run),
         "precision": precision(run),
         "weights": settings.model.weights,
         "gpu0": ranks[0]["device"],
@@ -90,6 +90,12 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__), **run.versions},
         "ranks": ranks,
     }
+
+
+def _strategy(replicas: int, world: World, run: Run) -> str:
+    if run.strategy == "fsdp2":
+        return f"hsdp, {replicas} replicas" if replicas > 1 else "fsdp2"
+    return run.strategy if world.size > 1 else "single"
 
 
 def _common(settings: TrainConfig, world: World, steps: Sequence[Step], phases: Phases) -> dict[str, Any]:
