@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from seatrial.bench import links
-from seatrial.discover import host
+from seatrial.discover import host, interface
 from tests.bench import cluster
 
 SKEW_S = 7.0
@@ -63,12 +66,23 @@ def _hang(name: str) -> Sequence[str]:
     return ()
 
 
+def _interface(mtu: int, speed_mbps: int | None) -> Callable[[str], interface.Interface]:
+    return lambda _: interface.Interface(name="eth0", mtu=mtu, speed_mbps=speed_mbps)
+
+
+def _told_otherwise(rank: int) -> AbstractContextManager[Any] | None:
+    return patch.dict(os.environ, {"NCCL_NET": "Socket", "NCCL_HOSTID": "2"}) if rank == 2 else None
+
+
 FAULTS: dict[str, cluster.Fault] = {
     "unknown_name": cluster.on(1, host, "resolve", _unknown),
     "loopback_name": cluster.everywhere(host, "resolve", _loopback),
     "silent_names": cluster.everywhere(host, "resolve", _hang),
     "brief_patience": cluster.everywhere(links, "RESOLVE_S", 0.2),
     "knows_itself": cluster.everywhere(links, "own_address", cluster.outside_address),
+    "jumbo_frames": cluster.everywhere(interface, "holding", _interface(9000, 25_000)),
+    "small_frames_on_one": cluster.on(1, interface, "holding", _interface(1500, None)),
+    "told_otherwise": _told_otherwise,
     "closed_port": cluster.on(2, links, "Station", Deaf),
     "first_is_deaf": cluster.on(1, links, "Station", Deaf),
     "impostor": cluster.on(2, links, "Station", Impostor),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "no_port": Scenario(NAME, faults=("no_port",)),
         "skewed_clock": Scenario(NAME, faults=("skewed_clock",)),
         "skewed_and_deaf": Scenario(NAME, nodes=("node0", "node1", "node1"), faults=("lost_clock", "first_is_deaf")),
+        "jumbo_frames": Scenario(NAME, faults=("knows_itself", "jumbo_frames")),
+        "small_frames_on_one": Scenario(NAME, faults=("knows_itself", "jumbo_frames", "small_frames_on_one")),
+        "told_otherwise": Scenario(NAME, faults=("told_otherwise",)),
         "other_kernel": Scenario(NAME, root=uneven),
         "other_kernel_of_two": Scenario(NAME, nodes=TWO, root=uneven),
     }
@@ -169,6 +173,29 @@ def test_two_nodes_cannot_outvote_each_other(runs: Runs) -> None:
     assert fact(found, "differing") == both
     (warning,) = (verdict for verdict in verdicts(found) if verdict.outcome is Outcome.WARN)
     assert "node1" in warning.evidence
+
+
+def test_how_each_node_talks_is_on_record(runs: Runs) -> None:
+    assert broken(runs["jumbo_frames"]) == {}
+    network = fact(runs["jumbo_frames"], "network")
+    assert set(network) == set(THREE)
+    assert {said["rendezvous"].partition(":")[0] for said in network.values()} == {"127.0.0.1"}
+    assert {(said["MTU"], said["speed"]) for said in network.values()} == {("9000 B", "25000 Mb/s")}
+    assert all(re.fullmatch(r"eth0 \([0-9.]+\)", said["interface"]) for said in network.values())
+
+
+def test_frames_of_another_size_on_one_node_are_told_and_an_unknown_speed_is_none(runs: Runs) -> None:
+    found = runs["small_frames_on_one"]
+    assert broken(found) == {"network_differing": Outcome.WARN}
+    assert fact(found, "network_differing") == {"MTU": {"9000 B": ["node0", "node2"], "1500 B": ["node1"]}}
+
+
+def test_a_node_that_was_told_another_transport_is_named(runs: Runs) -> None:
+    found = runs["told_otherwise"]
+    assert broken(found) == {"network_differing": Outcome.WARN}
+    assert fact(found, "network_differing") == {"NCCL_NET": {"not set": ["node0", "node1"], "Socket": ["node2"]}}
+    (warning,) = (verdict for verdict in verdicts(found) if verdict.outcome is Outcome.WARN)
+    assert "NCCL_NET" in warning.evidence
 
 
 def test_a_component_that_one_node_lacks_is_a_difference() -> None:

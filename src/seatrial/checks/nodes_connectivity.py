@@ -1,7 +1,11 @@
-"""Do the nodes know each other by name, reach each other by TCP, agree on the time, and run the same software?"""
+"""Do the nodes know each other by name, reach each other by TCP, agree on the time, and run the same software?
+
+Also: over which interface, and by which variables of NCCL and Gloo, does each of them talk?
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections import Counter
@@ -11,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Options, Place
-from seatrial.discover import host, software
+from seatrial.discover import host, interface, software
 from seatrial.discover.reading import Attempts, line, printable, text
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope
 
@@ -27,7 +31,11 @@ METRICS = {
     "clock_skew": "s",
     "versions_differing": "components",
     "odd_nodes": "nodes",
+    "network_differing": "components",
 }
+VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+EACH_ITS_OWN = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
+SAID_ONLY = ("rendezvous", "interface")  # may be called otherwise on each node
 
 SEVERAL = {"several_nodes": "yes"}
 CLOCK_REMEDY = (
@@ -96,6 +104,19 @@ RULES = (
         why="These nodes run something else than the majority: they were not set up like the others.",
         remedy="The fact odd_nodes says what each has, and what most have: set these nodes up anew.",
     ),
+    Rule(
+        metric="network_differing",
+        shows=("network_differing",),
+        expect="== 0 components",
+        breach=Outcome.WARN,
+        where=SEVERAL,
+        why="Where some nodes send larger frames than others take, large messages hang while ping answers; a slower "
+        "port slows all; and a rank with other variables of NCCL or Gloo looks for its peers on another interface or "
+        "transport.",
+        remedy="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
+        "and speed: ip link show DEV; ethtool DEV; then the port of the switch. A variable: set it once, for the whole "
+        "job (environment.source), and look for it in the nodes' profiles and in the TaskProlog.",
+    ),
 )
 
 
@@ -110,6 +131,7 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
     place.note("comparing versions")
     nccl = nodes.nccl_version()
     versions = actors.together(lambda: read_versions(place.root, nccl))
+    networks = actors.together(lambda: read_network(links.own_address()))
     place.note("connecting all pairs")
     found = links.survey(actors, host.resolve)
     if place.rank == 0:
@@ -117,6 +139,19 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
         yield from _pairs(actors.names, found)
         yield from _clocks(actors.names, found)
         yield from compare(dict(zip(actors.names, versions, strict=True)))
+        yield from compare_networks(dict(zip(actors.names, networks, strict=True)))
+
+
+def read_network(address: str | None) -> dict[str, str]:
+    """How this node talks: where it meets the others, by the interface with which address, and told what."""
+    met = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
+    way = interface.holding(address) if address else None
+    if way:
+        met |= {"interface": f"{way.name} ({address})", "MTU": f"{way.mtu} B"}
+    if way and way.speed_mbps:
+        met["speed"] = f"{way.speed_mbps} Mb/s"
+    told = {name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    return met | {name: value for name, value in told.items() if name not in EACH_ITS_OWN}
 
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
@@ -199,7 +234,7 @@ def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
             common[component] = most
             continue
         shown = {node: value or "none" for node, value in values.items()}
-        differing[component] = {value: [node for node in shown if shown[node] == value] for value in shown.values()}
+        differing[component] = by_value(shown)
         if 2 * count > len(values):
             for node in (node for node, value in values.items() if value != most):
                 odd.setdefault(node, {})[component] = f"{shown[node]}, most have {most or 'none'}"
@@ -210,13 +245,34 @@ def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
     yield _metric("odd_nodes", len(odd))
 
 
+def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
+    """What differs, with all its values. An MTU or a speed that some node does not tell is no difference."""
+    components = dict.fromkeys(component for said in by_node.values() for component in said)
+    differing: dict[str, dict[str, list[str]]] = {}
+    for component in (one for one in components if one not in SAID_ONLY):
+        if component.startswith(VARIABLES):
+            values = {node: said.get(component, "not set") for node, said in by_node.items()}
+        else:
+            values = {node: said[component] for node, said in by_node.items() if component in said}
+        if len(set(values.values())) > 1:
+            differing[component] = by_value(values)
+    yield Fact(name="network", value={node: dict(said) for node, said in by_node.items()})
+    yield Fact(name="network_differing", value={name: dict(those) for name, those in differing.items()})
+    yield _metric("network_differing", len(differing))
+
+
+def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Each value with its nodes."""
+    return {value: [node for node in values if values[node] == value] for value in values.values()}
+
+
 def _metric(name: str, value: float) -> Metric:
     return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
 
 
 CHECK = Check(
     name="nodes.connectivity",
-    title="Names, connections, clocks and versions across nodes",
+    title="Names, connections, clocks, versions and interfaces across nodes",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics=METRICS,
