@@ -7,11 +7,12 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from seatrial.bench import links
-from seatrial.discover import host, interface
+from seatrial.discover import fabric, host
 from tests.bench import cluster
 
 SKEW_S = 7.0
@@ -66,8 +67,14 @@ def _hang(name: str) -> Sequence[str]:
     return ()
 
 
-def _interface(mtu: int, speed_mbps: int | None) -> Callable[[str], interface.Interface]:
-    return lambda _: interface.Interface(name="eth0", mtu=mtu, speed_mbps=speed_mbps)
+def _nics(mtu: int, speed_mbps: int | None) -> Callable[[Path], fabric.NicFacts]:
+    """One interface, with all addresses of this machine."""
+    unknown = dict.fromkeys(("state", "mac", "driver", "numa_node"))
+    here = tuple(address for those in fabric.addresses().values() for address in those)
+    nic = fabric.Nic.model_validate(
+        {**unknown, "name": "eth0", "mtu": mtu, "speed_mbps": speed_mbps, "addresses": here}
+    )
+    return lambda _: fabric.NicFacts(interfaces=(nic,), left_out_virtual=0)
 
 
 def _told_otherwise(rank: int) -> AbstractContextManager[Any] | None:
@@ -80,8 +87,8 @@ FAULTS: dict[str, cluster.Fault] = {
     "silent_names": cluster.everywhere(host, "resolve", _hang),
     "brief_patience": cluster.everywhere(links, "RESOLVE_S", 0.2),
     "knows_itself": cluster.everywhere(links, "own_address", cluster.outside_address),
-    "jumbo_frames": cluster.everywhere(interface, "holding", _interface(9000, 25_000)),
-    "small_frames_on_one": cluster.on(1, interface, "holding", _interface(1500, None)),
+    "jumbo_frames": cluster.everywhere(fabric, "read_nics", _nics(9000, 25_000)),
+    "small_frames_on_one": cluster.on(1, fabric, "read_nics", _nics(1500, None)),
     "told_otherwise": _told_otherwise,
     "closed_port": cluster.on(2, links, "Station", Deaf),
     "first_is_deaf": cluster.on(1, links, "Station", Deaf),

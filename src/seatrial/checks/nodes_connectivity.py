@@ -15,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Options, Place
-from seatrial.discover import host, interface, software
+from seatrial.discover import fabric, host, software
 from seatrial.discover.reading import Attempts, line, printable, text
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope
 
@@ -131,7 +131,7 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
     place.note("comparing versions")
     nccl = nodes.nccl_version()
     versions = actors.together(lambda: read_versions(place.root, nccl))
-    networks = actors.together(lambda: read_network(links.own_address()))
+    networks = actors.together(lambda: read_network(place.root, links.own_address()))
     place.note("connecting all pairs")
     found = links.survey(actors, host.resolve)
     if place.rank == 0:
@@ -142,14 +142,12 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
         yield from compare_networks(dict(zip(actors.names, networks, strict=True)))
 
 
-def read_network(address: str | None) -> dict[str, str]:
+def read_network(root: Path, address: str | None) -> dict[str, str]:
     """How this node talks: where it meets the others, by the interface with which address, and told what."""
     met = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
-    way = interface.holding(address) if address else None
-    if way:
-        met |= {"interface": f"{way.name} ({address})", "MTU": f"{way.mtu} B"}
-    if way and way.speed_mbps:
-        met["speed"] = f"{way.speed_mbps} Mb/s"
+    if way := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
+        known = {"MTU": way.mtu and f"{way.mtu} B", "speed": way.speed_mbps and f"{way.speed_mbps} Mb/s"}
+        met |= {"interface": f"{way.name} ({address})", **{name: value for name, value in known.items() if value}}
     told = {name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     return met | {name: value for name, value in told.items() if name not in EACH_ITS_OWN}
 
