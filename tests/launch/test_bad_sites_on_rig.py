@@ -35,7 +35,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
 def test_a_node_with_another_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     two.wrong_munge_key("node1")
-    code, _, err = started(two, trial, tmp_path / "run", "--only", "host.inventory").finish(180)
+    words = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
+    code, _, err = started(two, trial, tmp_path / "run", *words).finish()
     assert code == 3, err
     (reason,) = set(errors(load(tmp_path / "run")).values())
     # either srun comes to it first, or the controller, which hears nothing of that node
@@ -79,7 +80,7 @@ def test_a_run_directory_that_fills_up(
     program = started(two, trial, small / "run")
     until(lambda: all_doing(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
-    code, _, err = program.finish(180)
+    code, _, err = program.finish()
     assert code == 3, err
     assert "No space left on device" in err
     assert "Traceback" not in err

@@ -177,7 +177,7 @@ def test_ranks_end_with_what_started_them(trial: Path, tmp_path: Path) -> None:
     agent = psutil.Process(ranks[0]).ppid()
     program.process.send_signal(signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
-    until(lambda: not any(alive(pid) for pid in ranks), 20)
+    until(lambda: not any(alive(pid) for pid in ranks))
     assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {ENDING}
     program.process.send_signal(signal.SIGCONT)
     assert program.finish()[0] == 3
