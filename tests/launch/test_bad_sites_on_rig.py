@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_slurm_on_rig import CHECK, TRIAL, errors, nothing_is_left, started
+from tests.launch.test_slurm_on_rig import CHECK, SOON, TRIAL, errors, nothing_is_left, started
 from tests.processes import all_doing, load, until
 from tests.rig.cluster import Cluster
 
@@ -77,7 +77,7 @@ def test_a_run_directory_that_fills_up(
     small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
 ) -> None:
     two = make_cluster(2)
-    program = started(two, trial, small / "run")
+    program = started(two, trial, small / "run", *SOON)
     until(lambda: all_doing(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = program.finish()

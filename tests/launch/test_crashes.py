@@ -23,7 +23,7 @@ from tests.processes import Program, alive, all_doing, load, pulses, until
 pytestmark = pytest.mark.slow
 
 CHECK = "collectives.all_reduce"
-# torchrun has taken seconds to end after its ranks, where other tests had both cores: who waits for silence asks for SOON
+# silence_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
 TRIAL = """
 limits: {silence_s: 20}
 checks:
@@ -31,7 +31,7 @@ checks:
   collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 8}}
   nodes.reachable:
 """
-SOON = ("--set", "limits.silence_s=6")
+SOON = ("--set", "limits.silence_s=6")  # for those that wait for silence
 
 
 @pytest.fixture
