@@ -18,7 +18,7 @@ from seatrial.model import Trial
 TAG = "SEATRIAL_TEST_TAG"
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120) -> Any:
     """The first truthy answer of ``condition``; an AssertionError when the time is up."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
@@ -45,7 +45,7 @@ class Program:
             text=True,
         )
 
-    def finish(self, seconds: float = 120) -> tuple[int, str, str]:
+    def finish(self, seconds: float = 180) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
         try:
             out, err = self.process.communicate(timeout=seconds)

@@ -100,10 +100,8 @@ def test_a_short_command_answers_or_is_ended(tmp_path: Path) -> None:
     )
     assert answer == shell.Answer(3, "yes\n", "no\n")
     pid_file = tmp_path / "pid"
-    code = (
-        "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); print('on', flush=True); time.sleep(600)"
-    )
-    answer = shell.ask([sys.executable, "-c", code, str(pid_file)], 2)
+    script = 'echo $$ >"$0"; echo on; exec sleep 600'
+    answer = shell.ask(["sh", "-c", script, str(pid_file)], 2)
     assert (answer.code, answer.out) == (None, "on\n")
     assert not alive(int(pid_file.read_text()))
 

@@ -339,7 +339,7 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
     check = "collectives.all_reduce"
     path.write_text(
         f"checks: {{{check}: {{expect: {{busbw.64KiB: '> 1e6 GB/s'}}, "
-        "options: {sizes: [64KiB], seconds_per_size: 0.2}}}"
+        "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # it is killed meanwhile
     )
     program = Program("run", path, "--out", out)
     until(lambda: list(pulses(out, "ranks-again")), 180)

@@ -60,7 +60,7 @@ def run(out: Path, driver: str, scenarios: dict[str, Scenario], count: int = RAN
     (out / "scenarios.json").write_text(json.dumps({name: asdict(scenario) for name, scenario in scenarios.items()}))
     command = [sys.executable, "-m", driver, str(out / "scenarios.json"), str(out)]
     root = Path(__file__).parents[2]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(count)]
     return {name: [Measurement.model_validate(rank[name]) for rank in ranks] for name in scenarios}

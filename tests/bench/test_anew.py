@@ -29,7 +29,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -29,7 +29,7 @@ def by_loopback(stations: tuple[Station, Station]) -> dict[str, Link | str]:
 def test_two_stations_measure_each_other(pair: tuple[Station, Station]) -> None:
     (found,) = by_loopback(pair).values()
     assert isinstance(found, Link)
-    assert 1e-6 < found.round_trip < 0.1
+    assert 1e-6 < found.round_trip < 1
     assert 0 < found.uncertainty <= found.round_trip
     assert abs(found.offset) <= found.uncertainty + 1e-6
 
@@ -43,8 +43,8 @@ def test_the_offset_has_the_sign_and_size_of_the_others_clock(
     monkeypatch.setattr(links, "wall_clock", lambda: time.time() + (skew if next(readings) % 4 in (1, 2) else 0))
     (found,) = by_loopback(pair).values()
     assert isinstance(found, Link)
-    assert found.offset == pytest.approx(skew, abs=0.01)
-    assert found.round_trip < 0.1
+    assert found.offset == pytest.approx(skew, abs=found.uncertainty + 1e-6)
+    assert found.round_trip < 1
 
 
 def test_a_slow_way_widens_the_uncertainty_and_does_not_move_the_clock(
@@ -104,10 +104,10 @@ def test_names_are_looked_up_at_once_and_only_addresses_that_lead_out_count(monk
         if name == "unknown":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         if name == "silent":
-            time.sleep(5)
+            time.sleep(60)
         return {"good": ("10.0.0.1",), "both": ("127.0.1.1", "10.0.0.2"), "self": ("127.0.1.1", "::1", "fe80::1")}[name]
 
-    monkeypatch.setattr(links, "RESOLVE_S", 0.2)
+    monkeypatch.setattr(links, "RESOLVE_S", 1.0)
     found = look_up(["good", "both", "self", "unknown", "silent"], resolve)
     assert {name: lookup.addresses for name, lookup in found.items() if lookup.addresses} == {
         "good": ("10.0.0.1",),
@@ -116,7 +116,7 @@ def test_names_are_looked_up_at_once_and_only_addresses_that_lead_out_count(monk
     assert found["good"].problem is None
     assert found["self"].problem == "resolves to 127.0.1.1, ::1, fe80::1, which no other node can reach"
     assert found["unknown"].problem == "Name or service not known"
-    assert found["silent"].problem == "not resolved within 0.2 s"
+    assert found["silent"].problem == "not resolved within 1 s"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "no.such.name.invalid"])

@@ -94,9 +94,9 @@ def test_an_error_of_the_system_is_told_with_the_name() -> None:
 def test_work_that_hangs_is_given_up() -> None:
     began = time.monotonic()
     with pytest.raises(Trouble, match=r"no answer within 0\.1 s \(a\)") as raised:
-        muster("a").together(lambda: time.sleep(5), seconds=0.1)
+        muster("a").together(lambda: time.sleep(600), seconds=0.1)
     assert raised.value.stuck
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.usefixtures("alone")

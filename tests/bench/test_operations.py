@@ -21,7 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("operations") / "found.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     command = [*torchrun, "-m", operations_driver.__name__, str(out)]
-    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
+    subprocess.run(command, check=True, timeout=240, cwd=Path(__file__).parents[2])
     read: dict[str, Any] = json.loads(out.read_text())
     return read
 

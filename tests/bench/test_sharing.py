@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,14 +21,19 @@ def test_waiting_tells_what_came_and_gives_up(tmp_path: Path, monkeypatch: pytes
     assert list(found) == [0]
 
 
-def test_waiting_ends_when_the_last_file_comes(tmp_path: Path) -> None:
-    ready, late = tmp_path / "ready", tmp_path / "late"
+def test_waiting_ends_when_the_last_file_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, late, now = tmp_path / "ready", tmp_path / "late", 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 100.2 and not late.exists():
+            os.link(ready, late)
+
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     digest = sharing.write_random(ready)
-    timer = threading.Timer(0.2, lambda: os.link(ready, late))
-    timer.start()
     found = wait_for([ready, late], [digest, digest])
-    timer.join()
-    assert found[0] < 0.1 < found[1] < 1
+    assert found == {0: 0, 1: pytest.approx(0.2, abs=2 * sharing.POLL_S)}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from seatrial.bench import sharing, storage
 from tests.bench import cluster
 
 CACHED_S = 1.2
-SLOW_S = 1.0
+SLOW_S = 60.0  # said, not spent: no disk under other tests is as slow
 
 
 def _rewrite(path: Path, data: bytes) -> None:
@@ -32,7 +32,7 @@ def _append_at_what_seems_the_end(file: int, data: bytes) -> None:
     """What an NFS client does: it knows the end of the file from its cache."""
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
     end = os.fstat(file).st_size
-    time.sleep(0.001)
+    time.sleep(0.01)
     os.pwrite(file, data, end)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seatrial.bench import sharing
 from seatrial.checks.filesystem_shared import CHECK, volume
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
@@ -98,7 +99,7 @@ def value(measurements: list[Measurement], name: str) -> float:
 def test_a_shared_filesystem_passes_every_rule_in_time(runs: Runs, scenario: str) -> None:
     assert broken(runs[scenario]) == {}
     assert skipped(runs[scenario]) == ["paths_not_shared"]  # there are two rules: for promised paths, and for others
-    assert max(measurement.seconds for measurement in runs[scenario]) < 4
+    assert max(measurement.seconds for measurement in runs[scenario]) < 15  # without waiting for anything in vain
 
 
 def test_one_rank_speaks_and_every_metric_is_declared(runs: Runs) -> None:
@@ -205,9 +206,10 @@ def test_locks_that_nobody_ever_contended_prove_nothing(runs: Runs) -> None:
 
 def test_a_name_that_shows_late_is_timed(runs: Runs) -> None:
     assert broken(runs["late_names"]) == {"visibility_delay": Outcome.WARN}
-    assert value(runs["late_names"], "visibility_delay") == pytest.approx(filesystem_driver.CACHED_S * 1e3, rel=0.3)
+    cached_ms, patience_ms = filesystem_driver.CACHED_S * 1e3, sharing.WAIT_S * 1e3
+    assert cached_ms <= value(runs["late_names"], "visibility_delay") < patience_ms
     (delays,) = fact(runs["late_names"], "visibility_ms").values()
-    assert delays["node0"] < 500 < delays["node1"]
+    assert delays["node0"] < cached_ms <= delays["node1"]
 
 
 def test_a_name_that_never_shows_counts_as_the_longest_wait(runs: Runs) -> None:

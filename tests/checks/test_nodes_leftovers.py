@@ -44,7 +44,7 @@ def test_a_process_that_names_the_run(tmp_path: Path, stopped: bool) -> None:
     with process(job) as worker, process(JOB_DIR=job) as child:
         if stopped:
             os.kill(worker, signal.SIGSTOP)
-            until(lambda: "stopped" in str(look(tmp_path).facts), 5)
+            until(lambda: "stopped" in str(look(tmp_path).facts))
         measured = look(tmp_path)
     (verdict,) = judge(CHECK, measured)
     assert verdict.outcome is Outcome.FAIL
@@ -55,7 +55,7 @@ def test_a_process_that_names_the_run(tmp_path: Path, stopped: bool) -> None:
 
 def test_a_process_of_another_run_and_a_zombie(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "", f"{tmp_path}/run/jobs"], stdout=subprocess.DEVNULL)
-    until(lambda: Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", 10)
+    until(lambda: Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     with process(f"{tmp_path}/run-leftovers/jobs/nodes/job.json"):
         (verdict,) = judge(CHECK, look(tmp_path))
     dead.wait()

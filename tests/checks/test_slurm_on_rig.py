@@ -75,7 +75,7 @@ def test_a_healthy_cluster(start: MakeCluster, tmp_path: Path) -> None:
     cluster = start(2, gpus_per_node=2)
     for name in RIG:
         assert outcomes(name, tmp_path, gpus=2) == {}, name
-    until(lambda: queued(cluster) == "", 10)
+    until(lambda: queued(cluster) == "", 30)
 
 
 class TestFaults:
@@ -83,7 +83,7 @@ class TestFaults:
         cluster = start(3)
         cluster.drain("node0", "fan broken")
         cluster.kill_slurmd("node1")
-        cluster.wait_for(["node1"], "down", "down*", seconds=60)
+        cluster.wait_for(["node1"], "down", "down*")
         found = {"in_service node0": Outcome.WARN, "up node1": Outcome.FAIL}
         assert outcomes("slurm.nodes", tmp_path, nodes=1) == found
         assert outcomes("slurm.nodes", tmp_path, nodes=2) == {**found, "nodes_missing": Outcome.FAIL}
@@ -154,7 +154,7 @@ class TestJobs:
         cluster = start(1)
         cluster.drain("node0", "fan broken")
         assert "waited 3 s in vain: " in error("slurm.jobs", tmp_path, wait_s=3)
-        until(lambda: queued(cluster) == "", 10)
+        until(lambda: queued(cluster) == "", 30)
 
     def test_inside_a_job_of_our_own(self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With the variables of a job that has long ended: srun would ask for a step of it."""
@@ -169,7 +169,7 @@ class TestJobs:
         code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
         code += f"run(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))"
         killed = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **cluster.env})
-        until(lambda: "PENDING" in queued(cluster), 20)
+        until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         (job,) = (line for line in cluster.run(["scontrol", "show", "jobs"]).stdout.split() if "Deadline=" in line)
@@ -202,7 +202,7 @@ class TestBinding:
         assert judged < {metric.name for metric in measurement.metrics}
         assert {measurement.facts[name] for name in ("cpus_confined", "tasks_bound", "memory_limit")} == {"yes"}
         assert measurement.facts["others_to_hide"] == "yes"
-        until(lambda: queued(cluster) == "", 10)
+        until(lambda: queued(cluster) == "", 30)
 
     def test_a_device_that_slurm_does_not_know(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster, devices = confined(start)
@@ -239,7 +239,7 @@ class TestBinding:
     def test_more_nodes_than_there_are(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
         assert "job 1 waited 3 s in vain: PartitionConfig" in error("slurm.binding", tmp_path, nodes=3, wait_s=3)
-        until(lambda: queued(cluster) == "", 10)
+        until(lambda: queued(cluster) == "", 30)
 
 
 class TestIsolation:
@@ -248,7 +248,7 @@ class TestIsolation:
         measurement = run(catalog()["slurm.isolation"], tmp_path, (1, 2), cpus=1, **devices)
         assert bad(judge(catalog()["slurm.isolation"], measurement)) == {}
         assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].metrics)
-        until(lambda: queued(cluster) == "", 10)
+        until(lambda: queued(cluster) == "", 30)
 
     def test_a_device_that_slurm_does_not_know(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster, devices = confined(start)
@@ -278,14 +278,14 @@ class TestIsolation:
         cluster = start(1)
         said = error("slurm.isolation", tmp_path, beside_s=3, **{option: value})
         assert "no second job came to run beside job 1 on node0: job 2 waited 3 s in vain: Resources" in said
-        until(lambda: queued(cluster) == "", 10)
+        until(lambda: queued(cluster) == "", 30)
 
     def test_when_we_are_killed_a_time_limit_ends_both(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
         code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
         code += f"run(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])"
         killed = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **cluster.env})
-        until(lambda: "PENDING" in queued(cluster), 20)
+        until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         shown = cluster.run(["scontrol", "show", "jobs"]).stdout
@@ -314,7 +314,7 @@ def test_what_becomes_of_a_job(start: MakeCluster) -> None:
         return cluster.run(["sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", script]).stdout.strip()
 
     failing, waiting = submit("exit 3"), submit("true", "--hold")
-    job = until(lambda: found if (found := slurm.job(failing)).ended else None, 20)
+    job = until(lambda: found if (found := slurm.job(failing)).ended else None)
     assert (job.state, job.exit_code, job.nodes) == ("FAILED", 3, "node0")
     held = slurm.job(waiting)
     assert (held.pending, held.reason, held.nodes) == (True, "JobHeldUser", "")

@@ -276,6 +276,7 @@ def test_three_faults_of_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_faults_across_nodes_and_an_interruption(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """One run of the three leaves a process on a node, for real; the others are as they should be."""
     cluster = make_cluster(2)

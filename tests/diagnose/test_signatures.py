@@ -30,7 +30,7 @@ def test_no_example_means_two_things(signature: Signature) -> None:
 
 @EACH
 def test_a_hostile_line_takes_no_time(signature: Signature) -> None:
-    clock = time.monotonic()
+    clock = time.process_time()
     for line in (
         "a" * 10**6,
         "No module named '" * 10**4,
@@ -44,7 +44,7 @@ def test_a_hostile_line_takes_no_time(signature: Signature) -> None:
         "loss" + " " * 10**5,
     ):
         signature.matches(line)
-    assert time.monotonic() - clock < 0.5
+    assert time.process_time() - clock < 0.5
 
 
 def explained(log: Path) -> list[tuple[str, str]]:

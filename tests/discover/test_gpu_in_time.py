@@ -22,12 +22,15 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str) -> None:
 def test_a_driver_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = tmp_path / "pid"
     nvml(tmp_path, monkeypatch, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)")
-    clock = time.monotonic()
-    facts = gpu.read_within(2)
-    assert facts.unavailable == "NVML did not answer within 2 s"
-    assert facts.untold == "whether there are GPUs is not known: NVML did not answer within 2 s"
-    assert facts.gpus == ()
-    assert time.monotonic() - clock < 20
+    for limit_s in (2, 30):  # on a busy machine two seconds may not be enough to come as far as NVML
+        clock = time.monotonic()
+        facts = gpu.read_within(limit_s)
+        assert facts.unavailable == f"NVML did not answer within {limit_s} s"
+        assert facts.untold == f"whether there are GPUs is not known: NVML did not answer within {limit_s} s"
+        assert facts.gpus == ()
+        assert time.monotonic() - clock < limit_s + 60
+        if pid.exists():
+            break
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 

@@ -306,7 +306,7 @@ def test_a_real_one_samples_the_host_and_dies_with_its_parent(tmp_path: Path) ->
         pid = int(parent.stdout.readline())
         until(lambda: path.exists() and path.read_text().count("\n[") >= 3)
         os.kill(parent.pid, signal.SIGKILL)
-    until(lambda: not alive(pid), 10)
+    until(lambda: not alive(pid))
     header, *rows = [json.loads(line) for line in path.read_text().splitlines()[:4]]
     names = [f"host.{gauge.name}" for gauge in HOST_GAUGES]
     assert [name for name in header["columns"] if name.startswith("host.")][1:] == names

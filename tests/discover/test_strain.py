@@ -63,7 +63,7 @@ def under_load(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, fake: FakeNvml | N
     """Watch the second GPU of two for two looks; then those of its answers change that do."""
     fake = (fake or nvml(gpu)).install(monkeypatch)
     with watch(1) as seen:
-        until(lambda: len(seen.samples) >= 2, 10)
+        until(lambda: len(seen.samples) >= 2)
         for answer in gpu.answers.values():
             if isinstance(answer, Counting):
                 answer.now = answer.after

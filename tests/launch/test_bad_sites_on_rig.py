@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_slurm_on_rig import CHECK, TRIAL, errors, nothing_is_left, started
+from tests.launch.test_slurm_on_rig import CHECK, SOON, TRIAL, errors, nothing_is_left, started
 from tests.processes import all_doing, load, until
 from tests.rig.cluster import Cluster
 
@@ -35,7 +35,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
 def test_a_node_with_another_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     two.wrong_munge_key("node1")
-    code, _, err = started(two, trial, tmp_path / "run", "--only", "host.inventory").finish(180)
+    words = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
+    code, _, err = started(two, trial, tmp_path / "run", *words).finish()
     assert code == 3, err
     (reason,) = set(errors(load(tmp_path / "run")).values())
     # either srun comes to it first, or the controller, which hears nothing of that node
@@ -76,10 +77,10 @@ def test_a_run_directory_that_fills_up(
     small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
 ) -> None:
     two = make_cluster(2)
-    program = started(two, trial, small / "run")
+    program = started(two, trial, small / "run", *SOON)
     until(lambda: all_doing(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
-    code, _, err = program.finish(180)
+    code, _, err = program.finish()
     assert code == 3, err
     assert "No space left on device" in err
     assert "Traceback" not in err

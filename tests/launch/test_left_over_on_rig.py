@@ -18,7 +18,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.slow
 
 TRIAL = """
-slurm: {queue_s: 20}
+slurm: {queue_s: 90}
 checks:
   host.inventory:
   collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 12}}
@@ -61,7 +61,7 @@ def test_ctrl_c_before_the_first_fetch_leaves_nothing_on_the_nodes(
     (tmp_path / "two.yaml").write_text(TRIAL.replace("host.inventory:", ""))
     words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={scratch}", "--out", runs / "run")
     program = Program("run", tmp_path / "two.yaml", *words, env=two.env)
-    until(lambda: two.on("node1", ["find", str(scratch), "-name", "job.json"]).stdout, 60)
+    until(lambda: two.on("node1", ["find", str(scratch), "-name", "job.json"]).stdout)
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert nothing_is_left(two)
@@ -78,4 +78,4 @@ def test_a_check_that_is_ended_leaves_no_job_of_its_own(
     until(lambda: not nothing_is_left(one))
     program.process.send_signal(number)
     program.finish()
-    until(lambda: nothing_is_left(one), 20)
+    until(lambda: nothing_is_left(one), 30)

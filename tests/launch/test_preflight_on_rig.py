@@ -15,7 +15,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.slow
 
 SITE = """
-slurm: {{queue_s: 20}}
+slurm: {{queue_s: 90}}
 environment: {environment}
 container: {container}
 checks:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 TRIAL = """
 limits: {silence_s: 20}
-slurm: {queue_s: 20}
+slurm: {queue_s: 90}
 checks:
   host.inventory:
   filesystem.shared:
@@ -124,7 +124,7 @@ def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site])
     closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
     for node in site.cluster.nodes:
         site.cluster.on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
-    code, _, err = site.started(1, "--only", "host.inventory").finish(180)
+    code, _, err = site.started(1, "--only", "host.inventory").finish()
     assert code == 3, err
     reason = errors(load(site.out))["host.inventory"]
     assert "could not be fetched through srun: no node has sent anything" in reason

@@ -54,8 +54,7 @@ def test_ranks_that_were_stopped_with_us_are_not_silent(tmp_path: Path) -> None:
     helper = subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {pid}; sleep 2; kill -CONT {pid}"])
     while helper.poll() is None:
         _rest(ranks)
-    assert (ranks[0].seen or 0.0) > before + 1
-    assert time.monotonic() - (ranks[0].seen or 0.0) < 1.5
+    assert before + 1.8 < (ranks[0].seen or 0.0) <= time.monotonic()
 
 
 MEASURED = "for rank in 0, 1: start(rank, ALONE); measured(rank, ALONE)\n"
@@ -63,9 +62,9 @@ MEASURED = "for rank in 0, 1: start(rank, ALONE); measured(rank, ALONE)\n"
 
 def test_a_finished_rank_is_not_silent_while_its_peer_works(tmp_path: Path) -> None:
     script = (
-        "for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); beat(2, 1); measured(1, ALONE); done(1)"
+        "for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); beat(3, 1); measured(1, ALONE); done(1)"
     )
-    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.8)
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=2)
     assert (result.state, result.cause, heard.errors) == (JobState.COMPLETED, "", [])
 
 
@@ -82,9 +81,9 @@ def test_a_rank_that_stops_while_it_closes_is_named(tmp_path: Path) -> None:
 def test_ranks_told_to_end_are_not_silent(tmp_path: Path) -> None:
     script = (
         "for rank in 0, 1: start(rank, ALONE)\n"
-        "pulse(0, 'ending on SIGTERM'); beat(2, 1); measured(1, ALONE); done(1); sys.exit(1)"
+        "pulse(0, 'ending on SIGTERM'); beat(3, 1); measured(1, ALONE); done(1); sys.exit(1)"
     )
-    (result,), _ = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.8)
+    (result,), _ = played(Scripted(script), job(ALONE), tmp_path, silence_s=2)
     assert result.state is JobState.FAILED
 
 
@@ -107,8 +106,8 @@ def test_the_time_of_a_check_of_all_counts_from_the_last_to_start_it(tmp_path: P
 
 
 def test_the_time_of_a_check_of_each_counts_from_its_own_start(tmp_path: Path) -> None:
-    script = "start(0, ALONE); beat(0.9, 0); start(1, ALONE); beat(60, 0, 1)"
-    (result,), _ = played(Scripted(script), job(ALONE, limits={ALONE: 1.2}), tmp_path)
+    script = "start(0, ALONE); beat(2.2, 0); start(1, ALONE); beat(60, 0, 1)"
+    (result,), _ = played(Scripted(script), job(ALONE, limits={ALONE: 2.5}), tmp_path)
     assert result.state is JobState.TIMEOUT
     assert result.culprit.startswith("rank 0 (n0/rank0")
 
@@ -132,9 +131,9 @@ def test_all_that_are_late_together_are_named(tmp_path: Path) -> None:
 
 def test_who_has_come_least_far_is_named_when_the_job_takes_too_long(tmp_path: Path) -> None:
     script = "start(0, ALONE); measured(0, ALONE); done(0); start(1, ALONE); beat(60, 1)"
-    (result,), heard = played(Scripted(script), job(ALONE, limit_s=1), tmp_path)
+    (result,), heard = played(Scripted(script), job(ALONE, limit_s=3), tmp_path)
     assert result.state is JobState.TIMEOUT
-    assert "the job did not end within its limit of 1 s" in result.cause
+    assert "the job did not end within its limit of 3 s" in result.cause
     assert result.culprit.startswith("rank 1 (n0/rank1")
     assert [error[:2] for error in heard.errors] == [(ALONE, "n0/rank1")]
 
@@ -199,7 +198,7 @@ def test_the_journal_is_believed_before_the_pulse(tmp_path: Path) -> None:
         "start(0, ALONE); pulse(0, ALONE, 'epoch 5 of 5'); time.sleep(0.3); measured(0, ALONE)\n"
         "write(0, start=TOGETHER, subject='n0/rank0', time=0); time.sleep(60)"
     )
-    (result,), _ = played(Scripted(script), job(ALONE, TOGETHER, ranks=1), tmp_path, silence_s=0.8)
+    (result,), _ = played(Scripted(script), job(ALONE, TOGETHER, ranks=1), tmp_path, silence_s=2)
     assert f"last heard of in {TOGETHER};" in result.cause
 
 
@@ -255,11 +254,12 @@ def test_a_process_that_cannot_be_ended_does_not_hold_us(
     rest = "measured(0, ALONE); done(0); os._exit(0)" if measured else "time.sleep(60)"
     script = (
         "start(0, ALONE); pid = os.fork()\n"
-        f"if pid: time.sleep(0.3); {rest}\n"
+        f"while pid and open('{freezer}/freezer.state').read() != 'FROZEN\\n': time.sleep(0.01)\n"
+        f"if pid: {rest}\n"
         f"open('{freezer}/cgroup.procs', 'w').write(str(os.getpid()))\n"
         f"open('{freezer}/freezer.state', 'w').write('FROZEN')\ntime.sleep(60)"
     )
-    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=0.8)
+    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=2)
     pid = (freezer / "cgroup.procs").read_text().strip()
     assert result.state is JobState.HUNG
     assert f"could not be ended, not even by SIGKILL: pid {pid} (state disk-sleep)" in result.cause

@@ -211,9 +211,9 @@ def with_artifact(artifact: Artifact) -> Trial:
 
 def test_512_gpus_are_rendered_soon_small_and_folded() -> None:
     trial = samples.fleet()
-    began = time.perf_counter()
+    began = time.process_time()
     html = render(trial)
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
     assert len(html) < 1_000_000
     assert html.count('<details class="matrix" >') == 4
     assert '<details class="matrix" open>' not in html

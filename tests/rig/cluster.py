@@ -124,7 +124,7 @@ class Cluster(Faults):
     def link(self, node: str) -> str:
         return self._machines[node].link
 
-    def wait_for(self, nodes: Sequence[str], *states: str, seconds: float = 30) -> None:
+    def wait_for(self, nodes: Sequence[str], *states: str, seconds: float = 60) -> None:
         """Wait until ``sinfo`` says that the nodes are in one of these states: ``idle``, ``down*`` (no answer)…"""
         deadline = time.monotonic() + seconds
         query = ["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%T"]

@@ -82,7 +82,7 @@ def load(cluster: Cluster) -> None:
     """A job on all nodes, and a process that hides: no environment, its own session, no parent."""
     cluster.run(["sbatch", "-N2", "--wrap", f"srun sleep {_FOREVER}"])
     cluster.on("node1", ["env", "-i", "sh", "-c", f"setsid sleep {_FOREVER} >/dev/null 2>&1 &"])
-    until(lambda: Traces.of(cluster.folder).sleeping() == 3, 20)
+    until(lambda: Traces.of(cluster.folder).sleeping() == 3)
 
 
 class TestJobs:
@@ -96,7 +96,7 @@ class TestJobs:
         cluster = make_cluster(2)
         cluster.run(["sbatch", "-N2", "-o", "%j.out", "--wrap", "srun -l hostname; echo done"])
         out = cluster.folder / "1.out"
-        until(lambda: out.exists() and "done" in out.read_text(), 20)
+        until(lambda: out.exists() and "done" in out.read_text())
         assert sorted(out.read_text().splitlines()) == ["0: node0", "1: node1", "done"]
 
     def test_names_resolve_everywhere(self, cluster: Cluster) -> None:
@@ -118,15 +118,15 @@ class TestFaults:
         def reaches() -> bool:
             return cluster.on("node1", ["sh", "-c", _REACH]).returncode == 0
 
-        assert reaches()
+        until(reaches)
         cluster.cut("node0")
         assert not reaches()
         cluster.mend("node0")
-        until(reaches, 10)
+        until(reaches)
         cluster.drop("node0", 1.0)
         assert not reaches()
         cluster.mend("node0")
-        until(reaches, 10)
+        until(reaches)
 
     def test_a_slow_link_is_slow_both_ways_until_mended(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
@@ -142,8 +142,8 @@ class TestFaults:
         cluster.slow_link("node0", "8mbit")  # 2 s for 2 MB
         assert min(seconds(upload), seconds(download)) > 1.5
         cluster.mend("node0")
-        until(lambda: seconds(upload) < 1.5, 20)
-        until(lambda: seconds(download) < 1.5, 20)
+        until(lambda: seconds(upload) < 1.5)
+        until(lambda: seconds(download) < 1.5)
 
     def test_a_drained_node_is_not_given_out(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
@@ -244,7 +244,7 @@ class TestTheEnd:
     def test_leaves_nothing_after_a_signal(self, number: signal.Signals) -> None:
         with started() as (rig, traces):
             rig.send_signal(number)
-            assert rig.wait(30) == 130
+            assert rig.wait(120) == 130
             assert list(traces) == []
 
     def test_the_next_one_removes_what_a_killed_one_left(self, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ class TestTheEnd:
             rig.wait()
             assert traces.kinds() >= {"link", "host"}
             with Cluster(nodes=1, folder=tmp_path):
-                until(lambda: not any(str(traces.folder) in trace for trace in traces), 5)
+                until(lambda: not any(str(traces.folder) in trace for trace in traces))
             assert list(traces) == []
 
     def test_two_at_once(self, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def started() -> Iterator[tuple[subprocess.Popen[str], Traces]]:
         assert rig.stdout
         traces = Traces.of(Path(rig.stdout.readline().strip()).parent)
         try:
-            until(lambda: traces.sleeping() == 2, 20)
+            until(lambda: traces.sleeping() == 2)
             yield rig, traces
         finally:
             rig.terminate()

@@ -172,12 +172,13 @@ def _thread_fails(settings: TrainConfig, out: Path) -> Any:
     """One of the threads that write beside the main one finds no room; the main one does."""
     from torch.distributed.checkpoint.filesystem import FileSystem
 
-    real = FileSystem.create_stream
+    real, met = FileSystem.create_stream, threading.Event()
 
     def create_stream(self: Any, path: Any, mode: str) -> Any:
         if threading.current_thread().name.endswith("(_write_files_from_queue)"):
+            met.set()
             raise OSError(28, "No space left on device")
-        time.sleep(0.5)  # so that the others get their files
+        met.wait(60)  # so that another gets a file
         return real(self, path, mode)
 
     FileSystem.create_stream = create_stream  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from seatrial.model import SeatrialError
 KEY = "seatrial/failed"
 LOOK_EVERY_S = 2.0
 GRACE_S = 5.0  # for the rank that tells: torchrun ends all ranks as soon as one has ended
+STUCK_S = 10.0  # longer than GRACE_S: a main thread that has not come to know of it by then never will
 TEARDOWN_S = 30
 EXIT_INCOMPLETE = 3  # the command line's, for what could not be done
 
@@ -84,7 +85,7 @@ def _leave_it_to_torchrun() -> None:
 def _look(ended: threading.Event) -> None:
     """End this process where another has failed, and the main thread does not come to know of it."""
     while not ended.wait(LOOK_EVERY_S):
-        if (first := _failed_already()) and not ended.wait(2 * GRACE_S):
+        if (first := _failed_already()) and not ended.wait(STUCK_S):
             print(f"seatrial: {_me()} ended with {first}", file=sys.stderr, flush=True)
             os._exit(EXIT_INCOMPLETE)
 
