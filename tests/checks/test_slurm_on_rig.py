@@ -276,7 +276,7 @@ class TestIsolation:
     @pytest.mark.parametrize(("option", "value"), [("cpus", 5), ("extra", ["--exclusive"])])
     def test_no_room_for_the_second(self, start: MakeCluster, tmp_path: Path, option: str, value: Any) -> None:
         cluster = start(1)
-        said = error("slurm.isolation", tmp_path, beside_s=3, **{option: value})
+        said = error("slurm.isolation", tmp_path, beside_s=6, **{option: value})
         assert "no second job came to run beside job 1 on node0: job 2 waited 3 s in vain: Resources" in said
         until(lambda: queued(cluster) == "", 30)
 
