@@ -277,7 +277,7 @@ class TestIsolation:
     def test_no_room_for_the_second(self, start: MakeCluster, tmp_path: Path, option: str, value: Any) -> None:
         cluster = start(1)
         said = error("slurm.isolation", tmp_path, beside_s=6, **{option: value})
-        assert "no second job came to run beside job 1 on node0: job 2 waited 3 s in vain: Resources" in said
+        assert "no second job came to run beside job 1 on node0: job 2 waited 6 s in vain: Resources" in said
         until(lambda: queued(cluster) == "", 30)
 
     def test_when_we_are_killed_a_time_limit_ends_both(self, start: MakeCluster, tmp_path: Path) -> None:
