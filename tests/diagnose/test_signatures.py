@@ -139,13 +139,15 @@ def test_what_a_job_came_through_is_told_last_and_without_its_symptoms(tmp_path:
     ):
         folder = tmp_path / "jobs" / f"job{number}" / "attempt1"
         folder.mkdir(parents=True)
-        (folder / "launcher.err").write_text(f"{line}\n")
+        said = "NCCL INFO Bootstrap : no socket interface found" if state is JobState.COMPLETED else ""
+        (folder / "launcher.err").write_text(f"{said}\n{line}\n")
         times = {"started": 0, "seconds": 1, "startup_s": 1}
         results.append(JobResult(job=f"job{number}", attempt=1, launcher="local", state=state, culprit="", **times))
     failed, survived = diagnose(results, [], tmp_path)
     assert (failed.where, failed.confidence) == ("job3", "medium")
     assert (survived.where, survived.confidence) == ("job1", "low")
     assert "79" in survived.what
+    assert survived.source.endswith("job1/attempt1/launcher.err:2")
     assert survived.why.startswith("The job came to its end all the same. ")
 
 

@@ -45,17 +45,19 @@ def _from_jobs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())
-        matches = [match for log in logs for match in _read(log, run_dir)]
         if result.state is JobState.COMPLETED:
-            yield from _survived(matches, result.job)
+            yield from _survived(logs, run_dir, result.job)
         else:
-            for match in _causes(matches):
+            for match in _causes(match for log in logs for match in _read(log, run_dir)):
                 yield _finding(match, result.culprit or result.job, "medium")
 
 
-def _survived(matches: Iterable[Match], job: str) -> Iterator[Finding]:
-    """What would explain a failure, in the log of a job that came to its end all the same. A symptom is none there."""
-    for match in matches:
+def _survived(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
+    """What would explain a failure, in the logs of a job that came to its end all the same. A symptom is none there.
+
+    What NCCL says of its own doing is passed over: of thousands of ranks that is gigabytes.
+    """
+    for match in (match for log in logs for match in _read(log, run_dir, but="NCCL INFO")):
         if match.signature.role == "cause":
             finding = _finding(match, job, "low")
             yield finding.model_copy(update={"why": f"The job came to its end all the same. {finding.why}"})
@@ -81,9 +83,12 @@ def _finding(match: Match, where: str, confidence: str) -> Finding:
     )
 
 
-def _read(log: Path, run_dir: Path) -> list[Match]:
+def _read(log: Path, run_dir: Path, but: str = "") -> list[Match]:
+    """What its lines mean; those that hold ``but`` count as empty, so that all others keep their numbers."""
     with log.open("rb") as file:
-        return search(_tail(file)[0], str(log.relative_to(run_dir)))
+        lines = _tail(file)[0]
+    read = ["" if but in line else line for line in lines] if but else lines
+    return search(read, str(log.relative_to(run_dir)))
 
 
 def _tail(file: BinaryIO) -> tuple[list[str], bool]:
