@@ -156,7 +156,7 @@ def test_a_controller_that_is_down(two: Cluster, trial: Path, tmp_path: Path) ->
 @pytest.mark.timeout(450)
 def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(two, trial, out, *SOON)
+    program = started(two, trial, out, *SOON, "--set", "slurm.queue_s=20")
     ours = until(lambda: all_doing(out, "ranks", CHECK, 4))
     two.kill_slurmd("node1")
     two.on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])
