@@ -9,6 +9,8 @@ import pytest
 
 from seatrial.journal import Follower, Journal, lock, read
 
+PATH = Path("runs/today")
+
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "deep" / "j.jsonl")
@@ -79,18 +81,21 @@ def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:
 
 def test_one_alone_has_a_file_that_is_locked_until_it_closes_it(tmp_path: Path) -> None:
     with (tmp_path / "j").open("a") as one, (tmp_path / "j").open("a") as other:
-        assert (lock(one.fileno()), lock(other.fileno())) == (True, False)
+        assert (lock(one.fileno(), PATH), lock(other.fileno(), PATH)) == (True, False)
         one.close()
-        assert lock(other.fileno())
+        assert lock(other.fileno(), PATH)
 
 
-def test_a_filesystem_that_knows_no_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filesystem_that_knows_no_locks_keeps_nobody_out_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("seatrial.journal.fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "")))
     with (tmp_path / "j").open("a") as file:
-        assert lock(file.fileno())
+        assert lock(file.fileno(), PATH)
+    assert "runs/today: no locks here" in capsys.readouterr().err
 
 
 def test_a_lock_that_fails_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.journal.fcntl.flock", Mock(side_effect=OSError(errno.EIO, "")))
     with (tmp_path / "j").open("a") as file, pytest.raises(OSError, match="Errno 5"):
-        lock(file.fileno())
+        lock(file.fileno(), PATH)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,11 @@ class Journal:
                 file.write(b"\n")
 
 
-def lock(descriptor: int) -> bool:
-    """Whether this process alone has the file until it ends, or closes it.
+def lock(descriptor: int, path: Path) -> bool:
+    """Whether this process alone has the file until it ends, or closes it; ``path`` is its name, for the user.
 
-    A filesystem that knows no locks, as Lustre mounted without ``-o flock``, keeps nobody out. Raises OSError.
+    A filesystem that knows no locks, as Lustre mounted without ``-o flock``, keeps nobody out: that is said on standard
+    error. Raises OSError.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,6 +54,7 @@ def lock(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
+        print(f"seatrial: {path}: no locks here, so that nothing keeps another seatrial out", file=sys.stderr)
     return True
 
 

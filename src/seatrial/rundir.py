@@ -135,7 +135,7 @@ class RunDir:
         return kept
 
     def _lock(self) -> None:
-        if not journal.lock(self._journal.fileno()):
+        if not journal.lock(self._journal.fileno(), self.path):
             raise UsageError(f"{self.path} is in use: another seatrial runs in it")
 
 

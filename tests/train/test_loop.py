@@ -89,10 +89,10 @@ def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) 
         assert not any(isinstance(one, Failed) for one in found), found
         assert losses(out) == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
         held.append(found[0]["memory_state_expected_gib"])
-        told.append(found[0]["strategy"])
+        told.append((found[0]["strategy"], found[0]["replicas"]))
         shutil.rmtree(checkpoint.folder(out, 4))
     assert held == [held[0], 2 * held[0], held[0]]
-    assert told == ["fsdp2", "hsdp, 2 replicas", "fsdp2"]
+    assert told == [("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 1)]
     assert ranks.run(4, _spread, two) == [(0, 128)] * 4
     (failed,) = ranks.run(1, ranks.train, two, tmp_path / "odd")
     assert failed.said == "parallel.replicas 2 must divide 1 ranks, and leave each two or more"

@@ -32,6 +32,7 @@ METRICS = {
     "versions_differing": "components",
     "odd_nodes": "nodes",
     "network_differing": "components",
+    "interfaces_unknown": "nodes",
 }
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 EACH_ITS_OWN = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
@@ -116,6 +117,16 @@ RULES = (
         remedy="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
         "and speed: ip link show DEV; ethtool DEV; then the port of the switch. A variable: set it once, for the whole "
         "job (environment.source), and look for it in the nodes' profiles and in the TaskProlog.",
+    ),
+    Rule(
+        metric="interfaces_unknown",
+        shows=("interfaces_unknown",),
+        expect="== 0 nodes",
+        breach=Outcome.WARN,
+        where=SEVERAL,
+        why="Of these nodes nobody can say over which interface, and with which MTU, they talk to the first one.",
+        remedy="On the node: ip route get MASTER_ADDR (the fact network has it); a name that resolves to a loopback "
+        "address there is told as names_unresolved. In a container /sys/class/net may be hidden.",
     ),
 )
 
@@ -257,6 +268,9 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
     yield Fact(name="network", value={node: dict(said) for node, said in by_node.items()})
     yield Fact(name="network_differing", value={name: dict(those) for name, those in differing.items()})
     yield _metric("network_differing", len(differing))
+    unknown = [node for node, said in by_node.items() if "MTU" not in said]
+    yield Fact(name="interfaces_unknown", value=list(unknown))
+    yield _metric("interfaces_unknown", len(unknown))
 
 
 def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:

@@ -62,7 +62,8 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
     return common | {
         "run_name": settings.run_name,
         "stack": settings.stack,
-        "strategy": _strategy(settings.parallel.replicas, world, run),
+        "strategy": run.strategy if world.size > 1 or run.strategy == "fsdp2" else "single",
+        "replicas": _replicas(settings, world, run),
         "precision": precision(run),
         "weights": settings.model.weights,
         "gpu0": ranks[0]["device"],
@@ -90,12 +91,6 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__), **run.versions},
         "ranks": ranks,
     }
-
-
-def _strategy(replicas: int, world: World, run: Run) -> str:
-    if run.strategy == "fsdp2":
-        return f"hsdp, {replicas} replicas" if replicas > 1 else "fsdp2"
-    return run.strategy if world.size > 1 else "single"
 
 
 def _common(settings: TrainConfig, world: World, steps: Sequence[Step], phases: Phases) -> dict[str, Any]:
@@ -238,7 +233,12 @@ def _state_gib(settings: TrainConfig, world: World, run: Run) -> float | None:
     if settings.parallel.cpu_offload:
         return 0.0
     held = sum(_numbers(p) * p.element_size() * (3 if p.requires_grad else 1) for p in run.model.parameters())
-    return held / (1 if run.strategy == "ddp" else world.size / settings.parallel.replicas) / GIB
+    return held / (world.size / _replicas(settings, world, run)) / GIB
+
+
+def _replicas(settings: TrainConfig, world: World, run: Run) -> int:
+    """How many ranks, or groups of ranks, have the whole model (HSDP: several, each spread over a group)."""
+    return world.size if run.strategy == "ddp" else settings.parallel.replicas
 
 
 @cache
@@ -269,8 +269,10 @@ def summary(found: Mapping[str, Any]) -> str:
         memory += f"; it was so full that the allocator gave unused blocks back {retries} times, which takes time"
     how = found["exposed_communication_method"]
     exchange = f"\nexposed communication {shown:.1f} % of a step ({how})" if shown is not None else ""
+    hsdp = found["strategy"] == "fsdp2" and found["replicas"] > 1
+    spread = f"fsdp2 of {found['replicas']} replicas (HSDP)" if hsdp else found["strategy"]
     lines = [
-        f"{found['run_name']}: {found['model']}, stack {found['stack']}, {found['strategy']}, {found['precision']}",
+        f"{found['run_name']}: {found['model']}, stack {found['stack']}, {spread}, {found['precision']}",
         f"{found['tokens_per_second_per_gpu']:,.0f} tok/s/GPU on {found['world_size']} × {found['gpu0']}, {share}",
         f"step p50 {found['step_p50_s']:.4f} s, p99 {found['step_p99_s']:.4f} s over {found['steps_measured']} steps; "
         f"compile {found['compile_s']:.1f} s{memory}{exchange}",

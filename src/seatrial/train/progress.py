@@ -167,7 +167,7 @@ def _lines(path: Path, done: int, resumed: bool) -> TextIO:
         file = path.open("a+" if resumed else "x", buffering=1, encoding="utf-8")
     except FileExistsError as error:
         raise _holds_a_run(path.parent) from error
-    if not journal.lock(file.fileno()):
+    if not journal.lock(file.fileno(), path):
         file.close()
         raise UsageError(f"another training is at work in {path.parent}: end it first, or wait until it is done")
     if resumed:
