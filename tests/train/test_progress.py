@@ -62,10 +62,12 @@ def test_of_two_runs_that_were_started_at_once_one_alone_trains(tmp_path: Path) 
 def test_of_two_runs_that_go_on_in_one_folder_the_second_leaves_the_first_alone(tmp_path: Path) -> None:
     """A job that Slurm has put back into its queue, and one that somebody started meanwhile by hand."""
     first = Progress(config(), ALONE, tmp_path, done=0)
-    for resume in (config(checkpoint={"resume": True}),) * 2:
+    resume = config(checkpoint={"resume": True})
+    for begin in (progress.claim, lambda settings, out: Progress(settings, ALONE, out, done=0)):
         first.note(step(1))
         with pytest.raises(UsageError, match=f"another training is at work in {tmp_path}: end it first"):
-            Progress(resume, ALONE, tmp_path, done=0)
+            begin(resume, tmp_path)
+    assert not (tmp_path / "config.json").exists()
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
     first.close()
     Progress(config(checkpoint={"resume": True}), ALONE, tmp_path, done=1).close()

@@ -132,11 +132,14 @@ class Progress:
 def claim(settings: TrainConfig, out: Path) -> None:
     """Make ``out`` the folder of this run, with the resolved config in it; the first rank's.
 
-    Raises UsageError where it holds another run, or cannot be written to.
+    Raises UsageError where it holds another run, one is at work in it, or it cannot be written to.
     """
     if not settings.checkpoint.resume and (out / STEPS).exists():
         raise _holds_a_run(out)
     try:
+        if (out / STEPS).exists():  # of a run that goes on at this moment the config stays what it is
+            with (out / STEPS).open("a", encoding="utf-8") as steps:
+                _have_alone(steps, out)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", settings.model_dump(mode="json"))
     except OSError as error:
@@ -161,15 +164,19 @@ def _holds_a_run(out: Path) -> UsageError:
     return UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
 
 
+def _have_alone(file: TextIO, out: Path) -> None:
+    if not journal.lock(file.fileno(), out):
+        file.close()
+        raise UsageError(f"another training is at work in {out}: end it first, or wait until it is done")
+
+
 def _lines(path: Path, done: int, resumed: bool) -> TextIO:
     """The file that steps are written to, which is ours alone until this process ends."""
     try:  # of two that were started at once, one alone makes the file; the other has saved nothing by then
         file = path.open("a+" if resumed else "x", buffering=1, encoding="utf-8")
     except FileExistsError as error:
         raise _holds_a_run(path.parent) from error
-    if not journal.lock(file.fileno(), path):
-        file.close()
-        raise UsageError(f"another training is at work in {path.parent}: end it first, or wait until it is done")
+    _have_alone(file, path.parent)
     if resumed:
         file.seek(0)
         kept = file.read().splitlines()[:done]
