@@ -174,7 +174,8 @@ def test_gpus_are_looked_at_in_turn_as_far_as_the_time_on_a_core_suffices(
         return [index for index in range(4) if row[f"gpu{index}.power_w"] is not None]
 
     assert gpus(0.0085) == [0, 1, 2]
-    assert gpus(0.0085) == [3]  # one at least, though nothing is left
+    assert gpus(0.0085) == []  # nothing is left
+    assert gpus(0.0095) == [3]  # those that had no turn come first
     assert gpus(1) == [0, 1, 2, 3]
     used[0] = 0
     assert gpus(0.005) == [0, 1]
@@ -271,15 +272,16 @@ def test_samples_are_written_at_each_period_and_news_are_told_once(
     assert len([line for line in lines if isinstance(line, dict)]) == 1
 
 
+@pytest.mark.parametrize("look_s", [0.006, 0.012])
 def test_dear_answers_make_samples_rarer_and_not_the_sampler_dear(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, look_s: float
 ) -> None:
     parents, used = iter([7] * 102 + [1]), [0.0]
     monkeypatch.setattr(sampler, "os", SimpleNamespace(getppid=lambda: next(parents), environ={}))
     monkeypatch.setattr("seatrial.discover.sampler.time.process_time", lambda: used[0])
 
     def dear() -> int:
-        used[0] += 0.006
+        used[0] += look_s
         return 699512
 
     file = io.StringIO()

@@ -28,8 +28,9 @@ from seatrial.model import UsageError
 # this share, but for one GPU. At a sample a second one GPU is asked at a time.
 PCIE_SHARE = 0.05
 # Seconds of one core for each sample, on average: under 1 % at one a second, however dear the driver's answers are
-# (0.3 ms each on a 4×H200 host with driver 580). GPUs that this does not suffice for are looked at in turn. A look that
-# has begun is ended: with 9 ms it came to 9.1 to 12 ms on that host.
+# (0.3 ms each on a 4×H200 host with driver 580). GPUs that this does not suffice for are looked at in turn; who is over
+# it looks at none. A look that has begun is ended: with 9 ms, and one look at least in each sample, it came to 9.1 to
+# 12 ms on that host, with 7 ms to 7.1 to 11.
 SAMPLE_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX for a link's number: the sum over all, where the driver knows that
 _KIB, _KB = 1024, 1000
@@ -168,11 +169,11 @@ class Sampler:
         return {"node": socket.gethostname(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
     def row(self, cpu_s: float = math.inf) -> list[float | None]:
-        """A sample of the host, and of the GPUs until this process has used ``cpu_s``, at least of one."""
+        """A sample of the host, and of the GPUs until this process has used ``cpu_s``: of none where it has already."""
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
         row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.look(), HOST_GAUGES, strict=True)]
         seen: dict[int, list[float | None]] = {}
-        while len(seen) < len(self.gpus) and (not seen or time.process_time() < cpu_s):
+        while len(seen) < len(self.gpus) and time.process_time() < cpu_s:
             seen[self._first] = self.gpus[self._first].look()
             self._first = (self._first + 1) % len(self.gpus)
         return row + [value for i, one in enumerate(self.gpus) for value in seen.get(i, one.unseen())]
@@ -234,7 +235,8 @@ def watch(sampler: Sampler, file: TextIO, hz: float) -> None:
         if (unread := sampler.unread()) != told:
             told = unread
             _write(file, {"unread": unread})
-        sampler.ask_pcie(PCIE_SHARE / hz)
+        if time.process_time() < cpu_s:
+            sampler.ask_pcie(PCIE_SHARE / hz)
 
 
 def ticks(period_s: float) -> Iterator[None]:
