@@ -21,6 +21,7 @@ from seatrial.records import Many
 
 CLUSTER = "cluster"
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
+LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
 
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
@@ -230,7 +231,8 @@ class Rule(Frozen):
 
     A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
     ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
-    ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
+    ``breach`` is what a broken ``expect`` means: FAIL, WARN for what is unwise but works, ERROR where it says that
+    something could not be measured.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
     """
@@ -240,7 +242,7 @@ class Rule(Frozen):
     baseline: str | None = None
     fail_below: float = 0.90
     warn_below: float = 0.95
-    breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
+    breach: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
     where: dict[str, str] = {}
     like: dict[str, str] = {}
     shows: tuple[str, ...] = ()

@@ -199,7 +199,7 @@ def test_a_size_that_does_not_fit_on_one_rank_fails_and_is_not_waited_for(record
     refusal = "CUDA out of memory. Tried to allocate more"
     assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": refusal}}
     (verdict,) = (found for found in verdicts(lead) if found.metric == "sizes_refused")
-    assert verdict.outcome is Outcome.FAIL
+    assert verdict.outcome is Outcome.ERROR
     assert refusal in verdict.evidence
 
 
@@ -208,6 +208,13 @@ def test_a_size_whose_data_check_does_not_fit_is_refused_before_it_is_timed(reco
     assert lead["error"] is other["error"] is None
     assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": "CUDA out of memory. Tried to compare"}}
     assert "busbw.4KiB" in metrics(lead)
+
+
+def test_the_sizes_that_were_not_asked_for_are_told(records: Records) -> None:
+    only = "the trial's options ask for sizes of 4KiB, 8MiB"
+    assert records["starved"][0]["facts"]["left_out"] == dict.fromkeys(
+        (f"busbw.{size}" for size in ("100MiB", "10MiB", "1MiB", "64KiB")), only
+    )
 
 
 def test_sizes_that_all_fit_pass(records: Records) -> None:

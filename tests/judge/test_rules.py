@@ -373,3 +373,42 @@ def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     began = time.process_time()
     assert {one.outcome for one in verdicts(what, *many)} == {Outcome.UNJUDGED}
     assert time.process_time() - began < 5
+
+
+AT_8GIB = Rule(metric="busbw.8GiB", baseline="all_reduce.busbw.8GiB", why="the links", remedy="look at them")
+ONLY = "the trial's options ask for sizes of 1GiB"
+
+
+def at_1gib(left_out: dict[str, JsonValue] | None = None) -> Measurement:
+    metrics = (Metric(name="busbw.1GiB", value=350, unit="GB/s", subject="cluster"),)
+    return Measurement(check="c", subject="cluster", metrics=metrics, facts={"left_out": left_out} if left_out else {})
+
+
+def of_8gib(measurement: Measurement, expect: Mapping[str, Limit]) -> Verdict:
+    found = judge_check(check(AT_8GIB), [measurement], expect, "my trial")
+    return next(one for one in found if one.metric == "busbw.8GiB")
+
+
+def test_a_size_that_was_not_asked_for_is_passed_over_where_the_trial_has_a_threshold_at_another() -> None:
+    at_another = {"busbw.1GiB": Limit.parse("> 300 GB/s")}
+    verdict = of_8gib(at_1gib({"busbw.8GiB": ONLY}), expect=at_another)
+    assert verdict.outcome is Outcome.SKIP
+    assert verdict.reason == f"{ONLY}, and the trial has a threshold on busbw.1GiB"
+
+
+def test_a_size_that_was_not_asked_for_is_missed_where_nothing_judges_another() -> None:
+    of_another_figure = {"latency.1GiB": Limit.parse("< 9000 us")}
+    verdict = of_8gib(at_1gib({"busbw.8GiB": ONLY}), expect=of_another_figure)
+    assert verdict.outcome is Outcome.ERROR
+    assert f"({ONLY}, with a threshold on none of them)" in verdict.reason
+
+
+def test_a_size_that_was_asked_for_and_is_missing_is_missed_whatever_else_has_a_threshold() -> None:
+    at_another = {"busbw.1GiB": Limit.parse("> 300 GB/s")}
+    verdict = of_8gib(at_1gib(), expect=at_another)
+    assert verdict.outcome is Outcome.ERROR
+
+
+def test_what_could_not_be_measured_may_be_an_error_by_its_rule() -> None:
+    refused = SPEED.model_copy(update={"breach": Outcome.ERROR})
+    assert [one.outcome for one in judge_check(check(refused), [measured(9)], {}, "my trial")] == [Outcome.ERROR]

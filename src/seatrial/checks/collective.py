@@ -16,11 +16,13 @@ from seatrial.checks import collective_figures as figures
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.model import (
     CLUSTER,
+    LEFT_OUT,
     ByteSize,
     Fact,
     Metric,
     NotApplicable,
     Observation,
+    Outcome,
     Phase,
     Rule,
     Scope,
@@ -199,6 +201,15 @@ class _Modes:
             yield from figures.distribution(size, result)
         yield figures.distribution_fact(_upwards(found), self.subjects)
 
+    def left_out(self) -> Iterator[Observation]:
+        """Which of the sizes that would be measured by default the trial's options do not ask for."""
+        default = self.defaults.of("parity", CollectiveOptions(), gpu=self.gpu)
+        asked = self.defaults.of("parity", self.options, gpu=self.gpu) if "parity" in self.options.modes else []
+        if absent := [figures.label(size) for size in default if size not in asked]:
+            only = f"sizes of {', '.join(map(figures.label, sorted(asked)))}" if asked else "no size in mode parity"
+            why = f"the trial's options ask for {only}"
+            yield Fact(name=LEFT_OUT, value={f"busbw.{size}": why for size in absent})
+
     def _take(self, mode: str, word: str, timed: Callable[..., Result]) -> Iterator[tuple[int, Result]]:
         """Each size of a mode with its result, but for those that some rank has no memory for."""
         from seatrial.bench.collectives import NoMemory
@@ -253,6 +264,7 @@ def measure(name: str, defaults: Sizes, place: Place, options: CollectiveOptions
         yield from figures.data_check(modes.results, modes.subjects)
         yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
         yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
+        yield from modes.left_out()
         yield Fact(name="how", value=figures.how(path, facts, modes.done, _upwards(modes.parity), operation))
 
 
@@ -313,10 +325,12 @@ def _refused(name: str) -> Rule:
         metric="sizes_refused",
         shows=("not_allocated",),
         expect="== 0 sizes",
+        breach=Outcome.ERROR,
         why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
         remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
-        "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes "
-        f"count: --set 'checks.collectives.{name}.options.sizes=[1MiB, 1GiB]'.",
+        "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes count, "
+        f"and what the largest has to reach: --set 'checks.collectives.{name}.options.sizes=[1MiB, 1GiB]' "
+        f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
     )
 
 

@@ -15,6 +15,7 @@ from seatrial.judge.wording import inapplicable
 from seatrial.model import (
     CLUSTER,
     HARDLY,
+    LEFT_OUT,
     WITHHELD,
     Limit,
     Measurement,
@@ -52,7 +53,7 @@ def judge_check(
     fleets = _fleets([rule.metric for rule in rules if not rule.expect], measured)
     for rule in rules:
         whose = trial if rule.metric in expect else ""
-        verdicts += _apply(check.name, rule, groups, whose, known, fleets.get(rule.metric, {}))
+        verdicts += _apply(check.name, rule, groups, whose, known, fleets.get(rule.metric, {}), _instead(rule, expect))
     if not verdicts:
         reason = "measured, and no rule judges it"
         verdicts = [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason)]
@@ -141,7 +142,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
 
 
 def _apply(
-    check: str, rule: Rule, groups: Sequence[Group], trial: str, known: Known, fleets: Mapping[str, Fleet]
+    check: str, rule: Rule, groups: Sequence[Group], trial: str, known: Known, fleets: Mapping[str, Fleet], instead: str
 ) -> Iterator[Verdict]:
     """What one rule says of all groups: what is the same for thousands of them is asked of it once."""
     name, where = rule.metric, rule.where
@@ -154,16 +155,33 @@ def _apply(
                 continue
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has been told already
-            yield _valueless(check, group.subject, name, Outcome.ERROR, _missing(rule, facts.get(WITHHELD)))
+            yield _missing(check, group, rule, instead)
         fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
         for metric in metrics:
             yield _verdict(check, rule, metric, facts, trial, known, fleet)
 
 
-def _missing(rule: Rule, withheld: JsonValue) -> str:
-    reasons = withheld if isinstance(withheld, Mapping) else {}
-    said = f" ({reasons[rule.metric]})" if rule.metric in reasons else ""
-    return f"{rule.metric} was not measured{said}, so that nothing is known of this: {rule.why}"
+def _instead(rule: Rule, expect: Mapping[str, Limit]) -> str:
+    """The trial's threshold on the same figure at another size, such as ``busbw.1GiB`` for ``busbw.8GiB``."""
+    family = rule.metric.rpartition(".")[0]
+    others = (metric for metric in expect if metric != rule.metric)
+    return next((metric for metric in others if family and metric.rpartition(".")[0] == family), "")
+
+
+def _missing(check: str, group: Group, rule: Rule, instead: str) -> Verdict:
+    """Not measured: an ERROR, but for a size that the trial does not ask for and has a threshold in place of."""
+    left_out, withheld = (_reason(group.facts.get(fact), rule.metric) for fact in (LEFT_OUT, WITHHELD))
+    if left_out and instead:
+        reason = f"{left_out}, and the trial has a threshold on {instead}"
+        return _valueless(check, group.subject, rule.metric, Outcome.SKIP, reason)
+    why = f"{left_out}, with a threshold on none of them" if left_out else withheld
+    said = f" ({why})" if why else ""
+    reason = f"{rule.metric} was not measured{said}, so that nothing is known of this: {rule.why}"
+    return _valueless(check, group.subject, rule.metric, Outcome.ERROR, reason)
+
+
+def _reason(reasons: JsonValue, metric: str) -> str:
+    return str(reasons.get(metric, "")) if isinstance(reasons, Mapping) else ""
 
 
 def _verdict(
