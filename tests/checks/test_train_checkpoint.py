@@ -37,7 +37,7 @@ def test_a_run_in_which_nothing_is_wrong(measured: list[Measurement]) -> None:
     assert facts["left_by_kill"] == ["step-00000003", "step-00000006.incomplete"]
     assert "rank 1 (" in str(facts["said_of_nan"])
     figures = {metric.name: metric for metric in measured[0].metrics}
-    assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 1, 1]
+    assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 2, 1]
     assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")
 
 
@@ -56,9 +56,9 @@ def test_what_is_to_be_refused_is_every_ranks_own_error(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_it_leaves_manifests_and_no_large_file(measured: list[Measurement], out: Path) -> None:
     assert not [path for path in out.rglob("*") if path.suffix == ".distcp" or path.is_symlink()]
-    assert str(measured[0].facts["removed"]).startswith("36 files")
+    assert str(measured[0].facts["removed"]).startswith("44 files")
     kept = sorted(str(path.relative_to(out / "attempt1")) for path in out.rglob("manifest.json"))
-    steps = {"fewer": (4,), "killed": (3, 6), "whole": (3, 6)}
+    steps = {"fewer": (4,), "killed": (3, 4, 6), "whole": (3, 6)}
     assert kept == [
         f"{name}/checkpoints/step-{step:08}/manifest.json" for name, saved in steps.items() for step in saved
     ]
@@ -184,7 +184,7 @@ def test_speeds_are_those_of_the_files(plan: Plan) -> None:
         return {"kind": kind, "step": 3, "bytes": 8, "blocked_s": rate / 1e3, "seconds": 2.0, "mb_per_s": rate}
 
     saves = {"whole": [result("save", 1000.0), result("save", 3000.0)]}
-    saves["killed"] = [result("load", 5000.0), result("async save", 500.0)]
+    saves["killed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
     for name, results in saves.items():
         (plan.out(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
     figures = {one.name: one.value for one in speeds(plan) if isinstance(one, Metric)}
@@ -192,6 +192,6 @@ def test_speeds_are_those_of_the_files(plan: Plan) -> None:
         "save_rate": 2.0,
         "save_blocked": 2.0,
         "async_save_rate": 0.5,
-        "async_save_blocked": 0.5,
+        "async_save_blocked": 0.6,  # the last one's: the first takes memory
         "load_rate": 5.0,
     }

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -115,6 +116,9 @@ class Saves:
         self.results: list[Result] = []
         # a group of its own, on the CPU: a save in the background must not mix with the training's exchanges
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
+        # Pinned memory that is kept: of 5.9 GB the first copy took 2.5 s, each later one 0.11; into memory that is new
+        # each time, as DCP has it by default, 4 to 6 s (H200)
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[Result] | None = None
 
@@ -141,7 +145,9 @@ class Saves:
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
             self.results.append(self._seal("save", beside, place, step, shapes, began, None))
             return
-        written: Any = state_dict_saver.async_save(state, storage_writer=writer, process_group=self._group)
+        written: Any = state_dict_saver.async_save(
+            state, storage_writer=writer, process_group=self._group, async_stager=self._stager
+        )
         blocked = time.monotonic() - began
 
         def seal() -> Result:
