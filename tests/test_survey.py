@@ -52,6 +52,17 @@ def test_a_gpu_that_is_lost_is_an_obstacle_unless_somebody_set_it_aside(monkeypa
     assert one_left.obstacle(config()) == ""
 
 
+def test_a_gpu_that_is_cut_into_slices_is_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}", mig_mode=index == 1) for index in range(3))
+    three = Survey({}, GpuFacts(gpus=gpus))
+    trouble = three.devices(config()).trouble or ""
+    assert trouble.startswith("gpu1 in MIG mode")
+    assert "nvidia-smi -i INDEX -mig 0" in trouble
+    assert three.devices(config(gpus_per_node=1)).trouble is None, "gpu1 takes no part"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert three.devices(config()).trouble is None
+
+
 def test_another_driver_or_kernel_makes_another_machine() -> None:
     def of(kernel: str, driver: str) -> Machine:
         facts = {"host": {"os": {"kernel": kernel}, "software": {"torch": "2.13.0"}}}

@@ -34,7 +34,12 @@ class Survey:
             return Devices(promised, promised=promised)
         if promised == 0:
             return Devices(0)
-        usable = len(self.visible(settings))
+        visible = self.visible(settings)
+        usable = len(visible)
+        if sliced := [f"gpu{one.index}" for one in visible[:promised] if one.mig_mode]:
+            why = "in MIG mode: CUDA gives a process one slice, whatever there is, and slices are not measured"
+            mend = "nvidia-smi -i INDEX -mig 0 and a reset undo it; CUDA_VISIBLE_DEVICES leaves such GPUs out"
+            return Devices(usable, f"{', '.join(sliced)} {why}. {mend}")
         if promised is not None and usable < promised:
             return Devices(
                 usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"

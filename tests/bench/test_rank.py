@@ -27,6 +27,8 @@ class Nvml:
         self.open -= 1
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
+        if uuid != b"GPU-abc":
+            raise self.NVMLError("Not Found")
         return uuid.decode()
 
     def nvmlDeviceGetIndex(self, handle: str) -> int:
@@ -47,14 +49,26 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 def load(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> Nvml:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(os, "cpu_count", lambda: 65)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
+    load_gpu("abc", monkeypatch)
     return nvml
+
+
+def load_gpu(uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(uuid=uuid, name="NVIDIA H200 MIG 1g.18gb")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
 def test_a_gpu_is_found_by_its_uuid_and_nvml_is_closed_again(nvml: Nvml) -> None:
     assert rank.physical_index("cuda:0") == 3
     assert nvml.open == 0
     assert rank.physical_index("cpu") is None
+
+
+def test_a_slice_that_nvml_has_not_as_a_gpu_is_named(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_gpu("slice", monkeypatch)
+    with pytest.raises(SeatrialError, match=r"no GPU-slice, .* 1g.18gb\): Not Found. Is it a MIG slice"):
+        rank.physical_index("cuda:0")
+    assert nvml.open == 0
 
 
 def test_the_cpus_beside_a_gpu_are_those_of_nvmls_masks(nvml: Nvml) -> None:

@@ -40,13 +40,18 @@ def cpus_beside(device: str) -> set[int]:
 
 @contextmanager
 def _nvml(device: str) -> Iterator[tuple[Any, Any]]:
-    """NVML and its handle of a CUDA device."""
+    """NVML and its handle of a CUDA device. Raises SeatrialError where NVML has no such GPU: a MIG slice is none."""
     import pynvml
 
-    uuid = torch.cuda.get_device_properties(device).uuid
+    found = torch.cuda.get_device_properties(device)
     pynvml.nvmlInit()
     try:
-        yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{found.uuid}".encode())
+        except pynvml.NVMLError as error:
+            said = f"NVML has no GPU-{found.uuid}, which is CUDA's {device} ({found.name}): {error}"
+            raise SeatrialError(f"{said}. Is it a MIG slice? Those are not measured: nvidia-smi -L") from error
+        yield pynvml, handle
     finally:
         pynvml.nvmlShutdown()
 
