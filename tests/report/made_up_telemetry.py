@@ -35,6 +35,8 @@ def telemetry(
         files=("jobs/nodes/telemetry.jsonl.gz", "jobs/ranks/telemetry.jsonl.gz"),
         loads=loads,
         dashboards=(_board(phase, "gpu", names, check), _board(phase, "host", [node], check)),
+        not_looked_at={"collectives.path": gpus, check: 1},
+        looks_hz=(0.248, 0.333),
         cpu_share=0.0041,
         absent={"host.rdma_rx_gbs": "no RDMA port (1×)"},
         complaints=(f"{node}: no telemetry for 41 s of its checks",),
