@@ -55,8 +55,8 @@ def test_a_slowdown_that_gives_no_cause_is_a_finding() -> None:
 
 
 def test_every_reason_of_heat_or_power_has_a_finding() -> None:
-    every = telemetry("n0/gpu3", **{reason.replace(" ", "_"): 0.5 for reason in HEAT_OR_POWER})
-    assert len(throttled(every)) == len(HEAT_OR_POWER)
+    load = Load(check="a", gpu="n0/gpu3", samples=9, throttled=dict.fromkeys(HEAT_OR_POWER, 0.5))
+    assert len(throttled(Telemetry(loads=(load,)))) == len(HEAT_OR_POWER)
 
 
 def test_a_hot_room_is_one_finding() -> None:
