@@ -248,6 +248,17 @@ def test_nobody_knows_of_a_gpu_that_was_not_looked_at_for_long() -> None:
     assert found[NOT_LOOKED_AT] == (0,) * (lasts + 1) + (1,) * (59 - lasts)
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_a_gpu_said_beside_another_attempt_is_not_forgotten(turn: int) -> None:
+    """The first sampler ended with its job; the second began six seconds later."""
+    attempts = [
+        device(range(3), clock_reasons=[32] * 3),
+        device(range(6, 10), attempt=2, clock_reasons=[0] * 4),
+    ]
+    found = throttled(joined([measured("a", 0, 9)], *attempts[::turn]).summary())
+    assert found == {"software thermal slowdown": (1,) * 6 + (0,) * 4}
+
+
 def test_where_nothing_was_throttled_nobody_asks_who_was_not_looked_at() -> None:
     assert joined([measured("a", 0, 9)], *in_turn(8, 3, 10, 0)).summary().dashboards == ()
 
