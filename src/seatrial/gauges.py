@@ -126,9 +126,8 @@ class Telemetry(Frozen):
     )
     not_looked_at: dict[str, int] = Field(default={}, description="check → GPUs that were not looked at while it ran")
     dashboards: tuple[Dashboard, ...] = ()
-    looks_hz: tuple[FiniteFloat, FiniteFloat] | None = Field(
-        default=None, description="looks a second that a GPU got: the one that got the fewest, the most"
-    )
+    least_looks_hz: FiniteFloat | None = Field(default=None, description="looks a second at the GPU with the fewest")
+    most_looks_hz: FiniteFloat | None = None
     cpu_share: FiniteFloat | None = Field(default=None, description="of one core, of the costliest sampler, at work")
     absent: dict[str, str] = Field(default={}, description="gauge → why it could not be read, and of how many devices")
     complaints: tuple[str, ...] = ()

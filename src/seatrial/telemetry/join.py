@@ -163,7 +163,8 @@ class Joined:
             loads=tuple(remarkable(self._loads)),
             not_looked_at=self._not_looked_at(),
             dashboards=tuple(self._dashboards()),
-            looks_hz=(round(min(self._rates), 3), round(max(self._rates), 3)) if self._rates else None,
+            least_looks_hz=round(min(self._rates), 3) if self._rates else None,
+            most_looks_hz=round(max(self._rates), 3) if self._rates else None,
             cpu_share=round(max(self._shares), 5) if self._shares else None,
             absent={gauge: _commonest(whys) for gauge, whys in self._unread.items()},
         )
