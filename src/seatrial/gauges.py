@@ -54,19 +54,23 @@ SAMPLER_CPU = "sampler_cpu_s"  # what the sampler itself has taken of a CPU sinc
 
 # The reasons for lower clocks that are neither a person's choice nor rest; the first is what full load does
 POWER_CAP = "software power cap"
+HARDWARE_SLOWDOWN = "hardware slowdown"
 HEAT_OR_POWER = (
     "software thermal slowdown",
     "hardware thermal slowdown",
     "hardware power brake",
-    "hardware slowdown",
+    HARDWARE_SLOWDOWN,
 )
 THROTTLED = "throttled"  # the gauge of a dashboard that counts the GPUs for which a reason was given
+NOT_LOOKED_AT = "not looked at"  # and those of which nobody knows
+SAMPLER_LIMIT = 0.01  # of one core, at one sample a second
 
 
 class Load(Frozen):
-    """What one GPU did during one check. ``throttled`` has the share of the samples that a reason was seen in.
+    """What one GPU did during one check. ``samples``: how often it was looked at, at least once.
 
-    ``sm_clock_mhz_min`` is of the samples with a utilisation of at least half: an idle GPU lowers its clock.
+    ``throttled`` has the share of the looks that a reason was seen in; "hardware slowdown" only without a cause beside.
+    ``sm_clock_mhz_min`` is of the looks with a utilisation of at least half: an idle GPU lowers its clock.
     """
 
     check: str
@@ -120,7 +124,15 @@ class Telemetry(Frozen):
     loads: tuple[Load, ...] = Field(
         default=(), description="by check; of more than 64 GPUs only those that were throttled or had an extreme"
     )
+    not_looked_at: dict[str, int] = Field(default={}, description="check → GPUs that were not looked at while it ran")
     dashboards: tuple[Dashboard, ...] = ()
+    least_looks_hz: FiniteFloat | None = Field(default=None, description="looks a second at the GPU with the fewest")
+    most_looks_hz: FiniteFloat | None = None
     cpu_share: FiniteFloat | None = Field(default=None, description="of one core, of the costliest sampler, at work")
     absent: dict[str, str] = Field(default={}, description="gauge → why it could not be read, and of how many devices")
     complaints: tuple[str, ...] = ()
+
+    @property
+    def costly(self) -> bool:
+        """Whether a sampler took more than it is to keep to."""
+        return self.cpu_share is not None and self.cpu_share > SAMPLER_LIMIT

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.diagnose.throttling import throttled
-from seatrial.gauges import HEAT_OR_POWER, POWER_CAP, Load, Telemetry
+from seatrial.gauges import HARDWARE_SLOWDOWN, HEAT_OR_POWER, POWER_CAP, Load, Telemetry
 
 
 def telemetry(*gpus: str, samples: int = 20, **shares: float) -> Telemetry:
@@ -18,7 +18,7 @@ def test_heat_is_a_finding_with_the_gpu_the_check_and_the_share() -> None:
     (finding,) = throttled(telemetry("n0/gpu3", software_thermal_slowdown=0.25))
     assert finding.what == "GPUs were throttled: software thermal slowdown"
     assert (finding.where, finding.confidence) == ("n0/gpu3", "high")
-    assert "n0/gpu3 during device.burn: in 25% of 20 samples, at up to 88 °C" in finding.why
+    assert "n0/gpu3 during device.burn: in 25% of 20 looks, at up to 88 °C" in finding.why
     assert "TEMPERATURE" in finding.first_command
 
 
@@ -33,9 +33,30 @@ def test_full_load_is_none(nothing: Telemetry | None) -> None:
     assert throttled(nothing) == ()
 
 
-def test_one_look_is_no_certainty() -> None:
-    (finding,) = throttled(telemetry("n0/gpu0", hardware_thermal_slowdown=0.05))
-    assert finding.confidence == "medium"
+@pytest.mark.parametrize(
+    ("samples", "share", "confidence", "words"),
+    [
+        (1, 1.0, "medium", "in 100% of one look"),
+        (6, 0.167, "medium", "in 17% of 6 looks"),  # one look: the share is rounded
+        (20, 0.05, "medium", "in 5% of 20 looks"),
+        (3, 0.667, "high", "in 67% of 3 looks"),
+    ],
+)
+def test_one_look_is_no_certainty(samples: int, share: float, confidence: str, words: str) -> None:
+    (finding,) = throttled(telemetry("n0/gpu0", samples=samples, hardware_thermal_slowdown=share))
+    assert finding.confidence == confidence
+    assert words in finding.why
+
+
+def test_a_slowdown_that_gives_no_cause_is_a_finding() -> None:
+    (finding,) = throttled(telemetry("n0/gpu3", hardware_slowdown=0.5))
+    assert finding.what.endswith(HARDWARE_SLOWDOWN)
+    assert "POWER" in finding.first_command
+
+
+def test_every_reason_of_heat_or_power_has_a_finding() -> None:
+    load = Load(check="a", gpu="n0/gpu3", samples=9, throttled=dict.fromkeys(HEAT_OR_POWER, 0.5))
+    assert len(throttled(Telemetry(loads=(load,)))) == len(HEAT_OR_POWER)
 
 
 def test_a_hot_room_is_one_finding() -> None:

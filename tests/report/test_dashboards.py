@@ -7,10 +7,12 @@ import re
 import pytest
 
 from seatrial.gauges import THROTTLED, Dashboard, Span, Telemetry, Track
-from seatrial.model import Phase
+from seatrial.model import Phase, Trial
+from seatrial.report import dashboards
 from seatrial.report.charts import LARGEST
 from seatrial.report.dashboards import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Board, boards
 from seatrial.report.html import render
+from seatrial.report.view import chapters
 from tests.report import samples
 from tests.report.made_up_telemetry import telemetry
 from tests.report.test_html import Page, words
@@ -121,10 +123,47 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
     assert "CPU dashboard 1 node, 60 s" in text
     assert "collectives.all_reduce h200-01/gpu3 21 98 %" in text
     assert "software power cap 20 %, software thermal slowdown 10 %" in text
-    assert "The costliest sampler took 0.41 % of one core." in text
+    assert "collectives.all_reduce (1 GPU)." in text
+    assert "collectives.path" not in text, "a check of another phase or none"
+    assert "Looks a second that each GPU got: 0.25 to 0.33. The costliest sampler took 0.41 % of one core." in text
     assert "h200-01: no telemetry for 41 s of its checks" in text
     assert "./jobs/ranks/telemetry.jsonl.gz" in page.values("href")
     assert html.index(">Interconnect</h2>") < html.index("GPU dashboard") < html.index(">Single-GPU training</h2>")
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.01, False), (0.0101, True)])
+def test_a_sampler_that_costs_too_much_is_marked(share: float, told: bool) -> None:
+    seen = telemetry("h200-01", 4).model_copy(update={"cpu_share": share})
+    html = render(samples.accepted().model_copy(update={"telemetry": seen}))
+    assert ('<b class="warn">more than the 1 %' in html) is told
+
+
+def sampled() -> Trial:
+    """With samplers beside its jobs, and dashboards of the interconnect alone."""
+    trial = samples.watched()
+    return trial.model_copy(update={"jobs": tuple(job.model_copy(update={"telemetry_hz": 1.0}) for job in trial.jobs)})
+
+
+def undrawn_of(trial: Trial) -> dict[str, str]:
+    return {chapter.title: dashboards.undrawn(trial, chapter.title, chapter.checks) for chapter in chapters(trial)}
+
+
+def test_a_phase_without_a_dashboard_says_why() -> None:
+    told = undrawn_of(sampled())
+    assert told[Phase.INTERCONNECT] == ""
+    assert re.fullmatch(
+        r"No GPU dashboard and no CPU dashboard: in the \d+\.\d s of its checks no gauge was read twice\.",
+        told[Phase.SINGLE_GPU],
+    )
+    assert told[Phase.SINGLE_GPU] in words(Page(render(sampled())).text)
+
+
+def test_nothing_is_missed_where_nothing_was_sampled() -> None:
+    trial = sampled()
+    skipped = tuple(one.model_copy(update={"skipped": "no GPU"}) for one in trial.measurements)
+    assert not any(undrawn_of(trial.model_copy(update={"measurements": skipped})).values())
+    assert not any(undrawn_of(trial.model_copy(update={"telemetry": None})).values())
+    assert not any(undrawn_of(samples.watched()).values()), "no job had a sampler"
 
 
 def test_a_trial_without_telemetry_says_nothing_of_it() -> None:

@@ -7,17 +7,32 @@ from typing import Any
 
 import pytest
 
-from seatrial.gauges import Load, Telemetry
+from seatrial.gauges import HARDWARE_SLOWDOWN, NOT_LOOKED_AT, Load, Telemetry
 from seatrial.model import Measurement
+from seatrial.telemetry.curves import LASTS_S
 from seatrial.telemetry.files import Device
 from seatrial.telemetry.join import MOST_LOADS, Joined, Window, loads, remarkable, windows_of
 
-REASONS = {"1": "idle", "4": "software power cap", "32": "software thermal slowdown"}
+REASONS = {
+    "1": "idle",
+    "4": "software power cap",
+    "8": "hardware slowdown",
+    "32": "software thermal slowdown",
+    "64": "hardware thermal slowdown",
+    "128": "hardware power brake",
+}
 PHASES = {"a": "One", "b": "One", "c": "Two"}
 
 
-def measured(check: str, started: float, seconds: float, subject: str = "n0/gpu0", rank: int | None = 0) -> Measurement:
-    return Measurement(check=check, subject=subject, rank=rank, started=started, seconds=seconds)
+def measured(
+    check: str,
+    started: float,
+    seconds: float,
+    subject: str = "n0/gpu0",
+    rank: int | None = 0,
+    skipped: str | None = None,
+) -> Measurement:
+    return Measurement(check=check, subject=subject, rank=rank, started=started, seconds=seconds, skipped=skipped)
 
 
 def device(times: range | list[float], name: str = "gpu0", node: str = "n0", **columns: Any) -> Device:
@@ -60,7 +75,7 @@ def test_what_a_gpu_did_during_a_check() -> None:
         sm_clock_mhz=[345, 1500, 1400, 345, 1980, 100, 0, 0, 0, 0],
         clock_reasons=[1, 4, 36, 1, 4, 32, 0, 0, 0, 0],
     )
-    (load,) = loads(gpu, Window("a", 100.5, 104.5))
+    (load,) = loads(gpu, Window("a", 99.9, 104.5))
     assert load == Load(
         check="a",
         gpu="n0/gpu0",
@@ -76,8 +91,78 @@ def test_what_a_gpu_did_during_a_check() -> None:
 
 
 def test_what_was_not_read_is_unknown_and_not_zero() -> None:
-    (load,) = loads(device(range(3), power_w=[None, None, None]), Window("a", 0, 2))
+    gpu = device(range(3), power_w=[None, None, None], temperature_c=[40, 41, 42])
+    (load,) = loads(gpu, Window("a", 0, 2))
     assert (load.power_w_mean, load.power_w_max, load.sm_clock_mhz_min, load.throttled) == (None, None, None, {})
+
+
+def test_samples_in_which_another_gpu_was_looked_at_are_no_looks() -> None:
+    """One look in three, and it told of heat: that is one look, not three."""
+    gpu = device(
+        range(7), power_w=[700, None, None, 690, None, None, None], clock_reasons=[0, None, None, 32, *[None] * 3]
+    )
+    (load,) = loads(gpu, Window("a", 1.5, 5.5))
+    assert (load.samples, load.power_w_mean, load.throttled) == (1, 690, {"software thermal slowdown": 1.0})
+    assert list(loads(gpu, Window("b", 3.5, 6))) == []
+
+
+def test_the_first_second_of_a_check_tells_of_what_ran_before() -> None:
+    """device.burn at 690 W to 110.4 s; NVML's power is of the last second."""
+    gpu = device(range(100, 121), power_w=[690.0] * 12 + [120.0] * 9)
+    (load,) = loads(gpu, Window("transfer.host", 110.4, 119))
+    assert (load.samples, load.power_w_max) == (8, 120)
+    assert list(loads(gpu, Window("device.digests", 110.4, 111.3))) == []
+
+
+def test_a_gpu_is_told_of_its_own_window_and_of_the_nodes_where_it_has_none() -> None:
+    """The first GPU has long gone over to the next check when the second ends this one."""
+    measurements = [
+        measured("a", 100, 4),
+        measured("b", 104, 16),
+        measured("a", 100, 10, "n0/gpu1", 1),
+        measured("b", 110, 10, "n0/gpu1", 1),
+    ]
+    power = [300.0] * 5 + [700.0] * 16
+    gpus = [device(range(100, 121), f"gpu{n}", power_w=power) for n in range(3)]
+    found = {(load.check, load.gpu): load.power_w_mean for load in joined(measurements, *gpus).summary().loads}
+    assert found["a", "n0/gpu0"] == 300
+    assert found["b", "n0/gpu0"] == 700
+    assert found["a", "n0/gpu1"] == found["a", "n0/gpu2"] == 540.0
+    assert len(found) == 6
+
+
+def test_checks_without_a_look_are_told_with_how_many_gpus() -> None:
+    """Beside a job of its own, and with a sampler that looks at one GPU of two in turn."""
+    measurements = [measured("a", 100, 0.9), measured("b", 101, 1.5), measured("c", 104, 1.9, skipped="no GPU")]
+    turns = ([1.0, None] * 4, [None, 1.0] * 4)
+    gpus = [device(range(100, 108), f"gpu{n}", power_w=turn) for n, turn in enumerate(turns)]
+    elsewhere = device(range(10), "gpu0", power_w=[1.0] * 10)
+    summary = joined(measurements, *gpus, elsewhere).summary()
+    assert summary.not_looked_at == {"a": 2, "b": 1}
+    assert [(load.check, load.gpu, load.samples) for load in summary.loads] == [("b", "n0/gpu0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "told"),
+    [
+        (8, {HARDWARE_SLOWDOWN}),
+        (8 | 4 | 1, {HARDWARE_SLOWDOWN, "software power cap"}),
+        (8 | 64, {"hardware thermal slowdown"}),
+        (8 | 128, {"hardware power brake"}),
+        (8 | 32 | 4, {"software thermal slowdown", "software power cap"}),
+        (1, set()),
+    ],
+)
+def test_a_hardware_slowdown_is_told_by_its_cause_where_it_gives_one(mask: int, told: set[str]) -> None:
+    gpu = device(range(4), clock_reasons=[mask] * 4)
+    (load,) = loads(gpu, Window("a", 0, 3))
+    assert set(load.throttled) == told
+    assert gpu.throttled_by(mask) == told
+
+
+def test_a_slowdown_of_its_own_is_not_hidden_by_heat_in_another_look() -> None:
+    (load,) = loads(device(range(5), clock_reasons=[0, 8, 72, 0, 0]), Window("a", 0, 4))
+    assert load.throttled == {HARDWARE_SLOWDOWN: 0.25, "hardware thermal slowdown": 0.25}
 
 
 def test_samples_belong_to_checks_by_the_clock_of_their_own_node() -> None:
@@ -87,8 +172,8 @@ def test_samples_belong_to_checks_by_the_clock_of_their_own_node() -> None:
     behind = device(range(95, 115), power_w=[300.0] * 20)
     summary = joined(measurements, behind, ahead).summary()
     assert [(load.gpu, load.power_w_mean, load.samples) for load in summary.loads] == [
-        ("n0/gpu0", 300.0, 11),
-        ("n1/gpu0", 600.0, 11),
+        ("n0/gpu0", 300.0, 10),  # without the first second
+        ("n1/gpu0", 600.0, 10),
     ]
     (board,) = summary.dashboards
     assert (board.seconds, board.devices) == (10, 2)
@@ -123,6 +208,77 @@ def test_reasons_are_counted_over_gpus() -> None:
         "software power cap": (0, 3, 4, 0, 0),
         "software thermal slowdown": (0, 0, 4, 0, 0),
     }
+
+
+def throttled(telemetry: Telemetry) -> dict[str, tuple[float | None, ...]]:
+    return {label: values for (gauge, label), values in dashboard(telemetry).items() if gauge == "throttled"}
+
+
+def in_turn(gpus: int, at_once: int, seconds: int, mask: int) -> list[Device]:
+    turns = [{(at_once * second + n) % gpus for n in range(at_once)} for second in range(seconds)]
+    columns = [[mask if gpu in turn else None for turn in turns] for gpu in range(gpus)]
+    return [device(range(seconds), f"gpu{n}", clock_reasons=column) for n, column in enumerate(columns)]
+
+
+def test_gpus_that_are_looked_at_in_turn_stay_throttled_until_their_next_look() -> None:
+    """Eight GPUs, all too hot, three looked at in each sample."""
+    found = throttled(joined([measured("a", 0, 9)], *in_turn(8, 3, 10, 32)).summary())
+    assert found == {
+        "software thermal slowdown": (3, 6, 8, 8, 8, 8, 8, 8, 8, 8),
+        NOT_LOOKED_AT: (5, 2, 0, 0, 0, 0, 0, 0, 0, 0),
+    }
+
+
+def test_a_look_that_says_otherwise_ends_it() -> None:
+    gpu = device(range(8), clock_reasons=[None, 32, None, None, 0, None, 32, 0])
+    assert throttled(joined([measured("a", 0, 7)], gpu).summary())["software thermal slowdown"] == (
+        *(None, 1, 1, 1),
+        *(0, 0, 1, 0),
+    )
+
+
+def test_nobody_knows_of_a_gpu_that_was_not_looked_at_for_long() -> None:
+    gpus = [
+        device(range(60), "gpu0", clock_reasons=[32] + [None] * 59),
+        device(range(60), "gpu1", clock_reasons=[0] * 60),
+    ]
+    found = throttled(joined([measured("a", 0, 59)], *gpus).summary())
+    lasts = int(LASTS_S)
+    assert found["software thermal slowdown"] == (1,) * (lasts + 1) + (0,) * (59 - lasts)
+    assert found[NOT_LOOKED_AT] == (0,) * (lasts + 1) + (1,) * (59 - lasts)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_a_gpu_said_beside_another_attempt_is_not_forgotten(turn: int) -> None:
+    """The first sampler ended with its job; the second began six seconds later."""
+    attempts = [
+        device(range(3), clock_reasons=[32] * 3),
+        device(range(6, 10), attempt=2, clock_reasons=[0] * 4),
+    ]
+    found = throttled(joined([measured("a", 0, 9)], *attempts[::turn]).summary())
+    assert found == {"software thermal slowdown": (1,) * 6 + (0,) * 4}
+
+
+def test_where_nothing_was_throttled_nobody_asks_who_was_not_looked_at() -> None:
+    assert joined([measured("a", 0, 9)], *in_turn(8, 3, 10, 0)).summary().dashboards == ()
+
+
+def test_a_node_that_has_ended_its_checks_is_not_missed() -> None:
+    measurements = [measured("a", 0, 4), measured("a", 0, 9, "n1/gpu0", 1)]
+    gpus = [device(range(10), clock_reasons=[32] * 10), device(range(10), node="n1", clock_reasons=[32] * 10)]
+    assert throttled(joined(measurements, *gpus).summary()) == {"software thermal slowdown": (2,) * 5 + (1,) * 5}
+
+
+def rates(telemetry: Telemetry) -> tuple[float | None, float | None]:
+    return telemetry.least_looks_hz, telemetry.most_looks_hz
+
+
+def test_how_often_gpus_were_looked_at() -> None:
+    gpus = in_turn(8, 3, 40, 0)
+    assert rates(joined([], *gpus).summary()) == (0.375, 0.375)
+    gpus.append(device(range(40), "gpu8", power_w=[1.0, *[None] * 19] * 2))
+    assert rates(joined([], *gpus).summary()) == (0.05, 0.375)
+    assert rates(joined([], device(range(5), power_w=[1.0] * 5)).summary()) == (None, None), "too short to tell"
 
 
 def test_many_gpus_are_a_band_and_those_that_keep_away_from_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seatrial.gauges import Load, Telemetry
+from seatrial.gauges import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.model import Finding
 
 MOST_NAMED = 8
@@ -24,6 +24,11 @@ _MEANING = {
     "software thermal slowdown": ("the driver lowered the clocks because GPU or memory was too hot", *_HEAT),
     "hardware thermal slowdown": ("the GPU halved its clocks or more because it was too hot", *_HEAT),
     "hardware power brake": ("something outside the GPU, the power supply say, had its clocks lowered", *_POWER),
+    HARDWARE_SLOWDOWN: (
+        "the GPU halved its clocks or more, and told neither of heat nor of a power brake: it drew too much power too "
+        "fast (in a single look it may be no more than a change of clocks)",
+        *_POWER,
+    ),
 }
 
 
@@ -38,14 +43,16 @@ def _finding(reason: str, hit: Sequence[Load]) -> Finding:
     meaning, command, remedy = _MEANING[reason]
     gpus = list(dict.fromkeys(load.gpu for load in hit))
     more = f" and {len(gpus) - MOST_NAMED} more" if len(gpus) > MOST_NAMED else ""
-    worst = max(hit, key=lambda load: load.throttled[reason])
+    worst = max(hit, key=lambda load: (load.throttled[reason], load.samples))
+    most_looks = max(round(load.samples * load.throttled[reason]) for load in hit)
     heat = f", at up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
+    looks = f"{worst.samples} looks" if worst.samples > 1 else "one look"
     return Finding(
         what=f"GPUs were throttled: {reason}",
         where=", ".join(gpus[:MOST_NAMED]) + more,
-        confidence="high" if worst.samples * worst.throttled[reason] > 1 else "medium",
+        confidence="high" if most_looks > 1 else "medium",
         why=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled[reason]:.0%} of "
-        f"{worst.samples} samples{heat}.",
+        f"{looks}{heat}.",
         first_command=command,
         remedy=remedy,
         source=_SOURCE,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from seatrial.gauges import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry, Track
+from seatrial.model import Trial
 from seatrial.report.charts import Axis, drawable, linear, step, tick
 from seatrial.report.text import plural
+from seatrial.report.view import CheckView
 from seatrial.report.words import natural, span
 
 # Twice the size of its print at a phone's width: whole numbers are then exact to half a pixel.
@@ -69,17 +71,41 @@ class Board:
     legend: tuple[Curve, ...]  # of the devices, or of the median of many: the same in all panels; empty for one
     all: str  # what the band is; empty without one
     loads: tuple[Load, ...]
+    not_looked_at: str  # checks while which some GPUs were not
 
 
 def boards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> list[Board]:
     """The dashboards of a phase, GPUs first; a phase in which nothing was read twice has none."""
     found = [one for one in telemetry.dashboards if one.phase == phase] if telemetry else []
     loads = tuple(load for load in telemetry.loads if load.check in checks) if telemetry else ()
-    drawn = [_board(one, loads if one.kind == "gpu" else ()) for one in sorted(found, key=lambda one: one.kind)]
+    unseen = _not_looked_at(telemetry.not_looked_at, checks) if telemetry else ""
+    drawn = [
+        _board(one, *((loads, unseen) if one.kind == "gpu" else ((), "")))
+        for one in sorted(found, key=lambda one: one.kind)
+    ]
     return [board for board in drawn if board.panels]
 
 
-def _board(one: Dashboard, loads: tuple[Load, ...]) -> Board:
+def undrawn(trial: Trial, phase: str, checks: Sequence[CheckView]) -> str:
+    """Why a phase that was sampled lacks a dashboard; empty where it has all, or none of its checks was sampled."""
+    jobs = [job for job in trial.jobs if job.telemetry_hz]
+    sampled = {name for job in jobs for name in job.checks}
+    ran = [one for one in checks if one.name in sampled and any(not m.skipped and m.seconds for m in one.measurements)]
+    if not trial.telemetry or not ran:
+        return ""
+    has = {board.title for board in boards(trial.telemetry, phase, [])}
+    kinds = ("gpu", "host") if any(job.device == "cuda" for job in jobs) else ("host",)
+    missing = " and no ".join(_TITLES[kind] for kind in kinds if _TITLES[kind] not in has)
+    seconds = sum(one.seconds for one in ran)
+    return missing and f"No {missing}: in the {seconds:.1f} s of its checks no gauge was read twice."
+
+
+def _not_looked_at(counts: Mapping[str, int], checks: Sequence[str]) -> str:
+    """The checks that were too short for a look at each GPU, and for how many."""
+    return ", ".join(f"{check} ({plural(counts[check], 'GPU')})" for check in checks if check in counts)
+
+
+def _board(one: Dashboard, loads: tuple[Load, ...], unseen: str) -> Board:
     x = _time_axis(_end(one))
     many = any(track.role != "device" for track in one.tracks)
     devices = {track.label for track in one.tracks if track.role == "device" and track.gauge != THROTTLED}
@@ -96,6 +122,7 @@ def _board(one: Dashboard, loads: tuple[Load, ...]) -> Board:
         legend=tuple(Curve(label, n, "") for label, n in styles.items()) if many or len(styles) > 1 else (),
         all=f"all {one.devices}" if many else "",
         loads=loads,
+        not_looked_at=unseen,
     )
 
 
@@ -117,7 +144,7 @@ def _drawn(one: Dashboard) -> Iterator[Gauge]:
     read = {track.gauge for track in one.tracks if sum(value is not None for value in track.values) > 1}
     yield from (gauge for gauge in GAUGES[one.kind] if gauge.name in read)
     if THROTTLED in read:
-        yield Gauge(THROTTLED, "GPUs", "Throttled")
+        yield Gauge(THROTTLED, "GPUs", "Throttled at their last look")
 
 
 def _panel(gauge: Gauge, one: Dashboard, x: Axis, styles: dict[str, int]) -> Panel:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
-from seatrial.gauges import GAUGES, HEAT_OR_POWER, POWER_CAP, REASONS, THROTTLED, Kind, Track
+from seatrial.gauges import GAUGES, HEAT_OR_POWER, NOT_LOOKED_AT, POWER_CAP, REASONS, THROTTLED, Kind, Track
 from seatrial.telemetry.files import Device
 
 MOST_LINES = 8  # devices that have a track each; of more: least, median, greatest, and who keeps away from the rest
 MOST_ODD = 2
 # An odd device's mean is so many standard deviations from the others' median (1.4826 × MAD estimates one), and so far
 ODD_SIGMAS, ODD_SHARE = 5.0, 0.05
+# How long a GPU's reasons for lower clocks are taken to hold while it waits for its next look: NVML tells them of the
+# moment only, and a sampler that can afford one GPU a second comes round a node of sixteen in less
+LASTS_S = 20.0
 _NAN = math.nan  # a step without a sample
+_LABELS = (POWER_CAP, *HEAT_OR_POWER, NOT_LOOKED_AT)
+_UNKNOWN, _KNOWN = 1 << _LABELS.index(NOT_LOOKED_AT), 1 << len(_LABELS)
 
 Values = Sequence[float]
 
@@ -27,7 +33,8 @@ class Curves:
         self.devices: set[str] = set()
         self._kind, self._steps, self._step_s = kind, steps, step_s
         self._found: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
-        self._throttled: dict[str, array[float]] = {}
+        # What each GPU said last, in each step: bits by _LABELS, and _KNOWN; 0 where it had no part in the phase
+        self._said: dict[str, array[int]] = {}
 
     def add(self, device: Device, begin: float, end: float, at: float) -> None:
         """Take in the samples of a device from ``begin`` to ``end``, Unix seconds; the first stands at ``at``."""
@@ -35,7 +42,7 @@ class Curves:
         inside = [
             (n, place)
             for n in range(first, last)
-            if 0 <= (place := int((device.time[n] - begin + at) // self._step_s)) < self._steps
+            if 0 <= (place := self._place(device.time[n] - begin + at)) < self._steps
         ]
         if not inside:
             return
@@ -44,13 +51,17 @@ class Curves:
             if means := self._means(device.column(gauge), inside):
                 earlier = found.get(device.subject)
                 found[device.subject] = _joined(earlier, means) if earlier else means
-        self._count_throttled(device, inside)
+        if self._kind == "gpu":
+            steps = range(self._place(at), min(self._place(at + end - begin) + 1, self._steps))
+            self._note(device, inside, steps)
 
     def tracks(self) -> Iterator[Track]:
         for gauge in GAUGES[self._kind]:
             yield from _tracks(gauge.name, self._found[gauge.name], gauge.digits)
-        for reason, counts in self._throttled.items():
-            yield Track(gauge=THROTTLED, label=reason, values=tuple(counts))
+        yield from _throttled(self._said.values())
+
+    def _place(self, seconds: float) -> int:
+        return int(seconds // self._step_s)
 
     def _means(self, column: Sequence[float | None], inside: Sequence[tuple[int, int]]) -> array[float] | None:
         sums, counts = [0.0] * self._steps, [0] * self._steps
@@ -63,14 +74,44 @@ class Curves:
             return None
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
 
-    def _count_throttled(self, device: Device, inside: Sequence[tuple[int, int]]) -> None:
-        """One more device in each step in which a reason was seen."""
-        bits = device.column(REASONS)
-        for bit, reason in device.reasons.items() if bits else ():
-            if reason in (POWER_CAP, *HEAT_OR_POWER):
-                mask = int(bit)
-                for place in {place for n, place in inside if int(bits[n] or 0) & mask}:
-                    self._throttled.setdefault(reason, array("f", [0.0] * self._steps))[place] += 1
+    def _note(self, device: Device, inside: Sequence[tuple[int, int]], steps: range) -> None:
+        """What a GPU said holds until it is looked at again, for LASTS_S at most. Before and after, nobody knows."""
+        masks = device.column(REASONS)
+        looks = [(place, mask) for n, place in inside if masks and (mask := masks[n]) is not None]
+        meanings = {mask: _KNOWN | _bits(device.throttled_by(mask)) for mask in {mask for _, mask in looks}}
+        seen: dict[int, int] = {}
+        for place, mask in looks:
+            seen[place] = seen.get(place, 0) | meanings[mask]
+        said = self._said.setdefault(device.subject, array("B", [0] * self._steps))
+        latest, until = _UNKNOWN, -1
+        for place in steps:
+            if place in seen:
+                latest, until = seen[place], place + self._place(LASTS_S)
+            elif place > until:
+                latest = _UNKNOWN
+            if place in seen or not said[place] & _KNOWN:  # known: from beside another attempt
+                said[place] = latest
+
+
+def _bits(labels: Iterable[str]) -> int:
+    return sum(1 << _LABELS.index(label) for label in labels)
+
+
+def _throttled(said: Iterable[array[int]]) -> Iterator[Track]:
+    """How many GPUs were throttled, by reason, where any was; no number where nobody knows of any GPU."""
+    steps = [Counter(step) for step in zip(*said, strict=True)]
+    known = [any(value & _KNOWN for value in step) for step in steps]
+    counts = {
+        label: [float(sum(times for value, times in step.items() if value & _bits([label]))) for step in steps]
+        for label in _LABELS
+    }
+    unknown = counts.pop(NOT_LOOKED_AT)
+    given = {reason: values for reason, values in counts.items() if any(values)}
+    for reason, values in given.items():
+        sure = (value if anybody else None for value, anybody in zip(values, known, strict=True))
+        yield Track(gauge=THROTTLED, label=reason, values=tuple(sure))
+    if given and any(unknown):
+        yield Track(gauge=THROTTLED, label=NOT_LOOKED_AT, values=tuple(unknown))
 
 
 def _joined(one: array[float], other: array[float]) -> array[float]:

@@ -13,12 +13,13 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from seatrial.gauges import HOST
+from seatrial.gauges import HARDWARE_SLOWDOWN, HEAT_OR_POWER, HOST, POWER_CAP
 from seatrial.model import Frozen
 
 FILE = "telemetry.jsonl.gz"
@@ -60,6 +61,22 @@ class Device(Frozen):
     def column(self, gauge: str) -> tuple[float | None, ...]:
         """The samples of a gauge; empty where there is no such column."""
         return self.__pydantic_extra__.get(gauge, ())
+
+    @cached_property
+    def looks(self) -> list[int]:
+        """The samples in which it was looked at: where GPUs are looked at in turn, the others have no value."""
+        rows = zip(*self.__pydantic_extra__.values(), strict=True)
+        return [n for n, row in enumerate(rows) if row.count(None) < len(row)]
+
+    def throttled_by(self, mask: float) -> frozenset[str]:
+        """The reasons of a mask that are neither a person's choice nor rest.
+
+        "Hardware slowdown" goes with heat and with the power brake, and is left out beside them; alone it is the fast
+        trigger on too much power (NVML API reference, nvmlClocksEventReasonHwSlowdown).
+        """
+        given = {reason for bit, reason in self.reasons.items() if int(mask) & int(bit)}
+        known = frozenset(given.intersection((POWER_CAP, *HEAT_OR_POWER)))
+        return known - {HARDWARE_SLOWDOWN} if known - {HARDWARE_SLOWDOWN, POWER_CAP} else known
 
 
 def read(path: Path) -> Iterator[Device]:

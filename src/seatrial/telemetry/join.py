@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -20,28 +20,35 @@ MOST_STEPS = 120  # of a curve: about one for each three pixels of its print
 MOST_BREAK_S = 5.0  # between two checks of a phase; a longer one is cut out: the start of a job, or another phase
 SILENT_S = 15.0  # how long a sampler may say nothing, beside a few of its periods: it starts Python, and opens NVML
 SHORT_S = 10.0  # under which a sampler's own share of a CPU is a matter of a few ticks of its clock
+# NVML API reference: utilisation is of the last 1 to 1/6 s (nvmlUtilization_t), power of the last second but on GA100
+# and older (nvmlDeviceGetPowerUsage). A look in the first second of a check tells of what ran before it.
+SETTLE_S = 1.0
 _BUSY = 50.0  # percent of utilisation
 _EXTREMES = ("sm_util_mean", "power_w_mean", "power_w_max", "temperature_c_max", "sm_clock_mhz_min")
 
 
 @dataclass(frozen=True)
 class Window:
-    """When a check ran on a node: Unix seconds by its clock."""
+    """When a check ran on a node or a GPU: Unix seconds by its clock."""
 
     check: str
     begin: float
     end: float
 
 
-Windows = Mapping[str, Sequence[Window]]  # of each node, in order of time
+Windows = Mapping[str, Sequence[Window]]  # of each node, or of each subject, in order of time
 
 
-def windows_of(measurements: Iterable[Measurement]) -> Windows:
-    """From the first process of a node that began a check to the last that ended it."""
+def _node(subject: str) -> str:
+    return subject.partition("/")[0]
+
+
+def windows_of(measurements: Iterable[Measurement], place: Callable[[str], str] = _node) -> Windows:
+    """From the first process of a place that began a check to the last that ended it; ``place``: of a subject."""
     found: dict[str, dict[str, Window]] = {}
     for one in measurements:
         if one.rank is not None and one.seconds > 0:  # an error that the launcher tells has no time of its own
-            checks = found.setdefault(one.subject.partition("/")[0], {})
+            checks = found.setdefault(place(one.subject), {})
             earlier = checks.get(one.check, Window(one.check, math.inf, -math.inf))
             end = max(earlier.end, one.started + one.seconds)
             checks[one.check] = Window(one.check, min(earlier.begin, one.started), end)
@@ -107,10 +114,14 @@ class Joined:
 
     def __init__(self, phases: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
         """``phases``: of every check beside which there was a sampler. Other measurements are passed over."""
-        self._windows = windows_of(one for one in measurements if one.check in phases)
+        ran = [one for one in measurements if one.check in phases]
+        done = [one for one in ran if not one.skipped]
+        self._windows, self._done, self._own = windows_of(ran), windows_of(done), windows_of(done, str)
         self._axes = {phase: Axis(own, hz) for phase, own in _by_phase(self._windows, phases).items()}
         self._curves: dict[tuple[str, Kind], Curves] = {}
         self._loads: list[Load] = []
+        self._gpus: dict[str, list[Window]] = {}
+        self._rates: list[float] = []
         self._times: dict[str, list[float]] = {}
         self._unread: dict[str, Counter[str]] = {}
         self._shares: list[float] = []
@@ -124,11 +135,18 @@ class Joined:
             self._times.setdefault(device.node, []).extend(device.time)
             self._shares += _share(device)
         else:
-            self._loads += (one for window in self._windows.get(device.node, ()) for one in loads(device, window))
+            windows = self._gpus[device.subject] = self._windows_of(device)
+            self._loads += (one for window in windows for one in loads(device, window))
+            self._rates += _rate(device)
         for phase, axis in self._axes.items():
             curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
             for piece in axis.pieces.get(device.node, ()):
                 curves.add(device, piece.begin, piece.end, piece.at)
+
+    def _windows_of(self, gpu: Device) -> list[Window]:
+        """Of each check of its node that was not skipped: its own where it has a measurement, else the node's."""
+        own = {window.check: window for window in self._own.get(gpu.subject, ())}
+        return [own.get(window.check, window) for window in self._done.get(gpu.node, ())]
 
     def silences(self) -> list[str]:
         """For each node the longest time of its checks without a sample, where that is longer than it may be."""
@@ -143,9 +161,23 @@ class Joined:
     def summary(self) -> Telemetry:
         return Telemetry(
             loads=tuple(remarkable(self._loads)),
+            not_looked_at=self._not_looked_at(),
             dashboards=tuple(self._dashboards()),
+            least_looks_hz=round(min(self._rates), 3) if self._rates else None,
+            most_looks_hz=round(max(self._rates), 3) if self._rates else None,
             cpu_share=round(max(self._shares), 5) if self._shares else None,
             absent={gauge: _commonest(whys) for gauge, whys in self._unread.items()},
+        )
+
+    def _not_looked_at(self) -> dict[str, int]:
+        looked = {(load.check, load.gpu) for load in self._loads}
+        return dict(
+            Counter(
+                window.check
+                for gpu, windows in self._gpus.items()
+                for window in windows
+                if (window.check, gpu) not in looked
+            )
         )
 
     def _dashboards(self) -> Iterator[Dashboard]:
@@ -165,32 +197,36 @@ class Joined:
 
 
 def loads(device: Device, window: Window) -> Iterator[Load]:
-    """What a GPU did during a check; nothing where it was too short for a sample."""
-    first, last = bisect_left(device.time, window.begin), bisect_right(device.time, window.end)
-    if first >= last:
+    """What a GPU did during a check; nothing where it was not looked at after the first second."""
+    first, last = bisect_left(device.time, window.begin + SETTLE_S), bisect_right(device.time, window.end)
+    looks = device.looks[bisect_left(device.looks, first) : bisect_left(device.looks, last)]
+    if not looks:
         return
 
-    def read(gauge: str) -> list[float]:
-        return [value for value in device.column(gauge)[first:last] if value is not None]
+    def column(gauge: str) -> list[float | None]:
+        values = device.column(gauge)
+        return [values[n] for n in looks] if values else []
 
-    pairs = zip(device.column("sm_util")[first:last], device.column("sm_clock_mhz")[first:last], strict=False)
+    def read(gauge: str) -> list[float]:
+        return [value for value in column(gauge) if value is not None]
+
+    pairs = zip(column("sm_util"), column("sm_clock_mhz"), strict=False)
     busy = [clock for util, clock in pairs if util is not None and clock is not None and util >= _BUSY]
-    power, util = read("power_w"), read("sm_util")
-    bits = [int(mask) for mask in read(REASONS)]
-    seen = {reason: sum(bool(mask & int(bit)) for mask in bits) for bit, reason in device.reasons.items()}
+    power, util, masks = read("power_w"), read("sm_util"), read(REASONS)
+    seen: Counter[str] = Counter()
+    for mask, times in Counter(masks).items():
+        seen.update(dict.fromkeys(device.throttled_by(mask), times))
     yield Load(
         check=window.check,
         gpu=device.subject,
-        samples=last - first,
+        samples=len(looks),
         sm_util_mean=round(fmean(util), 1) if util else None,
         power_w_mean=round(fmean(power), 1) if power else None,
         power_w_max=max(power, default=None),
         temperature_c_max=max(read("temperature_c"), default=None),
         sm_clock_mhz_min=min(busy, default=None),
         throttled={
-            reason: round(seen[reason] / len(bits), 3)
-            for reason in (POWER_CAP, *HEAT_OR_POWER)
-            if bits and seen.get(reason)
+            reason: round(seen[reason] / len(masks), 3) for reason in (POWER_CAP, *HEAT_OR_POWER) if seen[reason]
         },
     )
 
@@ -232,6 +268,12 @@ def _by_phase(windows: Windows, phases: Mapping[str, str]) -> Mapping[str, Windo
 def _during(windows: Sequence[Window], begin: float, end: float) -> float:
     """Seconds of the checks that lie between two times."""
     return sum(max(0.0, min(end, window.end) - max(begin, window.begin)) for window in windows)
+
+
+def _rate(gpu: Device) -> list[float]:
+    """Looks a second that it got; nothing from so short a time."""
+    seconds = gpu.time[-1] - gpu.time[0] + 1 / gpu.hz if gpu.time else 0.0
+    return [len(gpu.looks) / seconds] if seconds >= SHORT_S else []
 
 
 def _share(host: Device) -> list[float]:
