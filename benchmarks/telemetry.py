@@ -4,8 +4,9 @@
 
 On one node. In each round everything is measured once without and once with a sampler at 1 Hz beside rank 0, as in a
 trial, and which comes first alternates. Compared are the rounds: ``change`` is the median over them of with ÷ without,
-beside its 95 % interval. It exits with 1 where a figure of all-reduce or training on GPUs moved by 1 % or more. A run
-on CPUs is a rehearsal that judges nothing. It takes ``--seconds``, and about 20 for the start of torch.
+beside its 95 % interval. It exits with 1 unless that interval, of each figure of all-reduce and training on GPUs, lies
+within 1 % either way. A run on CPUs is a rehearsal that judges nothing. It takes ``--seconds``, and about 20 for the
+start of torch.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ class Row:
     interval: tuple[float, float] | None
 
     @property
-    def far(self) -> bool:
-        return abs(self.change) >= MOST
+    def remark(self) -> str:
+        """Why it is not shown that the change is small; empty where it is."""
+        if abs(self.change) >= MOST:
+            return "TOO FAR"
+        small = self.interval and max(map(abs, self.interval)) < MOST
+        return "" if small else "NOT RESOLVED: more --seconds"
 
 
 def compare(off: Sequence[Figures], on: Sequence[Figures]) -> list[Row]:
@@ -63,7 +68,7 @@ def table(rows: Sequence[Row], judged: bool) -> Iterator[str]:
     yield f"{'figure':<28} {'without':>12} {'with':>12} {'change':>8}  95 % interval"
     for row in rows:
         interval = f"{row.interval[0]:+.2%} to {row.interval[1]:+.2%}" if row.interval else "too few rounds"
-        remark = "  TOO FAR" if judged and row.far else ""
+        remark = f"  {row.remark}" if judged and row.remark else ""
         yield f"{row.name:<28} {row.without:12.2f} {row.with_it:12.2f} {row.change:+8.2%}  {interval}{remark}"
 
 
@@ -159,7 +164,7 @@ def tell(rows: Sequence[Row], shares: Sequence[float], facts: Mapping[str, objec
     where = f"{options.processes} × {facts['gpu'] or 'CPU processes: a rehearsal, not judged'}"
     print(f"{where}; {len(shares)} rounds; sampler {max(shares):.2%} of one core at most")
     print("\n".join(table(rows, judged)), flush=True)
-    return int(judged and any(row.far for row in rows))
+    return int(judged and any(row.remark for row in rows))
 
 
 def main() -> int:

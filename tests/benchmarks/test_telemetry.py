@@ -26,16 +26,25 @@ def test_rounds_are_compared_pair_by_pair(script: dict[str, Any]) -> None:
     (row,) = script["compare"](off, on)
     assert row.change == pytest.approx(-0.02)
     assert row.interval == pytest.approx((-0.02, -0.02))
-    assert row.far
+    assert row.remark == "TOO FAR"
     assert row.without == 75
 
 
 @pytest.mark.parametrize(("factor", "far"), [(1.0099, False), (0.9901, False), (1.0101, True), (0.9899, True)])
 def test_one_percent_either_way_is_too_far(script: dict[str, Any], factor: float, far: bool) -> None:
     rows = script["compare"]([{"x": 10.0}] * 6, [{"x": 10.0 * factor}] * 6)
-    assert rows[0].far is far
+    assert rows[0].remark == ("TOO FAR" if far else "")
     assert ("TOO FAR" in "\n".join(script["table"](rows, True))) is far
     assert "TOO FAR" not in "\n".join(script["table"](rows, False))
+
+
+def test_a_change_that_rounds_do_not_pin_down_is_not_called_small(script: dict[str, Any]) -> None:
+    on = [{"x": 10.0 * factor} for factor in (0.97, 1.03, 0.98, 1.02, 1.0, 1.0)]
+    (row,) = script["compare"]([{"x": 10.0}] * 6, on)
+    assert row.change == pytest.approx(0)
+    assert "NOT RESOLVED" in "\n".join(script["table"]([row], True))
+    (few,) = script["compare"]([{"x": 10.0}] * 2, on[4:])
+    assert "NOT RESOLVED" in few.remark
 
 
 def test_a_rehearsal_measures_everything_and_judges_nothing(tmp_path: Path) -> None:
