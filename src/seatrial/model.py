@@ -233,6 +233,8 @@ class Rule(Frozen):
     ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
+    ``siblings``: judged by the others of this trial alone; what is under ``warn_below`` of their median, and far from
+    them, warns. ``mirrored``: a pair of which one order is under that share of the other warns.
     """
 
     metric: str
@@ -244,6 +246,8 @@ class Rule(Frozen):
     where: dict[str, str] = {}
     like: dict[str, str] = {}
     shows: tuple[str, ...] = ()
+    siblings: bool = False
+    mirrored: float = 0.0
     why: str
     remedy: str
 
