@@ -62,7 +62,7 @@ def test_what_most_agree_on_is_kept_for_each_model_to_compare_nodes_and_runs_by(
 
 
 def test_a_kind_that_no_device_multiplies_is_not_listed() -> None:
-    rounds = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
+    rounds: list[list[tuple[str, ...]]] = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
     found = {one.name: one.value for one in _told("XXYY", "wxyz", ("bf16", "fp32"), rounds) if isinstance(one, Fact)}
     assert found["agreed"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
     assert found["kinds"] == ["bf16", "fp32"]

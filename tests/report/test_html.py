@@ -212,7 +212,9 @@ def with_artifact(artifact: Artifact) -> Trial:
 
 def paired(gpus: int) -> Trial:
     """With figures of each pair of GPUs, as transfer.peers records them."""
-    rows = [[None if row == to else 780.0 + row + to / 10 for to in range(gpus)] for row in range(gpus)]
+    rows: list[JsonValue] = [
+        [None if row == to else 780.0 + row + to / 10 for to in range(gpus)] for row in range(gpus)
+    ]
     names = [f"gpu{number}" for number in range(gpus)]
     trial = samples.accepted()
     first, *others = trial.measurements

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from pydantic import JsonValue
+
 from seatrial.judge.baselines import Known, Spec
 from seatrial.model import Insight, Measurement, Metric
 
@@ -43,11 +45,18 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
     several = f"min–median–max of {len(metrics):,}, lowest {lowest.subject}; " if len(metrics) > 1 else ""
     shown = reached if several else reached[:1]
     figures = "–".join(f"{value:.1f}" for value in shown)
-    values = {"gpu": gpu, "figure": name, "unit": unit, "reached": reached, "lowest": lowest.subject}
+    values: dict[str, JsonValue] = {
+        "gpu": gpu,
+        "figure": name,
+        "unit": unit,
+        "reached": [*reached],
+        "lowest": lowest.subject,
+    }
     if isinstance(peak, str):
         text = f"{name} on {gpu}: {figures} {unit} ({several}peak not known: {peak})"
     else:
-        values |= {"peak": peak.value, "shares": [value / peak.value for value in reached]}
+        values["peak"] = peak.value
+        values["shares"] = [value / peak.value for value in reached]
         shares = "–".join(f"{100 * value / peak.value:.1f}" for value in shown)
         text = f"{name} on {gpu}: {figures} of {peak.value:g} {unit} peak = {shares}% ({several}{peak.source})"
     return Insight(check=check, title="achieved over peak", text=text, values=values)
