@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from seatrial.judge.baselines import Known, skus
+from seatrial.judge.baselines import Known, Sku, Spec, skus
 from seatrial.judge.peaks import achieved
 from seatrial.model import Insight, Measurement, Metric
 from seatrial.report import render
@@ -86,6 +86,12 @@ def test_no_peak_is_ever_guessed(gpu: str, kind: str, sliced: tuple[str, ...], w
     found = told(gemm(600, "n/gpu0", gpu, kind), sliced=frozenset(sliced))
     assert ["peak not known" in one.text and words in one.text for one in found] == [True] * bool(words)
     assert all("peak" not in one.values and "%" not in one.text for one in found)
+
+
+def test_a_peak_in_another_unit_is_not_compared() -> None:
+    strange = Sku(name="X", nvml_names=("X",), spec={"bf16": Spec(value=1, unit="PFLOP/s", source="a paper")})
+    (one,) = achieved([gemm(600, "n/gpu0", "X")], Known(None, [strange]))
+    assert "peak not known: the SKU data of X has none of bf16 in TFLOP/s" in one.text
 
 
 def test_of_a_cpu_nothing_is_said() -> None:

@@ -306,6 +306,7 @@ TOGETHER = Rule(metric="speed", siblings=True, warn_below=0.75, why="it shares a
 
 def test_among_siblings_who_gets_far_less_warns_and_never_fails() -> None:
     assert {outcome for _, outcome in judged(check(TOGETHER), *fleet(48.4, 48.2, 40.3, 37.0))} == {Outcome.PASS}
+    assert {outcome for _, outcome in judged(check(TOGETHER), *fleet(48.4, 48.2, 48.4, 40.3))} == {Outcome.PASS}
     *good, bad = verdicts(check(TOGETHER), *fleet(48.4, 48.2, 48.4, 24.0))
     assert {one.outcome for one in good} == {Outcome.PASS}
     assert (bad.outcome, bad.remedy) == (Outcome.WARN, "look at the tree")
