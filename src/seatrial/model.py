@@ -235,6 +235,8 @@ class Rule(Frozen):
     something could not be measured.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
+    ``siblings``: judged by the others of this trial alone; what is under ``warn_below`` of their median, and far from
+    them, warns. ``mirrored``: a pair of which one order is under that share of the other warns.
     """
 
     metric: str
@@ -246,6 +248,8 @@ class Rule(Frozen):
     where: dict[str, str] = {}
     like: dict[str, str] = {}
     shows: tuple[str, ...] = ()
+    siblings: bool = False
+    mirrored: float = 0.0
     why: str
     remedy: str
 

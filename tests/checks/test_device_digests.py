@@ -4,9 +4,9 @@ from typing import cast
 
 import pytest
 
-from seatrial.checks.device_digests import CHECK, odd
+from seatrial.checks.device_digests import CHECK, _told, odd
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome
+from seatrial.model import Fact, Measurement, Outcome
 from tests.bench.cluster import Scenario, run
 from tests.checks import device_driver
 
@@ -46,6 +46,30 @@ def test_equal_bits_pass_after_one_round(runs: Runs) -> None:
     facts = runs["honest"][0].facts
     assert (facts["rounds"], facts["kinds"], facts["digests"], facts["nobody_like"]) == (1, ["fp32"], [], [])
     assert [len(one.metrics) for one in runs["honest"]] == [4, 0, 0]
+
+
+def agreed(measurements: list[Measurement]) -> dict[str, dict[str, str | None]]:
+    return cast("dict[str, dict[str, str | None]]", measurements[0].facts["agreed"])
+
+
+def test_what_most_agree_on_is_kept_for_each_model_to_compare_nodes_and_runs_by(runs: Runs) -> None:
+    (digests,) = agreed(runs["honest"]).values()
+    assert set(digests) == {"fp32"}
+    assert len(digests["fp32"] or "") == 64
+    assert list(agreed(runs["odd_one"]).values()) == [digests]  # the odd one is outvoted
+    assert list(agreed(runs["stranger"]).values()).count(digests) == 2  # of each model its own, alone or not
+    assert {"fp32": None} in agreed(runs["two_differ"]).values()  # nobody knows which is right
+
+
+def test_a_kind_that_no_device_multiplies_is_not_listed() -> None:
+    rounds: list[list[tuple[str, ...]]] = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
+    found = {one.name: one.value for one in _told("XXYY", "wxyz", ("bf16", "fp32"), rounds) if isinstance(one, Fact)}
+    assert found["agreed"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
+    assert found["kinds"] == ["bf16", "fp32"]
+    plain = _told("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
+    facts = {one.name: one.value for one in plain if isinstance(one, Fact)}
+    assert facts["kinds"] == ["fp32"]
+    assert "in fp32; SHA-256 over the sums of the bits of every product" in str(facts["how"])
 
 
 def test_the_odd_one_of_three_is_named_and_tried_again(runs: Runs) -> None:

@@ -56,6 +56,14 @@ def test_a_cpu_multiplies_float32_and_is_held_to_its_accuracy(tmp_path: Path) ->
     outcomes = judged(found, {})
     assert [name for name, outcome in outcomes.items() if outcome is Outcome.PASS] == ["relative_error.fp32"]
     assert set(outcomes.values()) == {Outcome.PASS, Outcome.SKIP}
+    reasons = {one.reason for one in judge_check(CHECK, [found], {}, "t") if one.metric == "relative_error.bf16"}
+    assert reasons == {"does not apply: measured on GPUs only: a CPU may emulate it"}
+
+
+def test_an_old_gpu_is_said_to_be_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = on_gpu(monkeypatch, tmp_path, (8, 0))
+    reasons = {one.reason for one in judge_check(CHECK, [found], {}, "t") if one.metric == "relative_error.fp8"}
+    assert reasons == {"does not apply: needs compute capability 8.9, this GPU has 8.0"}
 
 
 def test_figures_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

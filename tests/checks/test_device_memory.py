@@ -9,7 +9,7 @@ from seatrial.bench import memory, rank
 from seatrial.bench.alone import Timed
 from seatrial.bench.memory import Wrong
 from seatrial.checks.base import Place
-from seatrial.checks.device_memory import CHECK, GPU_SIZE
+from seatrial.checks.device_memory import CHECK, GPU_SIZE, LEAST_TESTED, SCRATCH
 from seatrial.config import declared_unit
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
@@ -64,18 +64,30 @@ def test_reads_and_writes_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert figures["triad"] == pytest.approx(3 * 2 * GIB / 0.001 / 1e9)
 
 
-@pytest.mark.parametrize("free", [6 * GIB, 24 * GIB, 139 * GIB])
+@pytest.mark.parametrize("free", [int(4.6 * GIB), 6 * GIB, 24 * GIB, 139 * GIB])
 def test_most_of_the_free_memory_is_tested_and_given_back(
     free: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpu = Gpu(monkeypatch, free)
     found = measure(CHECK, place(tmp_path, "cuda:0"), {})
-    assert gpu.calls == ["release", int(0.9 * free) - GIB // 2, "release"]
+    assert gpu.calls == ["release", min(int(0.9 * free), free - GIB // 2), "release"]
     assert judged(found) == {
         "wrong_words": Outcome.PASS,
         "tested_share": Outcome.PASS,
         "copy": Outcome.UNJUDGED,
     }
+
+
+def test_of_a_gpu_that_others_filled_a_little_is_tested_and_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = Gpu(monkeypatch, GIB // 2)
+    assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
+    assert gpu.calls[1] == LEAST_TESTED
+
+
+def test_the_comparison_fits_into_what_is_left() -> None:
+    assert memory.BLOCK * 5 // 4 + 2**26 <= SCRATCH
 
 
 def test_wrong_words_fail_with_their_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks.transfer_host import CHECK
-from seatrial.model import Measurement
+from seatrial.judge.baselines import Known, skus
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Metric, Outcome
 from tests.bench.cluster import TWO, Scenario, run
 from tests.checks import device_driver
 
@@ -49,6 +52,25 @@ def test_nobody_of_the_node_copies_while_one_copies_alone(measured: list[Measure
     """The first third of the copies of each rank are before anybody copies together."""
     spans = [alone_span(out / f"copies{rank}") for rank in range(2)]
     assert all(first[1] <= second[0] for first, second in combinations(sorted(spans), 2))
+
+
+def test_together_only_the_siblings_judge_and_only_far_under_them() -> None:
+    def outcomes(*values: float) -> list[Outcome]:
+        facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
+        metrics = [
+            tuple(Metric(name=name, value=value, unit="GB/s", subject=f"n/gpu{gpu}") for name in CHECK.metrics)
+            for gpu, value in enumerate(values)
+        ]
+        all_of_them = [
+            Measurement(check=CHECK.name, subject=f"n/gpu{gpu}", metrics=one, facts=facts)
+            for gpu, one in enumerate(metrics)
+        ]
+        found = judge_check(CHECK, all_of_them, {}, "t", Known(None, skus()))
+        return [one.outcome for one in found if one.metric == "h2d_together"]
+
+    assert outcomes(36.6, 38.3, 36.3, 36.3) == [Outcome.PASS] * 4  # a host whose memory is shared with others
+    assert outcomes(55.4, 55.3, 55.4, 27.7) == [*[Outcome.PASS] * 3, Outcome.WARN]
+    assert outcomes(55.4, 27.7) == [Outcome.SKIP] * 2
 
 
 def alone_span(path: Path) -> tuple[float, float]:

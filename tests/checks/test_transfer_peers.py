@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.bench.transfer import PEER_SIZE
 from seatrial.checks.transfer_peers import CHECK
-from seatrial.model import Measurement
+from seatrial.judge.baselines import Known, skus
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Metric, Outcome
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run
 from tests.checks import device_driver
 
@@ -44,11 +47,42 @@ def test_both_ways_move_twice_as_much(runs: Runs) -> None:
     assert figures(runs["one"][0], "both_ways")[pair] == pytest.approx(2 * PEER_SIZE / device_driver.BOTH_WAYS_S / 1e9)
 
 
-def test_the_matrix_has_the_source_in_the_row(runs: Runs) -> None:
-    matrix = runs["one"][0].facts["one_way_matrix"]
+def test_the_matrices_have_the_source_in_the_row_and_nothing_from_a_gpu_to_itself(runs: Runs) -> None:
+    lead = runs["one"][0]
     speed = PEER_SIZE / device_driver.ONE_WAY_S / 1e9
-    rows = [[0.0 if a == b else round(speed / (1 + a), 1) for b in range(3)] for a in range(3)]
-    assert matrix == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": rows}
+    rows = [[None if a == b else round(speed / (1 + a), 1) for b in range(3)] for a in range(3)]
+    assert lead.facts["one_way_matrix"] == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": rows}
+    found = figures(lead, "both_ways")
+    both = [[None if a == b else round(found[f"node0/rank{a}->rank{b}"], 1) for b in range(3)] for a in range(3)]
+    assert lead.facts["both_ways_matrix"] == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": both}
+
+
+def judged(both_ways: dict[str, float], gpu: str = "NVIDIA H200") -> dict[str, Outcome]:
+    """By ``0>1``: what the rules say of copies both ways, where each goes at 396 GB/s one way."""
+    pairs = {f"n/gpu{pair[0]}->gpu{pair[2]}": value for pair, value in both_ways.items()}
+    metrics = tuple(
+        Metric(name=name, value=value, unit="GB/s", subject=subject)
+        for subject, both in pairs.items()
+        for name, value in (("one_way", 396.0), ("both_ways", both))
+    )
+    facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 1, "nodes": 1}
+    one = Measurement(check=CHECK.name, subject="n/gpu0", metrics=metrics, facts=facts)
+    found = judge_check(CHECK, [one], {}, "t", Known(None, skus()))
+    names = dict(zip(pairs, both_ways, strict=True))
+    return {names[verdict.subject]: verdict.outcome for verdict in found if verdict.metric == "both_ways"}
+
+
+def test_a_link_that_is_lame_both_ways_is_not_passed() -> None:
+    good = {"0>1": 782.6, "1>0": 783.1, "0>2": 782.1, "2>0": 784.3, "1>2": 783.0, "2>1": 782.9}
+    assert set(judged(good).values()) == {Outcome.PASS}
+    assert judged({**good, "1>0": 698.0})["1>0"] is Outcome.WARN
+    assert judged({**good, "1>0": 400.0, "0>1": 400.0}) == {
+        pair: Outcome.FAIL if set(pair) == set("0>1") else Outcome.PASS for pair in good
+    }
+    assert judged({**good, "1>0": 750.0})["1>0"] is Outcome.WARN  # 95.8 % of what is known, and far from the others
+    strange = judged({**good, "1>0": 400.0}, "NVIDIA Strange")
+    assert set(strange.values()) == {Outcome.UNJUDGED, Outcome.FAIL}
+    assert strange["1>0"] is Outcome.FAIL  # by the others of the trial alone
 
 
 def test_a_node_with_one_gpu_does_not_keep_the_others_waiting(runs: Runs) -> None:

@@ -38,6 +38,8 @@ def complaint(check: str, metric: str, limit: str, gpus: tuple[str, ...], nodes:
         ("device.burn", "tflops.sustained", "> 1000 TFLOP/s", "989.5 TFLOP/s of bf16"),
         ("device.memory", "copy", "> 3400 GB/s", "3,350 GB/s of hbm"),
         ("transfer.host", "h2d_alone", "> 64 GB/s", "63 GB/s of pcie"),
+        ("transfer.peers", "one_way", "> 451 GB/s", "450 GB/s of nvlink"),
+        ("transfer.peers", "both_ways", "> 901 GB/s", "; × 2 ways is 900 GB/s"),
         ("transfer.host", "h2d_alone", "> 0.05 GB/s", "1/1,108 of the 55.4 GB/s of SKU NVIDIA H100 SXM"),
         ("collectives.all_reduce", "busbw.8GiB", "> 0.46 GB/s", "is it meant in another unit?"),
     ],
@@ -55,6 +57,7 @@ def test_what_cannot_be_meant_so_is_refused_with_the_arithmetic(
     [
         ("collectives.all_reduce", "busbw.8GiB", "> 480 GB/s", (H100,) * 8),  # NVLS exceeds the links' own rate
         ("collectives.all_reduce", "busbw.8GiB", "> 800 GB/s", ("NVIDIA B200",) * 8),
+        ("transfer.peers", "both_ways", "> 700 GB/s", (H100,) * 8),
         ("collectives.all_reduce", "busbw.8GiB", "> 100 GB/s", (H100,) * 8),  # weak, and meant so
         ("collectives.all_reduce", "busbw.8GiB", "> 9999 GB/s", ()),  # nobody knows the GPU yet
         ("collectives.all_reduce", "busbw.8GiB", "> 9999 GB/s", (H100, "NVIDIA Strange")),

@@ -301,6 +301,75 @@ def test_a_subject_far_under_the_others_warns_though_it_reaches_what_is_publishe
     assert "far under the others" in said[4].reason
 
 
+TOGETHER = Rule(metric="speed", siblings=True, warn_below=0.75, why="it shares a port", remedy="look at the tree")
+
+
+def test_among_siblings_who_gets_far_less_warns_and_never_fails() -> None:
+    assert {outcome for _, outcome in judged(check(TOGETHER), *fleet(48.4, 48.2, 40.3, 37.0))} == {Outcome.PASS}
+    assert {outcome for _, outcome in judged(check(TOGETHER), *fleet(48.4, 48.2, 48.4, 40.3))} == {Outcome.PASS}
+    *good, bad = verdicts(check(TOGETHER), *fleet(48.4, 48.2, 48.4, 24.0))
+    assert {one.outcome for one in good} == {Outcome.PASS}
+    assert (bad.outcome, bad.remedy) == (Outcome.WARN, "look at the tree")
+    of = "median of 4 subjects on NVIDIA Strange"
+    assert bad.reason == f"speed is 24 GB/s, 49.7% of the 48.3 GB/s that is the {of}: it shares a port"
+    assert bad.judged_by == f"{of}; warns under 75%"
+
+
+def test_siblings_are_judged_by_no_file_and_all_slow_is_not_asked() -> None:
+    """400 GB/s are known of this GPU and key: a figure of the host's memory is not held to what another host gave."""
+    named = TOGETHER.model_copy(update={"baseline": "all_reduce"})
+    slow = [sampled(9.0, facts=FOUR) for _ in range(4)]
+    assert {outcome for _, outcome in judged(check(named), *slow)} == {Outcome.PASS}
+
+
+@pytest.mark.parametrize("values", [(48.0, 20.0), (48.0,)])
+def test_too_few_siblings_are_not_compared(values: tuple[float, ...]) -> None:
+    found = verdicts(check(TOGETHER), *fleet(*values))
+    assert {one.outcome for one in found} == {Outcome.SKIP}
+    assert "too few of one model to be compared with each other" in found[0].reason
+
+
+def test_siblings_that_differ_widely_and_what_was_not_measured() -> None:
+    assert {outcome for _, outcome in judged(check(TOGETHER), *fleet(55, 55, 27, 27))} == {Outcome.PASS}
+    assert judged(check(TOGETHER), measured(facts=FOUR)) == [("cluster", Outcome.ERROR)]
+
+
+def pair(there: float, back: float, facts: dict[str, JsonValue] = FOUR) -> Measurement:
+    ends = {"n/gpu0->gpu1": there, "n/gpu1->gpu0": back, "n/gpu0->gpu2": 400.0}
+    metrics = tuple(Metric(name="speed", value=value, unit="GB/s", subject=name) for name, value in ends.items())
+    return Measurement(check="c", subject="n/gpu0", metrics=metrics, facts=facts)
+
+
+BOTH = Rule(
+    metric="speed", baseline="all_reduce", fail_below=0.85, mirrored=0.95, why="a lame link", remedy="nvlink -e"
+)
+
+
+def test_the_slower_order_of_a_pair_warns_and_names_the_other() -> None:
+    slow, good, alone = verdicts(check(BOTH), pair(383, 404))
+    assert [one.outcome for one in (slow, good, alone)] == [Outcome.WARN, Outcome.PASS, Outcome.PASS]
+    assert "95.8% of the 400 GB/s" in slow.reason
+    assert "and 94.8% of the 404 GB/s of n/gpu1->gpu0: a lame link" in slow.reason
+    assert slow.remedy == "nvlink -e"
+    assert slow.judged_by.endswith("; warns under 95% of the other order")
+    assert {outcome for _, outcome in judged(check(BOTH), pair(385, 404))} == {Outcome.PASS}
+
+
+def test_the_other_order_excuses_nothing() -> None:
+    worse, _, _ = verdicts(check(BOTH), pair(339, 404))
+    assert worse.outcome is Outcome.FAIL
+    unknown, _, _ = verdicts(check(BOTH), pair(370, 404, STRANGE))
+    assert unknown.outcome is Outcome.UNJUDGED
+    assert "91.6% of the 404 GB/s of n/gpu1->gpu0" in unknown.reason
+    both_slow = judged(check(BOTH), pair(300, 300))
+    assert both_slow[:2] == [("n/gpu0->gpu1", Outcome.FAIL), ("n/gpu1->gpu0", Outcome.FAIL)]
+
+
+def test_a_threshold_of_the_trial_still_looks_at_the_other_order() -> None:
+    limit = {"speed": Limit.parse("> 200 GB/s")}
+    assert judged(check(BOTH), pair(300, 404), expect=limit)[0] == ("n/gpu0->gpu1", Outcome.WARN)
+
+
 def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> None:
     (weak,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 100")})
     assert weak.outcome is Outcome.PASS

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.judge.wording import _MEANING, inapplicable
+from seatrial.judge.wording import _MEANING, inapplicable, opposite
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,21 @@ def test_every_fact_that_is_otherwise_is_told_once() -> None:
         {"usable": "yes", "backend": "cuda", "several_nodes": "yes"}, ["usable", "several_nodes"], facts
     )
     assert told == "does not apply: no path can be written to; there is one node only"
+
+
+@pytest.mark.parametrize("machine", [{"backend": "cpu"}, {"has_usable_gpu": "no"}])
+def test_a_machine_without_gpus_has_none_that_lack_something(machine: dict[str, JsonValue]) -> None:
+    where = {"has_usable_gpu": "yes", "has_bf16": "yes", "has_memory_repair": "yes"}
+    facts: dict[str, JsonValue] = {**dict.fromkeys(where, "no"), **machine}
+    assert inapplicable(where, list(where), facts) == "does not apply: there is no usable GPU"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("n/gpu0->gpu1", "n/gpu1->gpu0"), ("n1->n2", "n2->n1"), ("a/rank10->rank2", "a/rank2->rank10")],
+)
+def test_a_pair_has_another_order(one: str, other: str) -> None:
+    assert (opposite(one), opposite(other)) == (other, one)
 
 
 def test_every_word_is_of_a_rule_and_none_reads_like_code() -> None:

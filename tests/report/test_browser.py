@@ -14,6 +14,7 @@ import pytest
 from seatrial.report.html import render
 from tests.report import samples
 from tests.report.conftest import tool
+from tests.report.test_html import paired
 
 FLAGS = [
     "--headless",
@@ -38,6 +39,7 @@ MEASURE = """<script>addEventListener("load", () => setTimeout(() => {
   parent.postMessage(JSON.stringify({
     width: innerWidth, scrolls: document.documentElement.scrollWidth, wide: wide.slice(0, 9),
     fetched: performance.getEntriesByType("resource").map(one => one.name),
+    pairs: [...document.querySelectorAll("table.pairs")].map(one => Math.round(one.getBoundingClientRect().right)),
     scripts: document.scripts.length, decision: document.querySelector("h1").getBoundingClientRect().top,
   }), "*");
 }, 100))</script>"""
@@ -80,6 +82,13 @@ def test_the_page_fits_the_window_and_fetches_nothing(sample: str, width: int, t
     assert seen["fetched"] == []
     assert seen["scripts"] == 1  # ours
     assert 0 < seen["decision"] < 300 or sample == "hostile"
+
+
+def test_eight_gpus_beside_each_other_fit_a_phone(tmp_path: Path) -> None:
+    seen = measured(without_policy(render(paired(8))), tmp_path, 400)
+    assert seen
+    assert len(seen["pairs"]) == 1
+    assert 200 < seen["pairs"][0] <= 400
 
 
 def test_the_browser_would_notice(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.model import Artifact, Outcome, Trial
 from seatrial.report.html import MEANINGS, SYMBOLS, href, render
@@ -207,6 +208,25 @@ def with_artifact(artifact: Artifact) -> Trial:
     trial = samples.accepted()
     first = trial.measurements[0].model_copy(update={"artifacts": (artifact,)})
     return trial.model_copy(update={"measurements": (first, *trial.measurements[1:])})
+
+
+def paired(gpus: int) -> Trial:
+    """With figures of each pair of GPUs, as transfer.peers records them."""
+    rows: list[JsonValue] = [
+        [None if row == to else 780.0 + row + to / 10 for to in range(gpus)] for row in range(gpus)
+    ]
+    names = [f"gpu{number}" for number in range(gpus)]
+    trial = samples.accepted()
+    first, *others = trial.measurements
+    facts: dict[str, JsonValue] = {**first.facts, "both_ways_matrix": {"gpus": [*names], "gb_s": [*rows]}}
+    return trial.model_copy(update={"measurements": (first.model_copy(update={"facts": facts}), *others)})
+
+
+def test_a_figure_for_each_pair_is_a_small_table() -> None:
+    html = render(paired(3))
+    Page(html)
+    assert "<tr><th>GB/s</th><th>gpu0</th><th>gpu1</th><th>gpu2</th></tr>" in html
+    assert "<tr><th>gpu2</th><td>782</td><td>782</td><td>–</td></tr>" in html
 
 
 def test_512_gpus_are_rendered_soon_small_and_folded() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seatrial.model import Measurement, Metric, Outcome, Timing, Verdict
-from seatrial.report.sections import facts_of, fleet, is_table, matrix, pretty, rug_of, settings, time_bar
+from seatrial.report.sections import facts_of, fleet, is_grid, is_table, matrix, pretty, rug_of, settings, time_bar
 from seatrial.report.view import chapters
 from tests.report import samples
 
@@ -164,6 +164,21 @@ def test_values_in_print(value: Any, name: str, shown: str) -> None:
 )
 def test_records_are_a_table(value: Any, expected: bool) -> None:
     assert is_table(value) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"gpus": ["a", "b"], "gb_s": [[None, 1.5], [2.0, None]]}, True),
+        ({"gpus": ["a", "b"], "gb_s": [[None, 1.5]]}, False),
+        ({"gpus": ["a"], "gb_s": [1.5]}, False),
+        ({"gpus": 8, "gb_s": []}, False),
+        ({"gpus": ["a"], "gb_s": [[None]], "more": 1}, False),
+        ([1], False),
+    ],
+)
+def test_a_figure_for_each_pair_is_a_grid(value: Any, expected: bool) -> None:
+    assert is_grid(value) is expected
 
 
 def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:

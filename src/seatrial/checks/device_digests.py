@@ -73,10 +73,24 @@ def odd(models: Sequence[str], digests: Sequence[str]) -> set[int]:
     ranks = set()
     for model in set(models):
         own = [rank for rank, other in enumerate(models) if other == model]
-        digest, count = Counter(digests[rank] for rank in own).most_common(1)[0]
-        agreed = digest if 2 * count > len(own) else None
+        agreed = majority([digests[rank] for rank in own])
         ranks |= {rank for rank in own if digests[rank] != agreed}
     return ranks
+
+
+def majority(digests: Sequence[str]) -> str | None:
+    """The digest of more than half of them; None where there is no such half."""
+    digest, count = Counter(digests).most_common(1)[0]
+    return digest if 2 * count > len(digests) else None
+
+
+def _agreed_on(
+    model: str, models: Sequence[str], kinds: Sequence[str], digests: Sequence[Sequence[str]]
+) -> dict[str, str | None]:
+    """Kind → the digest of most devices of a model, None where they do not agree; only kinds it has in hardware."""
+    own = [rank for rank, other in enumerate(models) if other == model]
+    agreed = {kind: majority([one[rank] for rank in own]) for kind, one in zip(kinds, digests, strict=True)}
+    return {kind: digest for kind, digest in agreed.items() if digest != ""}
 
 
 def _told(
@@ -89,14 +103,17 @@ def _told(
             times = sum(any(rank in ranks for ranks in one) for one in strange)
             yield Metric(name="odd_rounds", value=times, unit="rounds", subject=subject)
     yield Metric(name="without_a_twin", value=len(alone), unit="devices", subject=CLUSTER)
+    last = _by_kind(rounds[-1])
+    used = [kind for kind, digests in zip(kinds, last, strict=True) if any(digests)]
     found: Mapping[str, object] = {
         "rounds": len(rounds),
-        "kinds": list(kinds),
+        "kinds": used,
         "models": {model: models.count(model) for model in sorted(set(models))},
         "nobody_like": alone,
+        "agreed": {model: _agreed_on(model, models, kinds, last) for model in sorted(set(models))},
         "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
-        "how": f"a chain of seeded matrix products in {', '.join(kinds)}, SHA-256 of its last bits compared between "
-        "all devices of one model",
+        "how": f"a chain of seeded matrix products in {', '.join(used)}; SHA-256 over the sums of the bits of every "
+        "product, compared between all devices of one model, and kept (fact: agreed) to compare nodes and runs by",
     }
     yield from (Fact(name=name, value=value) for name, value in found.items())
 

@@ -41,7 +41,7 @@ def measure(place: Place, options: GemmOptions) -> Iterator[Observation]:
     without = {kind: reason for kind in compute.TYPES if (reason := compute.why_not(kind, place.device))}
     timed: dict[str, Timed] = {}
     for kind in compute.TYPES:
-        yield Fact(name=f"has_{kind}", value="no" if kind in without else "yes")
+        yield Fact(name=f"has_{kind}", value=f"no: {without[kind]}" if kind in without else "yes")
         if kind not in without:
             place.note(kind)
             timed[kind] = compute.time_product(kind, size, place.device, options.seconds, options.least_seconds)

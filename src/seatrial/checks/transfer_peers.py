@@ -5,10 +5,10 @@ One process of each node copies for all pairs, one after the other, so that a sl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
@@ -51,10 +51,10 @@ def _figures(copy: PeerCopy, subject: str, size: int) -> Iterator[Metric]:
 
 
 def _summary(copies: list[PeerCopy], names: list[str], size: int) -> Iterator[Observation]:
-    matrix = [[0.0] * len(names) for _ in names]
-    for copy in copies:
-        matrix[copy.source][copy.target] = round(copy.one_way.rate(size / 1e9), 1)
-    yield Fact(name="one_way_matrix", value={"gpus": names, "gb_s": matrix})
+    one_way = {(copy.source, copy.target): copy.one_way.rate(size / 1e9) for copy in copies}
+    both_ways = {(copy.source, copy.target): copy.both_ways.rate(2 * size / 1e9) for copy in copies}
+    yield Fact(name="one_way_matrix", value=_matrix(names, one_way))
+    yield Fact(name="both_ways_matrix", value=_matrix(names, both_ways))
     yield Fact(
         name="how",
         value=f"copies of {format_bytes(size)} from each GPU to each other, one pair at a time, between CUDA events; "
@@ -62,6 +62,17 @@ def _summary(copies: list[PeerCopy], names: list[str], size: int) -> Iterator[Ob
     )
 
 
+def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
+    """GB/s from the GPU of a row to that of a column; None from a GPU to itself."""
+    places = range(len(names))
+    rows: list[JsonValue] = [[round(gb_s[row, to], 1) if row != to else None for to in places] for row in places]
+    return {"gpus": [*names], "gb_s": rows}
+
+
+_REMEDY = (
+    "nvidia-smi nvlink -s -i INDEX; nvidia-smi nvlink -e -i INDEX (errors and replays); nvidia-smi topo -p2p r; "
+    "dmesg | grep -E 'Xid.*(74|145)|SXid'; reset the GPUs, then the fabric manager"
+)
 CHECK = Check(
     name="transfer.peers",
     title="GPU to GPU, every pair of a node",
@@ -73,8 +84,15 @@ CHECK = Check(
             metric="one_way",
             baseline="transfer.peer_one_way",
             why="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
-            remedy="nvidia-smi nvlink -s -i INDEX; nvidia-smi nvlink -e -i INDEX (errors and replays); nvidia-smi topo "
-            "-p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'; reset the GPUs, then the fabric manager",
+            remedy=_REMEDY,
+        ),
+        Rule(
+            metric="both_ways",
+            baseline="transfer.peer_both_ways",
+            fail_below=0.85,  # as the floor in use one way: 335 of the 396 that an H200 reaches
+            mirrored=0.95,
+            why="this pair's link carries less than it should when both its GPUs send, as they do in every collective",
+            remedy=_REMEDY,
         ),
     ),
     measure=measure,

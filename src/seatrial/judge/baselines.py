@@ -39,9 +39,9 @@ class Spec(Frozen):
 class Sku(Frozen):
     """One GPU model. ``nvml_names`` are matched exactly: a near miss is another GPU.
 
-    ``spec`` has what of these is known: TFLOP/s without sparsity by type (bf16, fp16, tf32, fp8), and GB/s of ``hbm``
-    (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL plans with of that) and
-    ``pcie`` (one way). ``nvlinks`` is how many links there are.
+    ``spec`` has what of these is known: TFLOP/s without sparsity by type (bf16, fp16, tf32, fp8; fp32 without tensor
+    cores), and GB/s of ``hbm`` (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL
+    plans with of that) and ``pcie`` (one way). ``nvlinks`` is how many links there are.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the figures say beyond verdicts: lines fitted to time over size, the link that binds, what each gate can see."""
+"""What the figures say beyond verdicts: time over size, the link that binds, shares of a peak, what a gate can see."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from seatrial.judge import fit
 from seatrial.judge.baselines import Known, Reference
 from seatrial.judge.links import HIERARCHICAL, Links, node_share, nvlink_share
 from seatrial.judge.lint import key_of
+from seatrial.judge.peaks import achieved
 from seatrial.model import HARDLY, Insight, Limit, Measurement, Series, Verdict, format_bytes, format_value, parse_bytes
 from seatrial.settings import Config
 
@@ -71,7 +72,7 @@ def insights(
     known: Known,
     links: Links,
 ) -> tuple[Insight, ...]:
-    """Every insight of a trial: of collectives in their order, then of gates that hardly test anything."""
+    """Every insight of a trial: of collectives in their order, of peaks, then of gates that hardly test anything."""
     chosen = _algorithms(measurements)
     found: list[Insight] = []
     for measurement in (one for one in measurements if one.series):  # one of thousands of ranks has the curves
@@ -87,7 +88,7 @@ def insights(
                 if metric.startswith("busbw.") and limit.op in (">", ">="):
                     best = known.published(key_of(metric, rules), measurement.facts)
                     found += _gate(scene, metric, limit, best, busbw)
-    return (*found, *_weak(verdicts))
+    return (*found, *achieved(measurements, known), *_weak(verdicts))
 
 
 def _scene(measurement: Measurement, chosen: _Chosen, links: Links) -> _Scene | None:

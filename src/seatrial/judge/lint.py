@@ -27,7 +27,9 @@ _SPEC = {
     "transfer.h2d_alone": "pcie",
     "transfer.d2h_alone": "pcie",
     "transfer.peer_one_way": "nvlink",
+    "transfer.peer_both_ways": "nvlink",
 }
+_BOTH_WAYS = "transfer.peer_both_ways"  # twice what a line of the spec says, which is one way
 _LANES = (1, 2, 4, 8)  # what a PCIe ×16 link falls back to
 
 
@@ -151,6 +153,9 @@ def _of_sku(sku: Sku | str, key: str, facts: Mapping[str, JsonValue]) -> Bound |
     if isinstance(sku, str) or not (spec := sku.spec.get(spec_of(key))):
         return None
     told = f"{format_value(spec.value, spec.unit)} of {spec_of(key)} ({spec.source})"
+    if key == _BOTH_WAYS:
+        most = 2 * spec.value
+        return Bound(most, spec.unit, f"{sku.name} has {told}; × 2 ways is {format_value(most, spec.unit)}")
     ranks = facts.get("world_size")
     if not key.startswith("all_reduce.busbw.") or not isinstance(ranks, int) or ranks < 2:
         return Bound(spec.value, spec.unit, f"{sku.name} has {told}")

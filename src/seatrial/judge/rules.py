@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
 from seatrial.judge.lint import WEAK, bound, flaw, key_of, passes
-from seatrial.judge.wording import inapplicable
+from seatrial.judge.wording import inapplicable, opposite
 from seatrial.model import (
     CLUSTER,
     HARDLY,
@@ -133,6 +133,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
             baseline=key_of(metric, tuple(rules)) or None,
             like=own[metric].where if metric in own else {},
             shows=own[metric].shows if metric in own else (),
+            mirrored=own[metric].mirrored if metric in own else 0.0,
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
         )
@@ -157,8 +158,25 @@ def _apply(
         if not metrics and not group.failed:  # an error has been told already
             yield _missing(check, group, rule, instead)
         fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
+        orders = {metric.subject: metric.value for metric in metrics} if rule.mirrored else {}
         for metric in metrics:
-            yield _verdict(check, rule, metric, facts, trial, known, fleet)
+            verdict = _verdict(check, rule, metric, facts, trial, known, fleet)
+            yield _mirrored(verdict, rule, metric, orders) if orders else verdict
+
+
+def _mirrored(verdict: Verdict, rule: Rule, metric: Metric, orders: Mapping[str, float]) -> Verdict:
+    """The verdict on one order of a pair, and what the other order says of it; ``orders``: value by subject."""
+    reverse = opposite(metric.subject)
+    other = orders.get(reverse, 0.0)
+    if metric.value >= rule.mirrored * other:
+        return verdict
+    figure, colon, meaning = verdict.reason.partition(": ")
+    words = f"{figure}, and {metric.value / other:.1%} of the {format_value(other, metric.unit)} of {reverse}"
+    outcome = Outcome.WARN if verdict.outcome in _NO_TROUBLE else verdict.outcome
+    reason = f"{words}{colon}{meaning}" if colon else f"{words}: {rule.why}"
+    judged_by = f"{verdict.judged_by}; warns under {rule.mirrored:.0%} of the other order"
+    changed = {"outcome": outcome, "reason": reason, "remedy": rule.remedy, "judged_by": judged_by}
+    return verdict.model_copy(update=changed)
 
 
 def _instead(rule: Rule, expect: Mapping[str, Limit]) -> str:
@@ -213,6 +231,8 @@ def _compare(
 ) -> tuple[Outcome, str, str]:
     """Outcome, reason and judge of what ``figure`` says in words."""
     limit, unit = rule.expect, metric.unit
+    if rule.siblings and limit is None:
+        return _among(rule, metric, figure, fleet)
     if limit is None:
         found = known.find(rule.baseline or metric.name, facts, fleet, unit)
         if isinstance(found, str):
@@ -303,6 +323,16 @@ def _against(known: Reference, rule: Rule, metric: Metric, figure: str, fleet: F
     return Outcome.FAIL, reason, judged_by
 
 
+def _among(rule: Rule, metric: Metric, figure: str, fleet: Fleet) -> tuple[Outcome, str, str]:
+    """Beside its siblings alone: who is slower than the rest is seen, and whether all are slow is not asked."""
+    if not fleet.known:
+        return Outcome.SKIP, f"{figure}; there are too few of one model to be compared with each other", ""
+    of, judged_by = _siblings(fleet.median, metric.unit, len(fleet.values), fleet.model, rule.warn_below)
+    share = metric.value / fleet.median
+    far = share < rule.warn_below and fleet.outlying(metric.value)
+    return (Outcome.WARN if far else Outcome.PASS), f"{figure}, {share:.1%} of {of}", judged_by
+
+
 def _range(interval: tuple[float, float], metric: Metric) -> str:
     return " to ".join(format_value(bound, metric.unit) for bound in interval)
 
@@ -315,6 +345,13 @@ def _terms(known: Reference, least: float, warn_below: float) -> tuple[str, str]
         f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
         f"fails under {least:.0%}, warns under {warn_below:.0%}",
     )
+
+
+@lru_cache
+def _siblings(median: float, unit: str, count: int, model: str, warn_below: float) -> tuple[str, str]:
+    """What the others of a trial reach, and how that judges."""
+    of = f"median of {count} subjects on {model}"
+    return f"the {format_value(median, unit)} that is the {of}", f"{of}; warns under {warn_below:.0%}"
 
 
 @lru_cache

@@ -31,14 +31,24 @@ _MEANING = {
 
 def inapplicable(where: Mapping[str, str], outside: Sequence[str], facts: Mapping[str, JsonValue]) -> str:
     """``where``: what a rule asks of the facts; ``outside``: the names of those that are otherwise."""
-    return "does not apply: " + "; ".join(dict.fromkeys(_otherwise(name, where[name], facts[name]) for name in outside))
+    return "does not apply: " + "; ".join(dict.fromkeys(_otherwise(name, where[name], facts) for name in outside))
 
 
-def _otherwise(name: str, wanted: str, actual: JsonValue) -> str:
+def opposite(subject: str) -> str:
+    """The other order of a pair: ``n/gpu1->gpu0`` of ``n/gpu0->gpu1``, ``n2->n1`` of ``n1->n2``."""
+    before, _, target = subject.partition("->")
+    node, slash, source = before.rpartition("/")
+    return f"{node}{slash}{target}->{source}"
+
+
+def _otherwise(name: str, wanted: str, facts: Mapping[str, JsonValue]) -> str:
+    actual = facts[name]
     word, _, why = str(actual).partition(": ")
     plain = name.removeprefix("has_").replace("_", " ")
     if word == "no" and why:
         return why
+    if name.startswith("has_") and (facts.get("backend") == "cpu" or facts.get("has_usable_gpu") == "no"):
+        return _MEANING["has_usable_gpu"]
     if name in _MEANING:
         return _MEANING[name].format(actual)
     if word != "no":

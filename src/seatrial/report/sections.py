@@ -204,6 +204,16 @@ def is_table(value: Any) -> bool:
     return isinstance(records, list) and len(records) > 0 and all(isinstance(item, dict) and item for item in records)
 
 
+def is_grid(value: Any) -> bool:
+    """Whether a fact is a figure for each ordered pair of GPUs, as transfer.peers records it."""
+    if not isinstance(value, dict) or set(value) != {"gpus", "gb_s"}:
+        return False
+    names, rows = value["gpus"], value["gb_s"]
+    if not isinstance(names, list) or not isinstance(rows, list):
+        return False
+    return len(rows) == len(names) and all(isinstance(row, list) and len(row) == len(names) for row in rows)
+
+
 def columns(records: list[dict[str, Any]]) -> list[str]:
     """Every key of the records, in the order of first sight."""
     return list(dict.fromkeys(key for record in records for key in record))

@@ -1,0 +1,62 @@
+"""How much of what the vendor says a GPU can do was reached: by type of number, and of its memory. No verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from pydantic import JsonValue
+
+from seatrial.judge.baselines import Known, Spec
+from seatrial.model import Insight, Measurement, Metric
+
+# check → metric → line of the SKU's spec
+_PEAKS = {
+    "device.gemm": {f"tflops.{kind}": kind for kind in ("bf16", "fp16", "tf32", "fp8", "fp32")},
+    "device.memory": {"copy": "hbm", "triad": "hbm"},
+}
+
+
+def achieved(measurements: Sequence[Measurement], known: Known) -> Iterator[Insight]:
+    """One line for each model of GPU and each figure that has a peak; of a CPU none is known."""
+    found: dict[tuple[str, str, str], list[Metric]] = {}
+    for one in measurements:
+        gpu = one.facts.get("gpu") if one.check in _PEAKS else None
+        for metric in one.metrics if isinstance(gpu, str) and gpu else ():
+            if metric.name in _PEAKS[one.check]:
+                found.setdefault((one.check, str(gpu), metric.name), []).append(metric)
+    for (check, gpu, name), metrics in found.items():
+        yield _insight(check, gpu, metrics, _peak(known, gpu, _PEAKS[check][name], metrics[0].unit))
+
+
+def _peak(known: Known, gpu: str, line: str, unit: str) -> Spec | str:
+    """What the vendor gives, or why that is not known."""
+    sku = known.sku(gpu)
+    if isinstance(sku, str):
+        return sku
+    spec = sku.spec.get(line)
+    return spec if spec and spec.unit == unit else f"the SKU data of {sku.name} has none of {line} in {unit}"
+
+
+def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) -> Insight:
+    name, unit = metrics[0].name.removeprefix("tflops."), metrics[0].unit
+    lowest = min(metrics, key=lambda metric: metric.value)
+    reached = [lowest.value, median(metric.value for metric in metrics), max(metric.value for metric in metrics)]
+    several = f"min–median–max of {len(metrics):,}, lowest {lowest.subject}; " if len(metrics) > 1 else ""
+    shown = reached if several else reached[:1]
+    figures = "–".join(f"{value:.1f}" for value in shown)
+    values: dict[str, JsonValue] = {
+        "gpu": gpu,
+        "figure": name,
+        "unit": unit,
+        "reached": [*reached],
+        "lowest": lowest.subject,
+    }
+    if isinstance(peak, str):
+        text = f"{name} on {gpu}: {figures} {unit} ({several}peak not known: {peak})"
+    else:
+        values["peak"] = peak.value
+        values["shares"] = [value / peak.value for value in reached]
+        shares = "–".join(f"{100 * value / peak.value:.1f}" for value in shown)
+        text = f"{name} on {gpu}: {figures} of {peak.value:g} {unit} peak = {shares}% ({several}{peak.source})"
+    return Insight(check=check, title="achieved over peak", text=text, values=values)
