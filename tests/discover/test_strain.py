@@ -31,6 +31,7 @@ def loaded(make: Callable[..., FakeGpu] = h200, **answers: Any) -> FakeGpu:
         **{
             "nvmlDeviceGetPcieReplayCounter": 3,
             "nvmlDeviceGetNvLinkErrorCounter": 0,
+            "nvmlDeviceGetFieldValues": refusal("NotSupported"),
             "nvmlDeviceRegisterEvents": None,
             "nvmlDeviceGetPowerUsage": 699500,
             "nvmlDeviceGetTemperature": 61,
