@@ -30,6 +30,9 @@ class Known(Frozen):
     port: dict[str, Counter]
     xid: dict[int, Counter]
 
+    def of_xid(self, number: int) -> Counter:
+        return self.xid.get(number) or self.gpu["xid"]
+
 
 @cache
 def known() -> Known:

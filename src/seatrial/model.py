@@ -20,6 +20,7 @@ from seatrial.records import Frozen as Frozen
 from seatrial.records import Many
 
 CLUSTER = "cluster"
+ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

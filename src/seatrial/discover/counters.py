@@ -76,6 +76,11 @@ class Counters:
         self.gone = self.gone or interview.gone
         self._learn(self._meanwhile)
 
+    @property
+    def faults(self) -> dict[str, str]:
+        """The counters that were refused though this GPU has them."""
+        return {name: why for name, why in self.unread.items() if name in COUNTERS and name not in self.lacks}
+
     def new(self, counter: str) -> int | None:
         """By how much a counter grew; None where it was not read both times."""
         if counter not in self.before or counter not in self.after:
