@@ -16,7 +16,6 @@ from seatrial.known_counters import Counter, known
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Insight, Measurement, Outcome, Verdict
 
 _NAMED = 6  # how many counters or places a sentence names
-_FINE = {"read"}  # all that the fact of a healthy place holds
 _NOT_ZERO = "what was not read may have grown"
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)
 
@@ -36,7 +35,7 @@ def verdicts(check: Check, measured: Iterable[Measurement], expected: bool) -> I
     refused: dict[str, dict[str, None]] = {}
     for one in measured:
         fact = one.facts.get(ERROR_COUNTERS)
-        if isinstance(fact, dict) and fact.keys() == _FINE and fact["read"]:
+        if _is_fine(fact):
             continue
         if fact is not None:
             try:
@@ -48,6 +47,11 @@ def verdicts(check: Check, measured: Iterable[Measurement], expected: bool) -> I
     for why, names in refused.items() if sound else ():
         reason = f"error counters that may not be read, or are not there: {_list(list(names))}: {why}"
         yield Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.SKIP, reason=reason)
+
+
+def _is_fine(fact: Any) -> bool:
+    """Whether counters were read at this place, and there is nothing else to tell."""
+    return isinstance(fact, dict) and len(fact) == 1 and bool(fact.get("read"))
 
 
 def _of_place(
@@ -64,9 +68,14 @@ def _of_place(
         yield _error(check, one.subject, f"error counters could not be read: {names}: {_NOT_ZERO}")
     elif not fact["read"] and not fact.get("denied") and not fact.get("lacks"):
         yield _error(check, one.subject, f"no error counter was read, and nobody says why: {_NOT_ZERO}")
-    without = {} if fact["read"] else fact.get("lacks", {})  # where others were read, an insight tells of them
+    without = {} if fact["read"] or unread else fact.get("lacks", {})  # else it is enough that an insight tells of them
     for why, names in (*fact.get("denied", {}).items(), *without.items()):
-        refused.setdefault(why, {}).update(dict.fromkeys(name.partition(" ")[2] or name for name in names))
+        refused.setdefault(why, {}).update(_without_place(names))
+
+
+def _without_place(names: Iterable[str]) -> dict[str, None]:
+    """``gpu3 xid`` → ``xid``: what may not be read on one GPU may be read on none of its kind."""
+    return dict.fromkeys(name.partition(" ")[2] or name for name in names)
 
 
 def _grown(check: str, one: Measurement, fact: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -127,20 +136,24 @@ class _Account:
         self.lacks: dict[str, dict[str, None]] = {}
         self.all_read = True
 
-    def add(self, subject: str, fact: Mapping[str, Any]) -> None:
-        self.places += 1
-        self.read.add(fact["read"])
-        if fact.keys() == _FINE:
+    def add(self, subject: str, fact: Any) -> None:
+        if _is_fine(fact):
+            self.places += 1
+            self.read.add(fact["read"])
             return
+        with suppress(*_MALFORMED):  # the verdicts tell of it
+            self.read.add(fact["read"])
+            self.places += 1
+            self._add_rest(subject, fact)
+
+    def _add_rest(self, subject: str, fact: Mapping[str, Any]) -> None:
         self.all_read &= "unread" not in fact
-        for counters in fact.get("grew", {}).values():
-            for name in counters:
-                self.grew.setdefault(name, set()).add(subject)
-        for xid in fact.get("xids", ()):
-            self.grew.setdefault(f"Xid {xid}", set()).add(subject)
+        grew = [name for counters in fact.get("grew", {}).values() for name in counters]
+        for name in (*grew, *(f"Xid {xid}" for xid in fact.get("xids", ()))):
+            self.grew.setdefault(name, set()).add(subject)
         for kind in ("lacks", "denied"):
             for why, names in fact.get(kind, {}).items():
-                self.lacks.setdefault(why, {}).update(dict.fromkeys(name.partition(" ")[2] or name for name in names))
+                self.lacks.setdefault(why, {}).update(_without_place(names))
 
     @property
     def text(self) -> str:
@@ -157,10 +170,9 @@ def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
     """Of every check around which error counters were read: how many, at how many places, and which of them grew."""
     accounts: dict[str, _Account] = {}
     for one in measurements:
-        fact = one.facts.get(ERROR_COUNTERS)
-        if fact is not None:
-            with suppress(*_MALFORMED):  # the verdicts tell of it
-                accounts.setdefault(one.check, _Account()).add(one.subject, fact)  # type: ignore[arg-type]
+        if (fact := one.facts.get(ERROR_COUNTERS)) is not None:
+            account = accounts.get(one.check) or accounts.setdefault(one.check, _Account())
+            account.add(one.subject, fact)
     for check, account in accounts.items():
         if account.read:
             yield Insight(check=check, title="Error counters", text=account.text)
