@@ -77,7 +77,7 @@ def test_error_counters_are_read_around_every_check_on_a_gpu(device: str, run: s
         return
     fact: Any = counted["device.gemm"]
     assert fact["grew"].items() >= grew.items()  # beside what RDMA ports of this machine may count
-    assert fact["read"] >= 13
+    assert fact["read"] >= 12
     assert (counted["device.burn"], counted["filesystem.speed"]) == (None, None)
     values = {metric.name: (metric.value, metric.subject.partition("/")[2]) for metric in found[0].metrics}
     assert values["new_errors.ecc_uncorrected"] == (1, "gpu1")

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.judge import judge, read
 from seatrial.judge.counters import insights, told, verdicts
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Measurement, Outcome, Verdict
+from seatrial.rundir import load_trial
+from seatrial.settings import Config
 
+RECORD = Path(__file__).parents[2] / "docs/results/2026-11-22-2xh200/transfer-host-1.trial.json"
 CHECK = catalog()["transfer.peers"]
 HEALTHY: dict[str, Any] = {"read": 13}
 
@@ -57,7 +63,7 @@ def test_what_was_repaired_is_told_in_an_insight_only(counter: str) -> None:
     ranks = [measured(HEALTHY, 0), measured({**HEALTHY, "grew": {"gpu3": {counter: [0, 60]}}})]
     assert judged(*ranks) == []
     (insight,) = insights(ranks)
-    assert insight.text == f"13 read before and after on each of 2: grew: {counter} (on vm/gpu3)"
+    assert insight.text == f"13 at each of 2 GPUs, read before and after: these grew: {counter} on vm/gpu3"
 
 
 def test_ports_that_count_the_same_are_one_verdict_on_their_node() -> None:
@@ -92,7 +98,7 @@ def test_an_xid_of_the_hardware_fails_and_one_of_a_program_is_told() -> None:
         (Outcome.FAIL, "vm/gpu3", "new_errors.xid"),
         (Outcome.WARN, "vm/gpu3", "new_errors.xid"),
     ]
-    assert "Xid 43 (on vm/gpu3)" in next(insights(ranks)).text
+    assert "Xid 43 on vm/gpu3" in next(insights(ranks)).text
 
 
 def test_a_gpu_of_which_nobody_read_any_is_an_error() -> None:
@@ -149,4 +155,23 @@ def test_that_none_grew_is_an_insight() -> None:
         measured({"read": 9, "lacks": {"Not Supported": ["gpu2 xid"]}}, 2),
     ]
     (insight,) = insights(ranks)
-    assert insight.text == "9 to 93 read before and after on each of 3: none grew; without xid: Not Supported"
+    assert insight.text == "9 to 93 at each of 3 GPUs, read before and after: none grew; not there: xid (Not Supported)"
+
+
+def test_of_a_whole_trial_both_measurements_are_judged() -> None:
+    trial = load_trial(RECORD)
+    config = Config.model_validate(trial.config)
+
+    def with_fact(measurements: Sequence[Measurement], **fact: Any) -> list[Measurement]:
+        return [one.model_copy(update={"facts": {**one.facts, ERROR_COUNTERS: fact}}) for one in measurements]
+
+    bad = with_fact(trial.measurements, read=12, xids=[79])
+    again = [one.model_copy(update={"again": True}) for one in bad]
+    good = with_fact(trial.measurements, read=12)
+    for own, more in ((bad, []), (good, again)):
+        found = judge(config, trial.jobs, own, catalog(), trial.left_out, None, more)
+        assert {one.outcome for one in found if one.metric == "new_errors.xid"} == {Outcome.FAIL}
+        titles = [one.title for one in read(config, own, found, catalog())]
+        assert "Error counters" in titles
+    found = judge(config, trial.jobs, good, catalog(), trial.left_out)
+    assert {one.outcome for one in found} == {one.outcome for one in trial.verdicts}

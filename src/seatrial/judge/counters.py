@@ -159,11 +159,11 @@ class _Account:
     def text(self) -> str:
         least, most = min(self.read), max(self.read)
         count = f"{least}" if least == most else f"{least} to {most}"
-        where = {name: f"{name} (on {_list(sorted(places))})" for name, places in self.grew.items()}
-        growth = f"grew: {'; '.join(where.values())}" if where else "none grew"
-        without = "".join(f"; without {_list(list(names))}: {why}" for why, names in self.lacks.items())
+        growth = [f"{name} on {min(on) if len(on) == 1 else len(on)}" for name, on in self.grew.items()]
+        words = f"these grew: {', '.join(growth)}" if growth else "none grew"
+        without = "".join(f"; not there: {_list(list(names))} ({why})" for why, names in self.lacks.items())
         unread = "" if self.all_read else "; some could not be read"
-        return f"{count} read before and after on each of {self.places}: {growth}{unread}{without}"
+        return f"{count} at each of {self.places} GPUs, read before and after: {words}{unread}{without}"
 
 
 def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
