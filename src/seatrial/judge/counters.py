@@ -25,18 +25,16 @@ def told(measurements: Iterable[Measurement]) -> bool:
     return any(ERROR_COUNTERS in one.facts for one in measurements)
 
 
-def verdicts(check: Check, measured: Iterable[Measurement], expected: bool) -> Iterator[Verdict]:
+def verdicts(check: Check, measured: Sequence[Measurement], expected: bool) -> Iterator[Verdict]:
     """On one check. ``expected``: of every GPU that it ran on there must be such a fact.
 
     Beside an error of the check itself, only what grew is told: that the rest is not known is clear.
     """
-    measured = list(measured)
-    sound = not any(one.error for one in measured)
+    odd = [one for one in measured if not _is_fine(one.facts.get(ERROR_COUNTERS))]
+    sound = not odd or not any(one.error for one in measured)
     refused: dict[str, dict[str, None]] = {}
-    for one in measured:
+    for one in odd:
         fact = one.facts.get(ERROR_COUNTERS)
-        if _is_fine(fact):
-            continue
         if fact is not None:
             try:
                 yield from _of_place(check.name, one, fact, sound, refused)
