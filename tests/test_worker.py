@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +56,28 @@ def test_what_was_different_is_said_as_it_is(check: str, device: str, ranks: int
     one = job(check, ranks=ranks).model_copy(update={"again": True, "device": device})
     marked = _marked(Measurement(check=check, subject="n0"), catalog()[check], one)
     assert str(marked.facts["retry"]).startswith(words)
+
+
+@pytest.mark.parametrize(("device", "run"), [("cuda", "sound"), ("cuda", "broken"), ("cpu", "sound")])
+def test_error_counters_are_read_around_every_check_on_a_gpu(device: str, run: str, tmp_path: Path) -> None:
+    folder = tmp_path / run / "jobs/gpu"
+    (folder / "attempt1").mkdir(parents=True)
+    names = ("device.gemm", "device.burn", "filesystem.speed")
+    one = job(*names, ranks=1).model_copy(update={"device": device})
+    (folder / "job.json").write_text(one.model_dump_json())
+    driver = [sys.executable, "-m", "tests.worker_driver", str(folder / "job.json"), "1"]
+    subprocess.run(driver, check=run == "sound", capture_output=True)
+    records = read(folder / "attempt1/rank0.jsonl")[0]
+    found = [Measurement.model_validate(one["measurement"]) for one in records if "measurement" in one]
+    assert [bool(one.error) for one in found] == [run == "broken"] * 3
+    counted = {one.check: one.facts.get("error_counters") for one in found}
+    grew = {"gpu1": {"ecc_corrected": [0, 1], "ecc_uncorrected": [0, 1]}}
+    if device == "cpu":
+        assert set(counted.values()) == {None}
+        return
+    fact: Any = counted["device.gemm"]
+    assert fact["grew"].items() >= grew.items()  # beside what RDMA ports of this machine may count
+    assert fact["read"] >= 12
+    assert (counted["device.burn"], counted["filesystem.speed"]) == (None, None)
+    values = {metric.name: (metric.value, metric.subject.partition("/")[2]) for metric in found[0].metrics}
+    assert values["new_errors.ecc_uncorrected"] == (1, "gpu1")

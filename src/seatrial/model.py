@@ -20,6 +20,7 @@ from seatrial.records import Frozen as Frozen
 from seatrial.records import Many
 
 CLUSTER = "cluster"
+ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
 

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +26,10 @@ from typing import Any, TypeVar
 from seatrial import shell
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Place
+from seatrial.discover.window import Window, counted
 from seatrial.journal import Journal
 from seatrial.model import (
+    ERROR_COUNTERS,
     Artifact,
     Fact,
     Frozen,
@@ -148,7 +151,10 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
             pulse.say(name)
             place = _place(check, job, me, run_dir, device, gpu_index, pulse.note)
             journal.append({"start": name, "time": time.time(), "subject": place.subject})
-            measurement = measure(check, place, job.options.get(name, {}))
+            with _counted(check, place) as window:
+                measurement = measure(check, place, job.options.get(name, {}))
+            if window and not measurement.skipped:
+                measurement = _with_counters(measurement, window, place)
             if job.again:
                 measurement = _marked(measurement, check, job)
             journal.append({"measurement": measurement.model_dump(mode="json")})
@@ -185,6 +191,19 @@ def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
         started=started,
         seconds=time.monotonic() - clock,
     )
+
+
+def _counted(check: Check, place: Place) -> AbstractContextManager[Window | None]:
+    """Error counters before and after, outside the check's own time: of our GPU, and once a node of its RDMA ports."""
+    if place.gpu_index is None or not check.counted:
+        return contextlib.nullcontext()
+    return counted(place.gpu_index, place.local_rank == 0, place.root)
+
+
+def _with_counters(measurement: Measurement, window: Window, place: Place) -> Measurement:
+    grew = window.metrics(place.subject, place.node)
+    facts = {**measurement.facts, ERROR_COUNTERS: window.fact()}
+    return measurement.model_copy(update={"metrics": (*measurement.metrics, *grew), "facts": facts})
 
 
 def _marked(measurement: Measurement, check: Check, job: Job) -> Measurement:

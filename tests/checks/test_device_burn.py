@@ -23,14 +23,14 @@ from seatrial.model import Expected, Measurement, Outcome
 from seatrial.worker import measure
 
 OPERATIONS = compute.flops(8192)
-BEGAN = 1000.0
-BURNED = Burned(Timed((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN), 0, 0.001)
+BEGAN, ENDED = 1000.0, 1030.0
+BURNED = Burned(Timed((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN, ENDED), 0, 0.001)
 KNOWN = Expected(gpus=1, nodes=1, value=720, unit="TFLOP/s", source="test")
 SKU = Sku(name="GPU X", nvml_names=("GPU X",), expected={"gemm.bf16": (KNOWN,)})
 
 
 class Seen:
-    """What was seen of a GPU: ten samples under load, one before it, nothing new."""
+    """What was seen of a GPU: ten samples under load, one before it and one after it, nothing new."""
 
     def __init__(self, **changes: Any) -> None:
         reasons = changes.pop("reasons", ("software power cap",))
@@ -38,7 +38,7 @@ class Seen:
         self.samples = [Sample(at=BEGAN + 0.5 * step, **{**one, "temperature_c": 60 + step}) for step in range(10)]
         self.samples[4] = self.samples[4].model_copy(update={"clock_reasons": reasons, "sm_clock_mhz": 1400})
         cold = {"power_w": 80.0, "temperature_c": 99, "sm_clock_mhz": 345, "clock_reasons": (THROTTLED[0],)}
-        self.samples.insert(0, Sample(at=BEGAN - 0.1, **cold))
+        self.samples = [Sample(at=BEGAN - 0.1, **cold), *self.samples, Sample(at=ENDED + 0.1, **cold)]
         self.grown: dict[str, int | None] = dict.fromkeys(COUNTERS, 0) | changes.pop("grown", {})
         self.before = dict.fromkeys(COUNTERS, 0)
         self.xids = changes.pop("xids", [])
@@ -168,9 +168,9 @@ def test_a_gpu_that_is_lost_is_an_error(burn: Callable[..., Measurement]) -> Non
 
 def test_falling_speed_warns_slow_speed_fails_and_a_changed_product_fails(burn: Callable[..., Measurement]) -> None:
     second = OPERATIONS / 700e12
-    falling = Timed((second,) * 300 + (1.07 * second,) * 300, 32, 0.5, BEGAN)
+    falling = Timed((second,) * 300 + (1.07 * second,) * 300, 32, 0.5, BEGAN, ENDED)
     assert judged(burn(timed=falling)) == {**LOADS_NOT_RUN, "drift": Outcome.WARN, "tflops.sustained": Outcome.WARN}
-    slow = Timed((1.2 * second,) * 600, 32, 0.5, BEGAN)
+    slow = Timed((1.2 * second,) * 600, 32, 0.5, BEGAN, ENDED)
     assert judged(burn(timed=slow)) == {**LOADS_NOT_RUN, "tflops.sustained": Outcome.FAIL}
     assert judged(burn(changed=1)) == {**LOADS_NOT_RUN, "changed_products": Outcome.FAIL}
     assert judged(burn(error=0.02)) == {**LOADS_NOT_RUN, "relative_error.bf16": Outcome.FAIL}

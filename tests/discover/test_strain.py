@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pynvml as real
@@ -9,49 +8,9 @@ import pytest
 
 from seatrial.discover import strain
 from seatrial.discover.strain import COUNTERS, Strain, watch
-from tests.fakes.nvml import FakeGpu, FakeNvml, geforce, h200, refusal
+from tests.fakes.counting import Counting, loaded, nvml
+from tests.fakes.nvml import FakeGpu, FakeNvml, geforce, refusal
 from tests.processes import until
-
-
-class Counting:
-    """An answer that changes with time: one value before the load, another after it."""
-
-    def __init__(self, before: Any, after: Any) -> None:
-        self.now, self.after = before, after
-
-    def __call__(self, *_arguments: Any) -> Any:
-        if isinstance(self.now, Exception):
-            raise self.now
-        return self.now
-
-
-def loaded(make: Callable[..., FakeGpu] = h200, **answers: Any) -> FakeGpu:
-    """A GPU at work, which also answers what only a load asks for."""
-    return make(
-        **{
-            "nvmlDeviceGetPcieReplayCounter": 3,
-            "nvmlDeviceGetNvLinkErrorCounter": 0,
-            "nvmlDeviceRegisterEvents": None,
-            "nvmlDeviceGetPowerUsage": 699500,
-            "nvmlDeviceGetTemperature": 61,
-            "nvmlDeviceGetClockInfo": lambda clock: {real.NVML_CLOCK_SM: 1500}[clock],
-            "nvmlDeviceGetCurrentClocksEventReasons": real.nvmlClocksEventReasonSwPowerCap,
-            **answers,
-        }
-    )
-
-
-def nvml(gpu: FakeGpu, xids: list[int] | None = None, **machine: Any) -> FakeNvml:
-    def wait(_events: str, timeout: int) -> Any:
-        assert timeout == 0
-        if not xids:
-            raise refusal("Timeout")
-        data = real.c_nvmlEventData_t()
-        data.eventData = xids.pop(0)
-        return data
-
-    events = {"nvmlEventSetCreate": "events", "nvmlEventSetWait_v2": wait, "nvmlEventSetFree": None}
-    return FakeNvml(h200(0), gpu, **{**events, **machine})
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 from seatrial.model import Frozen, Observation, Phase, Rule, Scope
 
+NEW_ERRORS = "new_errors."  # metrics: by how much an error counter grew meanwhile
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -70,3 +72,8 @@ class Check:
     # Metrics, or families such as "busbw.*", that differ from run to run: a shortfall of these fails only when a second
     # measurement shows it too, as one of a rule with a baseline does. Of all others, corruption say, once is enough.
     performance: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> bool:
+        """Whether error counters are read around it: it puts GPUs to work, and gives no finer account itself."""
+        return self.phase is not Phase.ENVIRONMENT and not any(name.startswith(NEW_ERRORS) for name in self.metrics)

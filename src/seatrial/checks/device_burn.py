@@ -99,8 +99,8 @@ def _curve(windows: Sequence[float], per_window: int, operations: int) -> tuple[
 def _of_gpu(seen: Strain, burned: Burned, subject: str) -> Iterator[Observation]:
     if seen.gone:
         raise SeatrialError(f"the GPU was lost under load: {seen.gone}")
-    began = burned.timed.began
-    samples = [sample for sample in seen.samples if sample.at >= began]  # before that it was cold, or still idle
+    began, ended = burned.timed.began, burned.timed.ended
+    samples = [sample for sample in seen.samples if began <= sample.at <= ended]  # else it was cold, or idle
     yield from _of_samples(samples, began, subject)
     for counter, unit in NEW.items():
         yield Fact(name=f"reads_{counter}", value=_readable(seen, counter))

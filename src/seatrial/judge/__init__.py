@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from seatrial.checks.base import Check
-from seatrial.judge import again, insights, links
+from seatrial.judge import again, counters, insights, links
 from seatrial.judge.baselines import Known, skus
 from seatrial.judge.links import Links
 from seatrial.judge.places import unheld, unproven
@@ -49,6 +49,7 @@ def judge(
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
     verdicts: list[Verdict] = []
+    counters_told = counters.told(measurements)
     for name, setting in config.checks.items():
         if name in left_out:
             reason = f"left out by {left_out[name]}"
@@ -61,12 +62,14 @@ def judge(
             verdicts += unproven(name, config.cluster, jobs, by_check)
             verdicts += unheld(name, setting, own, config.name)
             first = judge_check(checks[name], own, setting.expect, config.name, known)
+            verdicts += counters.verdicts(checks[name], own, counters_told)
             if repeats is None:
                 verdicts += first
                 continue
             more = [measurement for measurement in repeats if measurement.check == name]
             second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
             verdicts += again.weighed(checks[name], first, own, second, more)
+            verdicts += counters.verdicts(checks[name], more, counters_told)
     return tuple(verdicts)
 
 
@@ -102,7 +105,8 @@ def read(
 ) -> tuple[Insight, ...]:
     """What the figures say beyond their verdicts; see ``insights``."""
     found = links.read(measurements)
-    return insights.insights(config, measurements, verdicts, checks, _known(found, site), found)
+    figures = insights.insights(config, measurements, verdicts, checks, _known(found, site), found)
+    return (*figures, *counters.insights(measurements))
 
 
 def _known(found: Links, site: Baseline | None) -> Known:

@@ -1,0 +1,40 @@
+"""Which error counters there are, and what it means that one grew: data/counters.yaml, with the source of each."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import yaml
+from pydantic import Field
+
+from seatrial.records import Frozen
+
+
+class Counter(Frozen):
+    """``limit``: a counter of the port that stands there counts no further. ``per_minute``: so many are normal."""
+
+    level: Literal["FAIL", "WARN", "told"]
+    means: str = Field(min_length=1)
+    remedy: str = ""
+    source: str = Field(min_length=1)
+    limit: int | None = None
+    per_minute: float = 0.0
+
+
+class Known(Frozen):
+    """Counters of a GPU and of an RDMA port by name; Xids by number, where they mean less than ``gpu['xid']`` does."""
+
+    gpu: dict[str, Counter]
+    port: dict[str, Counter]
+    xid: dict[int, Counter]
+
+    def of_xid(self, number: int) -> Counter:
+        return self.xid.get(number) or self.gpu["xid"]
+
+
+@cache
+def known() -> Known:
+    text = (resources.files("seatrial") / "data" / "counters.yaml").read_text(encoding="utf-8")
+    return Known.model_validate(yaml.safe_load(text))

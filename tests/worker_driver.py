@@ -1,0 +1,42 @@
+"""A worker, as a process of its own, on a GPU that is not there: ``worker_driver.py RUN/jobs/JOB/job.json ATTEMPT``.
+
+NVML is a fake whose second GPU counts an uncorrectable error during the check; torch is not asked for a device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seatrial import worker
+from seatrial.checks import catalog
+from seatrial.model import Job, Metric, Observation
+from tests.fakes.counting import Counting, loaded, nvml
+
+ERRORS = Counting(0, 1)
+
+
+def measure(place: Any, _options: Any) -> Iterator[Observation]:
+    ERRORS.now = ERRORS.after
+    yield Metric(name="gb_s", value=1, unit="GB/s", subject=place.subject)
+    if place.run_dir.name == "broken":
+        raise RuntimeError("on purpose")
+
+
+def main() -> None:
+    path, attempt = Path(sys.argv[1]), sys.argv[2]
+    job = Job.model_validate_json(path.read_text(encoding="utf-8"))
+    sys.modules["pynvml"] = nvml(loaded(nvmlDeviceGetTotalEccErrors=ERRORS))  # type: ignore[assignment]
+    known = catalog()
+    for name in job.checks:
+        known[name] = replace(known[name], measure=measure)  # the catalog is cached: this is the worker's own
+    worker._open_device = lambda *_: (job.device, 1 if job.device == "cuda" else None)
+    worker._close_device = lambda job: None
+    worker.work(job, path.parents[2], path.parent / f"attempt{attempt}")
+
+
+if __name__ == "__main__":
+    main()
