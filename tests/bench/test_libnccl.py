@@ -150,6 +150,15 @@ def test_every_operation_is_one_call_of_nccl_as_nccl_tests_makes_it(nccl: Torch,
     assert told(nccl, OPERATIONS[name]) == EXPECTED[name]
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce"])
+def test_out_of_place_they_are_the_same_call_with_two_buffers(nccl: Torch, name: str) -> None:
+    other = OPERATIONS[name].elsewhere()
+    assert other
+    ((called, _, received, *rest),) = EXPECTED[name]
+    assert received == "s+0"
+    assert told(nccl, other) == [(called, "s+0", "r+0", *rest)]
+
+
 @pytest.mark.parametrize(("dtype", "code"), [(torch.float16, FLOAT16), (torch.bfloat16, BFLOAT16)])
 def test_types_are_those_of_nccl(nccl: Torch, dtype: torch.dtype, code: int) -> None:
     assert told(nccl, OPERATIONS["all_reduce"], dtype=dtype)[0][4] == code

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from seatrial.bench.alone import settled
 from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
-from seatrial.bench.exact import CHUNK, Mismatch, Part, fill, verify
+from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
 
@@ -204,11 +204,10 @@ def _time_and_check(
 
 def _check(prepared: Prepared, run: Callable[[], object]) -> dict[int, Mismatch]:
     """Run once on known data: what is wrong, by rank."""
-    ranks = dist.get_world_size()
-    fill(prepared.received, dist.get_rank() + 1, ranks)  # what it must not hold afterwards
-    fill(prepared.sent, dist.get_rank(), ranks)
+    blank(prepared.received)  # before the rest: in place, what is sent lies in there
+    fill(prepared.sent, dist.get_rank(), prepared.added)
     run()
-    found = gather(verify(prepared.received, ranks, prepared.parts))
+    found = gather(verify(prepared.received, prepared.added, prepared.parts))
     return {rank: mismatch for rank, mismatch in enumerate(found) if mismatch}
 
 
@@ -325,10 +324,10 @@ def _prepare(
     prepared, refusal = None, ""
     try:
         prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
-        # the scratch memory of the data check must fit as well, and comparing takes more of it than filling
-        rank, ranks, first = dist.get_rank(), dist.get_world_size(), prepared.sent[:CHUNK]
-        fill(prepared.sent, rank, ranks)
-        verify(first, ranks, [Part(first.numel(), 0, (rank,))])
+        # the scratch memory of the data check must fit as well, that of filling and that of comparing
+        rank, first = dist.get_rank(), prepared.sent[:CHUNK]
+        fill(prepared.sent, rank, prepared.added)
+        verify(first, prepared.added, [Part(first.numel(), 0, rank)])
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
@@ -351,6 +350,11 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 def describe_calls(device: str) -> str:
     """What ``measure`` and its like call here, several joined by " + " where ranks differ. Called by all together."""
     return " + ".join(sorted(set(gather(calls_on(torch.device(device)).described))))
+
+
+def has_two_buffers(device: str) -> bool:
+    """Whether every operation can be called out of place here. Called by all together: the same on all ranks."""
+    return all(gather(calls_on(torch.device(device)).two_buffers))
 
 
 def describe_group() -> dict[str, object]:
