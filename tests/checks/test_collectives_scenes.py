@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from seatrial.bench.collectives import Timings
+from seatrial.bench.exact import Mismatch
+from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import catalog, collectives_pairs, collectives_rails, collectives_scaling
+from seatrial.checks import collective_figures as figures
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
-from seatrial.model import Finding, Measurement, Outcome
+from seatrial.model import Fact, Finding, Measurement, Metric, Outcome
 from tests.bench.cluster import Scenario, run
 from tests.checks import scenes_driver
 
@@ -142,6 +146,18 @@ def test_a_rail_is_the_same_rank_of_every_node(runs: Runs) -> None:
     assert set(values(runs["rails"], "rail_busbw")) == {"rail0", "rail1"}
     assert collectives_rails.rails_of({"a": (0, 1, 2), "b": (3, 4, 5)}) == [[0, 3], [1, 4], [2, 5]]
     assert facts(runs["rails"])["comparable"] == "no"  # of two, nobody knows which is right
+
+
+def test_what_is_wrong_in_a_group_is_told_to_the_bit() -> None:
+    timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
+    bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
+    metric, fact = figures.group_data_check({"rail0": good, "rail1": bad})
+    assert isinstance(metric, Metric)
+    assert isinstance(fact, Fact)
+    assert metric.value == 2
+    assert fact.value == [
+        {"group": "rail1", "rank": 3, "wrong": 2, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    ]
 
 
 def test_scaling_goes_by_powers_of_two_and_says_what_it_is_measured_by(runs: Runs) -> None:

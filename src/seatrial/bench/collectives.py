@@ -25,6 +25,7 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
+from seatrial.bench import group
 from seatrial.bench.alone import settled
 from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
 from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
@@ -45,7 +46,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 TIMING = (
     "back-to-back operations by the host clock from the first call to the end of the last, after a one-element "
-    "all-reduce that aligns the ranks: as nccl-tests times them"
+    "all-reduce that aligns the ranks: as nccl-tests times them, but in the same memory again and again, of which the "
+    "L2 holds what fits, where nccl-tests moves on through buffers of its largest size"
 )
 
 
@@ -360,6 +362,7 @@ def has_two_buffers(device: str) -> bool:
 def describe_group() -> dict[str, object]:
     """What carries the operations: backend, number of ranks, way of timing, GPU model, NCCL's version and variables.
 
+    ``set_by_seatrial`` names those of the variables that no site has set.
     Called by all ranks together. ``gpu`` is the name that NVML knows too, several joined by " + " where ranks differ.
     """
     backend = str(dist.get_backend())
@@ -367,6 +370,7 @@ def describe_group() -> dict[str, object]:
     facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING}
     if backend == dist.Backend.NCCL:
         facts["gpu"] = " + ".join(sorted(set(models)))
+        facts["set_by_seatrial"] = sorted(group.set_here)
         facts["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_")
     facts["backend_environment"] = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}
