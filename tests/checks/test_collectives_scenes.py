@@ -24,6 +24,7 @@ TWO = ("node0", "node0", "node1", "node1")
 ONE = ("node0",) * 4
 PAIRS, RAILS, SCALING = (check.CHECK.name for check in (collectives_pairs, collectives_rails, collectives_scaling))
 BRIEF = {"size": "64KiB", "seconds": 0.1}
+BOTH = {"sizes": ["4B", "8B", "64KiB"], "placement": "both", "dtype": "bfloat16", "seconds_per_size": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "rails": Scenario(RAILS, TWO, BRIEF),
         "scaling": Scenario(SCALING, FOUR, BRIEF),
         "scaling_of_two": Scenario(SCALING, TWO, BRIEF),
+        "both_placements": Scenario("collectives.all_gather", ONE, BOTH),
         "pairs_of_one": Scenario(PAIRS, ONE),
         "rails_of_one": Scenario(RAILS, ONE),
         "scaling_of_one": Scenario(SCALING, ONE),
@@ -140,6 +142,17 @@ def test_changed_data_fails_and_its_sender_has_no_good_partner(runs: Runs) -> No
     assert {one["offset"] for one in wrong} == {scenes_driver.WRONG_OFFSET}
     assert values(measured, "best_share")["node3/rank3"] == 0
     assert "node3" in [one.where for one in found(measured)]
+
+
+def test_both_placements_have_their_figures_and_small_sizes_their_true_names(runs: Runs) -> None:
+    measured = runs["both_placements"]
+    for placement in ("", "_in_place"):
+        assert set(values(measured, f"busbw{placement}.8B")) == {"cluster"}  # an element a rank is the least there is
+        assert not values(measured, f"busbw{placement}.4B")
+        assert facts(measured)[f"sizes{placement}"] == {"8B": 8, "64KiB": 2**16}
+        for told in ("iterations", "spread", "drift_percent"):
+            assert list(facts(measured)[f"{told}{placement}"]) == ["8B", "64KiB"]
+    assert values(measured, "wrong_elements") == {"cluster": 0}
 
 
 def test_a_rail_is_the_same_rank_of_every_node(runs: Runs) -> None:

@@ -1,9 +1,9 @@
 """The data check: buffers of which every bit is known beforehand, so that one wrong bit shows.
 
 Every element depends on its position and on its rank: blocks in each other's place, a missing or doubled rank, old data
-and a flipped bit all differ from what is expected. What is only moved has all the bits of its type. What is added up is
-integers whose sums are exact in any order, so that there are few of them: of many ranks only some add to each position,
-and others to the next, down to one in hundreds with bfloat16. Each has its turn within as many positions.
+and a flipped bit all differ from what is expected. What is only moved is any finite value of its type. What is added up
+is integers whose sums are exact in any order, so that there are few of them: of many ranks only some add to a position,
+and others to the next. With bfloat16 these are 8, so that n ranks have had their turn after n/8 positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CHUNK = 2**24  # elements whose expected values are held at once: an 8 GiB buffe
 STRIDE = 1_000_000_007  # prime, and no divisor of a period in use: a pattern visits all values of its period
 APART = 2_654_435_761  # prime: as far as the patterns of two ranks that follow each other are from one another
 _BITS = {2: torch.int16, 4: torch.int32}
-_PERIODS = {2: 65_521, 4: 4_294_967_291}  # the largest primes below 2^16 and 2^32: no block's length has them in it
+# Of what is moved: the largest prime below the number of finite values, so that no block's length has it in it
+_PERIODS = {torch.float16: 63_487, torch.bfloat16: 65_269, torch.float32: 4_278_190_079}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def fill(buffer: torch.Tensor, rank: int, added: int) -> None:
 
     ``added``: the number of ranks whose contributions will be summed up, small integers then, of which no partial sum
     in any order and grouping leaves the integers that the type holds exactly. 1: they are moved as they are, and ranks
-    up to 65,520 differ.
+    up to 63,486 differ.
     """
     for start, chunk in _chunks(buffer):
         if added == 1:
@@ -104,9 +105,11 @@ def _mismatch(wrong: int, start: int, index: int, got: torch.Tensor, bits: torch
 
 
 def _marks(start: int, chunk: torch.Tensor, rank: int) -> torch.Tensor:
-    """Bits of the chunk's type as integers, of either sign: all that there are, but for the last few."""
-    positions = _positions(start, chunk).mul_(STRIDE).add_(rank * APART)
-    return positions.remainder_(_PERIODS[chunk.element_size()]).sub_(2 ** (8 * chunk.element_size() - 1))
+    """The bits of finite values of either sign, as integers: a NaN would end a process that looks out for them."""
+    period, magnitude = _PERIODS[chunk.dtype], 2 ** (8 * chunk.element_size() - 1) - 1
+    marks = _positions(start, chunk).mul_(STRIDE).add_(rank * APART).remainder_(period).sub_(period // 2)
+    negative = marks >> 63  # all ones
+    return marks.bitwise_xor_(negative.bitwise_and_(magnitude))  # two's complement to sign and magnitude
 
 
 def _contributions(start: int, chunk: torch.Tensor, rank: int, added: int) -> torch.Tensor:

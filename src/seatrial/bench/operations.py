@@ -64,6 +64,11 @@ class Operation:
         block = size // itemsize // ranks
         return max(1, block // line * line or block) * ranks
 
+    def named(self, size: int, itemsize: int, ranks: int) -> int:
+        """The bytes that figures are named after: those asked for, unless whole blocks are over 1 % away from them."""
+        real = self.elements(size, itemsize, ranks) * itemsize
+        return size if abs(real - size) <= size / 100 else real
+
     def elsewhere(self) -> Operation | None:
         """The same operation in place instead of out of place, or the other way round; None where there is none."""
         if not self.prepare_elsewhere:

@@ -213,7 +213,9 @@ class _Modes:
         from seatrial.bench.collectives import NoMemory
 
         how = {"dtype": self.options.dtype, "device": self.place.device, "buffers": self.options.buffers}
-        for size in self.defaults.of(mode, self.options, gpu=self.gpu):
+        asked, element = self.defaults.of(mode, self.options, gpu=self.gpu), ELEMENT_SIZES[self.options.dtype]
+        real = {self.operation.named(size, element, self.place.world_size) for size in asked}
+        for size in sorted(real, reverse=True):
             name = f"{word} {figures.label(size)}".lstrip()
             self.place.note(name)
             try:

@@ -107,8 +107,12 @@ def counts(results: Results, subjects: Sequence[str], ending: str = "") -> Itera
     """Exact bytes, iterations, interval and drift of each size."""
     labelled = {label(size): result for size, result in results.items()}
     yield Fact(name=f"sizes{ending}", value={name: result.size for name, result in labelled.items()})
-    yield Fact(name=f"iterations{ending}", value={name: _iterations(result.timings) for name, result in labelled.items()})
-    yield Fact(name=f"spread{ending}", value={name: _spread(result.timings, subjects) for name, result in labelled.items()})
+    yield Fact(
+        name=f"iterations{ending}", value={name: _iterations(result.timings) for name, result in labelled.items()}
+    )
+    yield Fact(
+        name=f"spread{ending}", value={name: _spread(result.timings, subjects) for name, result in labelled.items()}
+    )
     drifts: dict[str, JsonValue] = {name: 100 * result.timings.drift for name, result in labelled.items()}
     yield Fact(name=f"drift_percent{ending}", value=drifts)
 
