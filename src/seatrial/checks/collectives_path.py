@@ -100,7 +100,9 @@ def _settings(path: NcclPath) -> dict[str, str]:
 
 def _unlike(ways: Sequence[Way], subjects: Sequence[str]) -> dict[str, dict[str, object]]:
     """Who is told another network, plugin or setting than the first rank, of which the other facts are."""
-    told = [{"network": way.path.network, "net_plugin": way.path.plugin, "settings": way.path.settings} for way in ways]
+    told: list[dict[str, object]] = [
+        {"network": way.path.network, "net_plugin": way.path.plugin, "settings": way.path.settings} for way in ways
+    ]
     return {
         subject: differs
         for subject, own in zip(subjects, told, strict=True)
