@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.bench import anew
-from seatrial.bench.group import close_group, end_process, open_group
+from seatrial.bench.group import close_group, disable_graph_mixing, end_process, keep_nccl_log, open_group
 
 LIMIT_S = 2.0
 CONTRAST = {
@@ -38,6 +38,8 @@ def ask(module: str, out: Path, limit_s: float, split: Any = None, **task: Any) 
 
 
 def main(out: Path) -> None:
+    keep_nccl_log(out)
+    disable_graph_mixing()
     open_group("cpu", timeout_s=60)
     records = {}
     for deed in ("tell", "fail_on_one", "hang", "say_nothing", "babble"):

@@ -34,7 +34,7 @@ def broken(operation: Operation) -> Operation:
             if dist.get_rank() == 0:
                 made.received.view(torch.int32)[5] ^= 1 << 9
 
-        return Prepared(run, made.sent, made.received, made.parts)
+        return replace(made, run=run)
 
     return replace(operation, prepare=prepare)
 
@@ -56,7 +56,7 @@ def main(out: Path) -> None:
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
             found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
-        if other := operation.elsewhere():
+        if (other := operation.elsewhere()) and other.in_place:
             made = other.prepare(12, torch.empty)
             found[f"{name} offsets"] = gather(abs(made.sent.data_ptr() - made.received.data_ptr()))
             found[f"{name} elsewhere"] = asdict(collectives.measure(other, SIZE, "float32", "cpu", 0.01))

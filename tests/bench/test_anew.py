@@ -46,7 +46,9 @@ def test_all_ranks_hear_the_same(records: Records) -> None:
 
 
 def test_a_child_is_the_same_rank_in_another_environment(records: Records) -> None:
-    assert [one["value"] for one in records[0]["tell"]["answers"]] == [
+    told = [one["value"] for one in records[0]["tell"]["answers"]]
+    assert [Path(one.pop("NCCL_DEBUG_FILE")).name for one in told] == ["nccl.%h.%p.log"] * 2  # handed on, as all is
+    assert told == [  # and seatrial's own choice of how NCCL treats graphs is not
         {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "CONTRAST": "this one"} for rank in range(2)
     ]
 

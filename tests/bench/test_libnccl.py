@@ -129,7 +129,7 @@ def told(nccl: Torch, operation: Operation, count: int = 12, dtype: torch.dtype 
 
 
 ENDS = (COMM, STREAM)
-EXPECTED = {
+EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "all_reduce": [("ncclAllReduce", "s+0", "s+0", 12, FLOAT32, SUM, *ENDS)],
     "all_gather": [("ncclAllGather", "s+0", "r+0", 4, FLOAT32, *ENDS)],
     "reduce_scatter": [("ncclReduceScatter", "s+0", "r+0", 4, FLOAT32, SUM, *ENDS)],
@@ -148,6 +148,15 @@ EXPECTED = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_is_one_call_of_nccl_as_nccl_tests_makes_it(nccl: Torch, name: str) -> None:
     assert told(nccl, OPERATIONS[name]) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce"])
+def test_out_of_place_they_are_the_same_call_with_two_buffers(nccl: Torch, name: str) -> None:
+    other = OPERATIONS[name].elsewhere()
+    assert other
+    (in_place,) = EXPECTED[name]
+    assert in_place[1:3] == ("s+0", "s+0")
+    assert told(nccl, other) == [(*in_place[:2], "r+0", *in_place[3:])]
 
 
 @pytest.mark.parametrize(("dtype", "code"), [(torch.float16, FLOAT16), (torch.bfloat16, BFLOAT16)])

@@ -65,6 +65,14 @@ def test_a_block_holds_an_element_even_where_nccl_tests_measures_nothing() -> No
     assert OPERATIONS["all_gather"].elements(100, 2, 3) == 48
 
 
+def test_a_size_that_is_no_whole_blocks_is_called_what_it_is() -> None:
+    gather = OPERATIONS["all_gather"]
+    assert [gather.named(size, 4, 8) for size in (8, 16, 32, 100, 2**20)] == [32, 32, 32, 96, 2**20]
+    assert gather.named(2**30, 4, 3) == 2**30  # 16 B less
+    assert gather.named(gather.named(8, 2, 7), 2, 7) == 14
+    assert OPERATIONS["all_reduce"].named(8, 4, 8) == 8
+
+
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
 def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
     assert found[f"{name} offsets"] == [0, 16, 32]  # each rank's block where NCCL takes it for in place

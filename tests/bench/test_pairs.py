@@ -4,7 +4,10 @@ from itertools import chain, combinations
 
 import pytest
 
-from seatrial.bench.pairs import circle
+from seatrial.bench.exact import Mismatch
+from seatrial.bench.pairs import Figures, Line, circle
+from seatrial.checks import collectives_pairs
+from seatrial.model import CLUSTER
 
 
 @pytest.mark.parametrize("nodes", range(2, 18))
@@ -21,3 +24,21 @@ def test_in_a_round_each_node_meets_at_most_one_other(nodes: int, most: int) -> 
     for paired in rounds:
         seated = list(chain.from_iterable(paired))
         assert len(seated) == len(set(seated)) == nodes - nodes % 2
+
+
+def test_data_that_arrives_wrong_when_a_path_is_tried_alone_counts_as_any_other() -> None:
+    """It was seen, and such a path shares no uplink: it carries nothing."""
+    seconds, size = (0.01,) * 12, 2**20
+    ends = [(0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1)]
+    lines = tuple(Line(a, b, tuple(3 * one for one in seconds) if {a, b} == {0, 1} else seconds, None) for a, b in ends)
+    alone = (Line(0, 1, seconds, None), Line(1, 0, seconds, Mismatch(7, 5, "1.0", "2.0", "0x1")))
+    nodes = {f"node{rank}": (rank,) for rank in range(4)}
+    figures = Figures(lines, size, nodes, list(nodes), alone)
+    told = {(one.name, one.subject): one.value for one in collectives_pairs._metrics(figures)}
+    facts = {one.name: one.value for one in collectives_pairs._facts(figures, 3, "nccl")}
+    assert told["wrong_elements", CLUSTER] == 7
+    assert told["pair_share", "node0->node1"] == 0
+    assert told["shared_paths", CLUSTER] == 0
+    assert facts["wrong_data"] == [
+        {"from": "node0", "to": "node1", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    ]

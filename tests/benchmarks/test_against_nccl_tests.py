@@ -15,6 +15,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl-tests"
 # A program of nccl-tests that knows two command lines, and no other
 FAKE = """#!/bin/sh
 printf '%s\\n' "$LD_PRELOAD" > "$0.preloaded"
+printf '%s\\n' "$NCCL_GRAPH_MIXING_SUPPORT" > "$0.mixing"
 case "$*" in
 "-g 4 -d float -c 1 -b 64M -e 1G -f 4 -n 50 -w 10") cat FIXTURE.txt ;;
 "-g 4 -d float -c 1 -b 8 -e 64K -f 2 -n 100 -w 20 -G 1") cat FIXTURE-graph.txt ;;
@@ -120,6 +121,7 @@ def test_the_exit_code_says_whether_all_is_within_the_gates(
     code: int,
 ) -> None:
     _, same = run_nccl_tests(programs, Start(4), {"PATH": "/usr/bin:/bin"})
+    monkeypatch.delenv("NCCL_GRAPH_MIXING_SUPPORT", raising=False)
     monkeypatch.setattr(script, "torch_nccl", lambda: (Path("/lib/libnccl.so.2"), "2.28.9"))
     monkeypatch.setattr(script, "run_seatrial", lambda gpus, buffers: ({"gpu": "NVIDIA H200"}, slower(same, share)))
     out = tmp_path / "against.json"
@@ -129,6 +131,8 @@ def test_the_exit_code_says_whether_all_is_within_the_gates(
     assert [row["within"] for row in record["rows"]] == [code == 0] * 12 + [True] * 3
     assert record["rows"][0]["apart"] == pytest.approx(1 / (1 + share) - 1)
     assert (programs / "alltoall_perf.preloaded").read_text() == "/lib/libnccl.so.2\n"
+    assert record["on_both_sides"] == {"NCCL_GRAPH_MIXING_SUPPORT": "0"}
+    assert (programs / "all_reduce_perf.mixing").read_text() == "0\n"
     told = capsys.readouterr().out
     assert ("BEYOND" in told) is (code == 1)
     assert "nccl-tests -g 4, one process" in told

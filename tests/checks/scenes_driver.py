@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from tests.bench import cluster
@@ -26,7 +27,7 @@ def _late_with_two(operations: list[Any]) -> Any:
 
 
 def _corrupt(operations: list[Any]) -> Any:
-    operations[0].tensor[WRONG_OFFSET] += 1
+    operations[0].tensor.view(torch.int32)[WRONG_OFFSET] += 1
     return _exchange(operations)
 
 

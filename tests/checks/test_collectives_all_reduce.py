@@ -256,7 +256,9 @@ def test_all_modes_run_in_their_order_and_gloo_has_no_graph(records: Records) ->
     assert lead["facts"]["device_mode"] == NO_GRAPH
     assert "; parity: each figure is" in lead["facts"]["how"]
     assert lead["facts"]["how"].endswith(figures.MODES["distribution"])
-    assert lead["facts"]["other_placement"] == "not applicable: torch has this operation in place only"
+    assert lead["facts"]["other_placement"] == (
+        "not applicable: torch's process group, which is called here, has this operation in place only"
+    )
     assert lead["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
     assert lead["error"] is None
 

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from seatrial.bench.collectives import Timings
+from seatrial.bench.exact import Mismatch
+from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import catalog, collectives_pairs, collectives_rails, collectives_scaling
+from seatrial.checks import collective_figures as figures
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
-from seatrial.model import Finding, Measurement, Outcome
+from seatrial.model import Fact, Finding, Measurement, Metric, Outcome
 from tests.bench.cluster import Scenario, run
 from tests.checks import scenes_driver
 
@@ -20,6 +24,7 @@ TWO = ("node0", "node0", "node1", "node1")
 ONE = ("node0",) * 4
 PAIRS, RAILS, SCALING = (check.CHECK.name for check in (collectives_pairs, collectives_rails, collectives_scaling))
 BRIEF = {"size": "64KiB", "seconds": 0.1}
+BOTH = {"sizes": ["4B", "8B", "64KiB"], "placement": "both", "dtype": "bfloat16", "seconds_per_size": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "rails": Scenario(RAILS, TWO, BRIEF),
         "scaling": Scenario(SCALING, FOUR, BRIEF),
         "scaling_of_two": Scenario(SCALING, TWO, BRIEF),
+        "both_placements": Scenario("collectives.all_gather", ONE, BOTH),
         "pairs_of_one": Scenario(PAIRS, ONE),
         "rails_of_one": Scenario(RAILS, ONE),
         "scaling_of_one": Scenario(SCALING, ONE),
@@ -138,10 +144,33 @@ def test_changed_data_fails_and_its_sender_has_no_good_partner(runs: Runs) -> No
     assert "node3" in [one.where for one in found(measured)]
 
 
+def test_both_placements_have_their_figures_and_small_sizes_their_true_names(runs: Runs) -> None:
+    measured = runs["both_placements"]
+    for placement in ("", "_in_place"):
+        assert set(values(measured, f"busbw{placement}.8B")) == {"cluster"}  # an element a rank is the least there is
+        assert not values(measured, f"busbw{placement}.4B")
+        assert facts(measured)[f"sizes{placement}"] == {"8B": 8, "64KiB": 2**16}
+        for told in ("iterations", "spread", "drift_percent"):
+            assert list(facts(measured)[f"{told}{placement}"]) == ["8B", "64KiB"]
+    assert values(measured, "wrong_elements") == {"cluster": 0}
+
+
 def test_a_rail_is_the_same_rank_of_every_node(runs: Runs) -> None:
     assert set(values(runs["rails"], "rail_busbw")) == {"rail0", "rail1"}
     assert collectives_rails.rails_of({"a": (0, 1, 2), "b": (3, 4, 5)}) == [[0, 3], [1, 4], [2, 5]]
     assert facts(runs["rails"])["comparable"] == "no"  # of two, nobody knows which is right
+
+
+def test_what_is_wrong_in_a_group_is_told_to_the_bit() -> None:
+    timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
+    bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
+    metric, fact = figures.group_data_check({"rail0": good, "rail1": bad})
+    assert isinstance(metric, Metric)
+    assert isinstance(fact, Fact)
+    assert metric.value == 2
+    assert fact.value == [
+        {"group": "rail1", "rank": 3, "wrong": 2, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    ]
 
 
 def test_scaling_goes_by_powers_of_two_and_says_what_it_is_measured_by(runs: Runs) -> None:

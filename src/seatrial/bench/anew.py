@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial import shell
+from seatrial.bench import group
 from seatrial.bench.rank import gather, release_memory, wait_for_all
 
 _POLL_S = 0.05
@@ -84,7 +85,9 @@ def ask_anew(
         where = {"RANK": ranks.index(me), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
         argv = [sys.executable, "-m", module, json.dumps({"group": name, "device": device, "limit_s": limit_s, **task})]
         variables = {**env, **{key: str(value) for key, value in where.items()}}
-        child = shell.start(argv, env=variables, stdout=files["out"], stderr=files["err"])
+        # A training may run graphs beside other operations, which this choice of ours forbids
+        without = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_here else ""
+        child = shell.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=without)
         answer = _attend(child, name, limit_s, look)
         answer = replace(answer, problem=_with_last_words(answer.problem, files["err"])) if answer.problem else answer
         answer = answer if answer.problem else _read(files["out"])

@@ -25,9 +25,10 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
+from seatrial.bench import group
 from seatrial.bench.alone import settled
 from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
-from seatrial.bench.exact import CHUNK, Mismatch, Part, fill, verify
+from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
 
@@ -45,7 +46,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 TIMING = (
     "back-to-back operations by the host clock from the first call to the end of the last, after a one-element "
-    "all-reduce that aligns the ranks: as nccl-tests times them"
+    "all-reduce that aligns the ranks: as nccl-tests times them, but in the same memory again and again, of which the "
+    "L2 holds what fits, where nccl-tests moves on through buffers of its largest size"
 )
 
 
@@ -204,11 +206,10 @@ def _time_and_check(
 
 def _check(prepared: Prepared, run: Callable[[], object]) -> dict[int, Mismatch]:
     """Run once on known data: what is wrong, by rank."""
-    ranks = dist.get_world_size()
-    fill(prepared.received, dist.get_rank() + 1, ranks)  # what it must not hold afterwards
-    fill(prepared.sent, dist.get_rank(), ranks)
+    blank(prepared.received)  # before the rest: in place, what is sent lies in there
+    fill(prepared.sent, dist.get_rank(), prepared.added)
     run()
-    found = gather(verify(prepared.received, ranks, prepared.parts))
+    found = gather(verify(prepared.received, prepared.added, prepared.parts))
     return {rank: mismatch for rank, mismatch in enumerate(found) if mismatch}
 
 
@@ -325,10 +326,10 @@ def _prepare(
     prepared, refusal = None, ""
     try:
         prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
-        # the scratch memory of the data check must fit as well, and comparing takes more of it than filling
-        rank, ranks, first = dist.get_rank(), dist.get_world_size(), prepared.sent[:CHUNK]
-        fill(prepared.sent, rank, ranks)
-        verify(first, ranks, [Part(first.numel(), 0, (rank,))])
+        # the scratch memory of the data check must fit as well, that of filling and that of comparing
+        rank, first = dist.get_rank(), prepared.sent[:CHUNK]
+        fill(prepared.sent, rank, prepared.added)
+        verify(first, prepared.added, [Part(first.numel(), 0, rank)])
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
@@ -353,9 +354,15 @@ def describe_calls(device: str) -> str:
     return " + ".join(sorted(set(gather(calls_on(torch.device(device)).described))))
 
 
+def has_two_buffers(device: str) -> bool:
+    """Whether every operation can be called out of place here. Called by all together: the same on all ranks."""
+    return all(gather(calls_on(torch.device(device)).two_buffers))
+
+
 def describe_group() -> dict[str, object]:
     """What carries the operations: backend, number of ranks, way of timing, GPU model, NCCL's version and variables.
 
+    ``set_by_seatrial`` names those of the variables that no site has set.
     Called by all ranks together. ``gpu`` is the name that NVML knows too, several joined by " + " where ranks differ.
     """
     backend = str(dist.get_backend())
@@ -363,6 +370,7 @@ def describe_group() -> dict[str, object]:
     facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING}
     if backend == dist.Backend.NCCL:
         facts["gpu"] = " + ".join(sorted(set(models)))
+        facts["set_by_seatrial"] = sorted(group.set_here)
         facts["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_")
     facts["backend_environment"] = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}

@@ -14,18 +14,38 @@ import torch.distributed as dist
 
 # What tells of the path, and costs nothing afterwards: TUNING would write a line for each operation.
 _SUBSYSTEMS = "INIT,NET,P2P,ENV"
+GRAPH_MIXING = "NCCL_GRAPH_MIXING_SUPPORT"
+
+set_here: set[str] = set()  # variables of the environment that are seatrial's choice and nobody else's
 
 
 def keep_nccl_log(folder: Path) -> None:
     """Have NCCL write what it does to a file of this process in ``folder``: call it before the group is opened.
 
     At least INFO: where nobody asked for more, and where WARN was asked for, which INFO holds as well. A file that the
-    environment names stays the one.
+    environment names stays the one if it is each process's own: one of all ranks, or a pipe, could not be read back.
     """
     if os.environ.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN"):
-        os.environ["NCCL_DEBUG"] = "INFO"
-        os.environ["NCCL_DEBUG_SUBSYS"] = _SUBSYSTEMS
-    os.environ.setdefault("NCCL_DEBUG_FILE", str(folder / "nccl.%h.%p.log"))
+        _set("NCCL_DEBUG", "INFO")
+        _set("NCCL_DEBUG_SUBSYS", _SUBSYSTEMS)
+    named = os.environ.get("NCCL_DEBUG_FILE", "")
+    if "%p" not in named or named.startswith(("/dev/", "/proc/")):
+        _set("NCCL_DEBUG_FILE", str(folder / "nccl.%h.%p.log"))
+
+
+def _set(name: str, value: str) -> None:
+    os.environ[name] = value
+    set_here.add(name)
+
+
+def disable_graph_mixing() -> None:
+    """For the process's life, unless the environment says something about it: NCCL reads it once.
+
+    Operations in CUDA graphs and others never run at once here, and NCCL's care for that case takes 13 us of each one
+    in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; measured on 4 H200, NCCL 2.28.9: 19.4 and 6.7 us).
+    """
+    if GRAPH_MIXING not in os.environ:
+        _set(GRAPH_MIXING, "0")
 
 
 def open_group(device: str, timeout_s: float) -> None:
@@ -37,9 +57,7 @@ def open_group(device: str, timeout_s: float) -> None:
     target = torch.device(device)
     timeout = timedelta(seconds=timeout_s)
     if target.type == "cuda" and target.index is not None:
-        # Operations in CUDA graphs and others never run at once here, and NCCL's care for that case takes 13 us of each
-        # one in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; measured on 4 H200, NCCL 2.28.9: 19.4 and 6.7 us)
-        os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
+        disable_graph_mixing()
         # The device must be current first: object collectives and NCCL's own buffers go to the current one.
         torch.cuda.set_device(target)
         # With device_id NCCL connects now, so that the first check does not pay for it, or hang in its name.

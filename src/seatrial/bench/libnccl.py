@@ -54,6 +54,7 @@ class NcclCalls:
     """
 
     described = "NCCL's own functions, on torch's communicator"
+    two_buffers = True  # every operation has one for what is sent and one for what is received
 
     def __init__(self, device: torch.device) -> None:
         self._library = _loaded()
@@ -63,8 +64,8 @@ class NcclCalls:
             if (told := self._ask(name)) != expected:
                 raise NotReachable(f"{name} of {_LIBRARY} says {told} of torch's communicator, not {expected}")
 
-    def all_reduce(self, buffer: torch.Tensor) -> Callable[[], None]:
-        return self._call("ncclAllReduce", *_ends(buffer, buffer), *_amount(buffer), _SUM)
+    def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        return self._call("ncclAllReduce", *_ends(sent, received), *_amount(sent), _SUM)
 
     def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
         return self._call("ncclAllGather", *_ends(sent, received), *_amount(sent))
@@ -80,11 +81,11 @@ class NcclCalls:
         both = ((self._send, outgoing), (self._receive, incoming))
         return self._together([step(blocks[peer], peer) for peer in range(len(outgoing)) for step, blocks in both])
 
-    def broadcast(self, buffer: torch.Tensor, root: int) -> Callable[[], None]:
-        return self._call("ncclBroadcast", *_ends(buffer, buffer), *_amount(buffer), root)
+    def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
+        return self._call("ncclBroadcast", *_ends(sent, received), *_amount(sent), root)
 
-    def reduce(self, buffer: torch.Tensor, root: int) -> Callable[[], None]:
-        return self._call("ncclReduce", *_ends(buffer, buffer), *_amount(buffer), _SUM, root)
+    def reduce(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
+        return self._call("ncclReduce", *_ends(sent, received), *_amount(sent), _SUM, root)
 
     def exchange(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Callable[[], None]:
         """Send to one rank and receive from another, both at once."""

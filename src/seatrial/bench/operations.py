@@ -24,12 +24,16 @@ Allocate = Callable[[int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Prepared:
-    """An operation with its buffers. ``parts`` say what ``received`` must hold after ``sent`` was filled and it ran."""
+    """An operation with its buffers. ``parts`` say what ``received`` must hold after ``sent`` was filled and it ran.
+
+    ``added``: the number of ranks whose data it adds up; 1 where it only moves data.
+    """
 
     run: Callable[[], object]
     sent: torch.Tensor
     received: torch.Tensor
     parts: Sequence[Part]
+    added: int = 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Operation:
     """``factor``: what turns algorithm bandwidth into bus bandwidth among n ranks; ``formula``: the same for people.
 
     ``divides``: its buffer is cut into one block a rank, so that a size is rounded down to whole blocks.
-    ``prepare_elsewhere``: the same in the other placement, where nccl-tests and torch both have that.
+    ``prepare_elsewhere``: the same in the other placement, where nccl-tests has that. torch's process group has
+    all-reduce, broadcast and reduce in place only: see ``two_buffers`` of its calls.
     """
 
     name: str
@@ -59,6 +64,11 @@ class Operation:
         block = size // itemsize // ranks
         return max(1, block // line * line or block) * ranks
 
+    def named(self, size: int, itemsize: int, ranks: int) -> int:
+        """The bytes that figures are named after: those asked for, unless whole blocks are over 1 % away from them."""
+        real = self.elements(size, itemsize, ranks) * itemsize
+        return size if abs(real - size) <= size / 100 else real
+
     def elsewhere(self) -> Operation | None:
         """The same operation in place instead of out of place, or the other way round; None where there is none."""
         if not self.prepare_elsewhere:
@@ -79,7 +89,16 @@ def calls_on(device: torch.device) -> NcclCalls | TorchCalls:
 def _all_reduce(count: int, allocate: Allocate) -> Prepared:
     buffer = allocate(count)
     # The values grow with every sum, at last to inf: as with nccl-tests in place, this does not change the time.
-    return Prepared(calls_on(buffer.device).all_reduce(buffer), buffer, buffer, [Part(count, 0, _everybody())])
+    return _summing(buffer, buffer)
+
+
+def _all_reduce_elsewhere(count: int, allocate: Allocate) -> Prepared:
+    return _summing(allocate(count), allocate(count))
+
+
+def _summing(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+    run = calls_on(sent.device).all_reduce(sent, received)
+    return Prepared(run, sent, received, [Part(sent.numel(), 0)], dist.get_world_size())
 
 
 def _all_gather(count: int, allocate: Allocate) -> Prepared:
@@ -92,7 +111,7 @@ def _all_gather_in_place(count: int, allocate: Allocate) -> Prepared:
 
 
 def _gathering(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
-    parts = [Part(sent.numel(), 0, (rank,)) for rank in _everybody()]
+    parts = [Part(sent.numel(), 0, rank) for rank in range(dist.get_world_size())]
     return Prepared(calls_on(sent.device).all_gather(sent, received), sent, received, parts)
 
 
@@ -106,27 +125,46 @@ def _reduce_scatter_in_place(count: int, allocate: Allocate) -> Prepared:
 
 
 def _scattering(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
-    parts = [Part(received.numel(), received.numel() * dist.get_rank(), _everybody())]
-    return Prepared(calls_on(sent.device).reduce_scatter(sent, received), sent, received, parts)
+    parts = [Part(received.numel(), received.numel() * dist.get_rank())]
+    run = calls_on(sent.device).reduce_scatter(sent, received)
+    return Prepared(run, sent, received, parts, dist.get_world_size())
 
 
 def _all_to_all(count: int, allocate: Allocate) -> Prepared:
-    block = count // dist.get_world_size()
-    sent, received = allocate(count), allocate(count)
-    parts = [Part(block, block * dist.get_rank(), (rank,)) for rank in _everybody()]
+    ranks = dist.get_world_size()
+    block, sent, received = count // ranks, allocate(count), allocate(count)
+    parts = [Part(block, block * dist.get_rank(), rank) for rank in range(ranks)]
     return Prepared(calls_on(sent.device).all_to_all(sent, received), sent, received, parts)
 
 
 def _broadcast(count: int, allocate: Allocate) -> Prepared:
     buffer = allocate(count)
-    return Prepared(calls_on(buffer.device).broadcast(buffer, root=0), buffer, buffer, [Part(count, 0, (0,))])
+    return _broadcasting(buffer, buffer)
+
+
+def _broadcast_elsewhere(count: int, allocate: Allocate) -> Prepared:
+    return _broadcasting(allocate(count), allocate(count))
+
+
+def _broadcasting(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+    run = calls_on(sent.device).broadcast(sent, received, root=0)
+    return Prepared(run, sent, received, [Part(sent.numel(), 0, rank=0)])
 
 
 def _reduce(count: int, allocate: Allocate) -> Prepared:
     buffer = allocate(count)
+    return _reducing(buffer, buffer)
+
+
+def _reduce_elsewhere(count: int, allocate: Allocate) -> Prepared:
+    return _reducing(allocate(count), allocate(count))
+
+
+def _reducing(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     # only the root's buffer is defined afterwards
-    parts = [Part(count, 0, _everybody())] if dist.get_rank() == 0 else []
-    return Prepared(calls_on(buffer.device).reduce(buffer, root=0), buffer, buffer, parts)
+    parts = [Part(sent.numel(), 0)] if dist.get_rank() == 0 else []
+    run = calls_on(sent.device).reduce(sent, received, root=0)
+    return Prepared(run, sent, received, parts, dist.get_world_size())
 
 
 def _send_receive(count: int, allocate: Allocate) -> Prepared:
@@ -135,11 +173,7 @@ def _send_receive(count: int, allocate: Allocate) -> Prepared:
     following, before = (rank + 1) % ranks, (rank - 1) % ranks
     sent, received = allocate(count), allocate(count)
     run = calls_on(sent.device).exchange(sent, following, received, before)
-    return Prepared(run, sent, received, [Part(count, 0, (before,))])
-
-
-def _everybody() -> tuple[int, ...]:
-    return tuple(range(dist.get_world_size()))
+    return Prepared(run, sent, received, [Part(count, 0, before)])
 
 
 def _shared(ranks: int) -> float:
@@ -149,7 +183,14 @@ def _shared(ranks: int) -> float:
 OPERATIONS = {
     one.name: one
     for one in (
-        Operation("all_reduce", "2(n−1)/n", lambda ranks: 2 * _shared(ranks), _all_reduce, in_place=True),
+        Operation(
+            "all_reduce",
+            "2(n−1)/n",
+            lambda ranks: 2 * _shared(ranks),
+            _all_reduce,
+            in_place=True,
+            prepare_elsewhere=_all_reduce_elsewhere,
+        ),
         Operation("all_gather", "(n−1)/n", _shared, _all_gather, divides=True, prepare_elsewhere=_all_gather_in_place),
         Operation(
             "reduce_scatter",
@@ -160,8 +201,8 @@ OPERATIONS = {
             prepare_elsewhere=_reduce_scatter_in_place,
         ),
         Operation("all_to_all", "(n−1)/n", _shared, _all_to_all, divides=True),
-        Operation("broadcast", "1", lambda _: 1.0, _broadcast, in_place=True),
-        Operation("reduce", "1", lambda _: 1.0, _reduce, in_place=True),
+        Operation("broadcast", "1", lambda _: 1.0, _broadcast, True, prepare_elsewhere=_broadcast_elsewhere),
+        Operation("reduce", "1", lambda _: 1.0, _reduce, True, prepare_elsewhere=_reduce_elsewhere),
         Operation("send_receive", "1", lambda _: 1.0, _send_receive),
     )
 }

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench.collectives import algorithm_bandwidth, time_operation
-from seatrial.bench.exact import Mismatch, Part, fill, verify
+from seatrial.bench.exact import Mismatch, Part, blank, fill, verify
 from seatrial.bench.rank import gather
 
 
@@ -50,16 +50,16 @@ def exchange(partners: Mapping[int, int], size: int, device: str, seconds: float
     ``partners`` holds both directions of each pair; who is not in it looks on. Called by all ranks with the same.
     Windows begin together on all ranks; see ``time_operation``. One more exchange is checked bit by bit.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     partner = partners.get(rank)
     count = 0 if partner is None else size // 4
     sent, received = (torch.empty(count, dtype=torch.float32, device=device) for _ in range(2))
-    fill(sent, rank, ranks)
+    fill(sent, rank, added=1)
     run = _exchange(sent, received, partner)
     timings = time_operation(run, torch.device(device), seconds)
-    fill(received, rank + 1, ranks)  # what it must not hold afterwards
+    blank(received)
     run()
-    mismatches = gather(None if partner is None else verify(received, ranks, [Part(count, 0, (partner,))]))
+    mismatches = gather(None if partner is None else verify(received, 1, [Part(count, 0, partner)]))
     return [Line(one, other, timings.of_rank(one), mismatches[one]) for one, other in sorted(partners.items())]
 
 
@@ -84,8 +84,13 @@ class Figures:
     alone: tuple[Line, ...] = ()  # of paths that were tried again
 
     @cached_property
+    def corrupted(self) -> list[Line]:
+        """Those whose data arrived wrong, of the rounds and of what was tried again."""
+        return [line for line in (*self.lines, *self.alone) if line.mismatch]
+
+    @cached_property
     def _wrong(self) -> set[frozenset[int]]:
-        return {frozenset((line.rank, line.partner)) for line in self.lines if line.mismatch}
+        return {frozenset((line.rank, line.partner)) for line in self.corrupted}
 
     def rates(self, line: Line) -> tuple[float, ...]:
         wrong = frozenset((line.rank, line.partner)) in self._wrong

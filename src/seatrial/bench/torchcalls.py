@@ -28,14 +28,19 @@ def backend_of(device: torch.device) -> Any:
 
 
 class TorchCalls:
-    """Makes ready what runs one operation on buffers of ``device``; ``why``: why it is not called in another way."""
+    """Makes ready what runs one operation on buffers of ``device``; ``why``: why it is not called in another way.
+
+    All-reduce, broadcast and reduce are in place: ValueError where ``received`` is another tensor than ``sent``.
+    """
+
+    two_buffers = False
 
     def __init__(self, device: torch.device, why: str = "") -> None:
         self._device, self._backend = device, backend_of(device)
         self.described = f"torch's process group{f' ({why})' if why else ''}"
 
-    def all_reduce(self, buffer: torch.Tensor) -> Callable[[], None]:
-        call, tensors, options = self._backend.allreduce, [buffer], _on_this_stream(AllreduceOptions())
+    def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        call, tensors, options = self._backend.allreduce, _same(sent, received), _on_this_stream(AllreduceOptions())
         return lambda: _finish(call(tensors, options))
 
     def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
@@ -51,13 +56,13 @@ class TorchCalls:
         equal: list[int] = []  # blocks of one size
         return lambda: _finish(call(received, sent, equal, equal, options))
 
-    def broadcast(self, buffer: torch.Tensor, root: int) -> Callable[[], None]:
-        call, tensors, options = self._backend.broadcast, [buffer], _on_this_stream(BroadcastOptions())
+    def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
+        call, tensors, options = self._backend.broadcast, _same(sent, received), _on_this_stream(BroadcastOptions())
         options.rootRank, options.rootTensor = root, 0
         return lambda: _finish(call(tensors, options))
 
-    def reduce(self, buffer: torch.Tensor, root: int) -> Callable[[], None]:
-        call, tensors, options = self._backend.reduce, [buffer], _on_this_stream(ReduceOptions())
+    def reduce(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
+        call, tensors, options = self._backend.reduce, _same(sent, received), _on_this_stream(ReduceOptions())
         options.rootRank = root
         return lambda: _finish(call(tensors, options))
 
@@ -75,6 +80,12 @@ class TorchCalls:
         """To the end of all work; gloo's is done by then."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _same(sent: torch.Tensor, received: torch.Tensor) -> list[torch.Tensor]:
+    if sent is not received:
+        raise ValueError("torch's process group has this operation in place only")
+    return [sent]
 
 
 def _finish(work: Any) -> None:

@@ -73,7 +73,7 @@ class CollectiveOptions(Options):
 
     ``modes``: what is timed. parity: operations back to back, as nccl-tests times them. device: the same in a CUDA
     graph, without what the host needs to start each one. distribution: every single one, for percentiles.
-    ``placement``: ``both`` measures an operation in place as well as out of place where torch offers both.
+    ``placement``: ``both`` measures an operation in place as well as out of place, where it can be called both ways.
     ``buffers``: whose allocator they come from.
     ``seconds_per_size`` caps the timed part of one size; it ends earlier once the median is known to 1 %. A burn-in
     raises ``min_seconds_per_size``: the load of mode parity then lasts at least so long at each size.
@@ -163,13 +163,22 @@ class _Modes:
             yield from self._elsewhere()
 
     def _elsewhere(self) -> Iterator[Observation]:
-        """The other placement. It is in place, as torch has it: the operations that are so anyway have no other."""
-        if not (other := self.operation.elsewhere()):
-            only = "in place" if self.operation.in_place else "out of place"
-            yield Fact(name="other_placement", value=f"not applicable: torch has this operation {only} only")
+        """The other placement, where there is one here. All ranks agree on that."""
+        from seatrial.bench.collectives import has_two_buffers
+
+        other = self.operation.elsewhere()
+        if not other:
+            yield Fact(name="other_placement", value="not applicable: this operation is out of place only")
             return
-        for size, result in self._by_parity(other, "in place"):
-            yield from figures.parity(size, result, other, figures.IN_PLACE)
+        if not other.in_place and not has_two_buffers(self.place.device):
+            only = "not applicable: torch's process group, which is called here, has this operation in place only"
+            yield Fact(name="other_placement", value=only)
+            return
+        ending, found = figures.ENDINGS[other.in_place], {}
+        for size, result in self._by_parity(other, "in place" if other.in_place else "out of place"):
+            found[size] = result
+            yield from figures.parity(size, result, other, ending)
+        yield from figures.counts(_upwards(found), self.subjects, ending)
 
     def _by_parity(self, operation: Operation, word: str) -> Iterator[tuple[int, Result]]:
         from seatrial.bench.collectives import measure as by_parity
@@ -215,7 +224,9 @@ class _Modes:
         from seatrial.bench.collectives import NoMemory
 
         how = {"dtype": self.options.dtype, "device": self.place.device, "buffers": self.options.buffers}
-        for size in self.defaults.of(mode, self.options, gpu=self.gpu):
+        asked, element = self.defaults.of(mode, self.options, gpu=self.gpu), ELEMENT_SIZES[self.options.dtype]
+        real = {self.operation.named(size, element, self.place.world_size) for size in asked}
+        for size in sorted(real, reverse=True):
             name = f"{word} {figures.label(size)}".lstrip()
             self.place.note(name)
             try:
@@ -287,7 +298,7 @@ def collective_check(
         metrics={
             **{f"{metric}.*": unit for metric, unit in figures.UNITS.items()},
             "rank_time.*": "us",
-            **{f"{metric}{figures.IN_PLACE}.*": unit for metric, unit in figures.UNITS.items()},
+            **{f"{metric}{end}.*": unit for metric, unit in figures.UNITS.items() for end in figures.ENDINGS.values()},
             "device_latency.*": "us",
             "device_busbw.*": "GB/s",
             **{f"p{percent}.*": "us" for percent in figures.FEWEST},

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 Results = Mapping[int, "Result"]  # by the size asked for, in bytes
 
 UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
-IN_PLACE = "_in_place"  # ends the names of a second placement's metrics
+ENDINGS = {True: "_in_place", False: "_out_of_place"}  # of the names of a second placement's metrics, by ``in_place``
 
 # Fewest samples with which the largest is above the percentile with 95 % certainty: 1 - p^n >= 0.95
 FEWEST = {50: 1, 95: 59, 99: 299}
 MODES = {
-    "device": "device: in CUDA graphs, where the host starts none of them",
+    "device": "device: in CUDA graphs, where the host starts none of them, with NCCL_GRAPH_MIXING_SUPPORT=0 unless the "
+    "environment says otherwise (facts set_by_seatrial, backend_environment)",
     "distribution": "distribution: single operations, each as long as on its slowest rank",
 }
 DRIFT = 0.02  # told in words from here on: as much as an A/A repeat may differ by
@@ -91,7 +92,7 @@ def _figure(name: str, result: Result, seconds: float, operation: Operation) -> 
 
 
 def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
-    """A rank's own time: over all ranks it shows who is slower than the rest."""
+    """A rank's own time. It shows who differs, not who is at fault: who is slow here is often who waits least."""
     us = tuple(seconds * 1e6 for seconds in timings.of_rank(rank))
     return Metric(name=f"rank_time.{label(size)}", value=median(us), unit="us", subject=subject, samples=us)
 
@@ -99,12 +100,21 @@ def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
 def summary(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
     """What is said of the parity mode over all sizes."""
     yield from _curves(results, operation)
+    yield from counts(results, subjects)
+
+
+def counts(results: Results, subjects: Sequence[str], ending: str = "") -> Iterator[Fact]:
+    """Exact bytes, iterations, interval and drift of each size."""
     labelled = {label(size): result for size, result in results.items()}
-    yield Fact(name="sizes", value={name: result.size for name, result in labelled.items()})
-    yield Fact(name="iterations", value={name: _iterations(result.timings) for name, result in labelled.items()})
-    yield Fact(name="spread", value={name: _spread(result.timings, subjects) for name, result in labelled.items()})
+    yield Fact(name=f"sizes{ending}", value={name: result.size for name, result in labelled.items()})
+    yield Fact(
+        name=f"iterations{ending}", value={name: _iterations(result.timings) for name, result in labelled.items()}
+    )
+    yield Fact(
+        name=f"spread{ending}", value={name: _spread(result.timings, subjects) for name, result in labelled.items()}
+    )
     drifts: dict[str, JsonValue] = {name: 100 * result.timings.drift for name, result in labelled.items()}
-    yield Fact(name="drift_percent", value=drifts)
+    yield Fact(name=f"drift_percent{ending}", value=drifts)
 
 
 def _curves(results: Results, operation: Operation) -> Iterator[Series]:
@@ -179,9 +189,12 @@ def group_data_check(results: Mapping[str, GroupResult]) -> Iterator[Observation
     total = sum(mismatch.wrong for result in results.values() for mismatch in result.mismatches.values())
     yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
     if total:
-        yield Fact(
-            name="wrong_data", value={name: sorted(one.mismatches) for name, one in results.items() if one.mismatches}
-        )
+        wrong: list[JsonValue] = [
+            {"group": name, "rank": rank, **asdict(mismatch)}
+            for name, one in results.items()
+            for rank, mismatch in one.mismatches.items()
+        ]
+        yield Fact(name="wrong_data", value=wrong)
 
 
 def intact(remedy: str) -> Rule:

@@ -111,7 +111,7 @@ def _metrics(figures: Figures) -> Iterator[Metric]:
             yield _metric("best_share", "of the median", figures.subjects[rank], shares)
     shared = sum(median(figures.pair_shares(lines)) >= LEAST for lines in figures.pairs_alone.values())
     yield Metric(name="shared_paths", value=shared, unit="pairs", subject=CLUSTER)
-    wrong = sum(line.mismatch.wrong for line in figures.lines if line.mismatch)
+    wrong = sum(line.mismatch.wrong for line in figures.corrupted if line.mismatch)
     yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
 
 
@@ -120,12 +120,12 @@ def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> M
 
 
 def _facts(figures: Figures, rounds: int, backend: str) -> Iterator[Fact]:
-    count, wrong = len(figures.nodes), [line for line in figures.lines if line.mismatch]
+    count = len(figures.nodes)
     yield Fact(name="comparable", value="yes" if count > 2 else "no")
     yield Fact(name="told_apart", value=_told_apart(count, rounds))
     yield Fact(name="pair_matrix", value=_matrix(figures))
-    if wrong:
-        yield Fact(name="wrong_data", value=[_wrong(line, figures.subjects) for line in wrong])
+    if figures.corrupted:
+        yield Fact(name="wrong_data", value=[_wrong(line, figures.subjects) for line in figures.corrupted])
     if figures.alone:
         yield Fact(name="alone", value=_alone(figures))
     yield Fact(name="guarantee", value=_guarantee(count, rounds))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.discover import fabric, nccl
+from seatrial.discover.fabric import RdmaFacts
 from seatrial.discover.nccl import NcclPath
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
@@ -23,15 +24,24 @@ class PathOptions(Options):
 
 @dataclass(frozen=True)
 class Way:
-    """What one rank's NCCL told, and the RDMA ports of its node that are up."""
+    """What one rank's NCCL told, and the RDMA ports of its node that are up, as far as that can be read."""
 
     path: NcclPath
     active_ports: tuple[str, ...]
+    unread_ports: str  # what of them could not be read
     unknown: str  # why its log could not be read
+
+    @property
+    def perhaps_past_rdma(self) -> bool:
+        """Whether it talks over sockets, and nobody knows of a port for RDMA, nor that there is none."""
+        return self.path.over_sockets and not self.active_ports and bool(self.unread_ports)
 
 
 def measure(place: Place, options: PathOptions) -> Iterator[Observation]:
-    """Let all ranks connect, then read what each one's NCCL wrote. Raises SeatrialError where a log tells nothing."""
+    """Let all ranks connect, then read what each one's NCCL wrote.
+
+    Raises SeatrialError where a log tells nothing, and where sockets are in use and the ports for RDMA cannot be read.
+    """
     from seatrial.bench import group, rank
 
     group.connect(place.device)
@@ -42,6 +52,12 @@ def measure(place: Place, options: PathOptions) -> Iterator[Observation]:
         raise SeatrialError(f"NCCL's own log does not tell its path: {unknown}")
     if place.rank == 0:
         yield from (Fact(name=name, value=value) for name, value in _facts(ways, subjects, options).items())
+    doubtful = {subject: way.unread_ports for subject, way in zip(subjects, ways, strict=True) if way.perhaps_past_rdma}
+    if doubtful and not options.sockets:
+        raise SeatrialError(
+            f"NCCL talks over sockets, and whether a port for RDMA is active cannot be read: {doubtful}"
+        )
+    if place.rank == 0:
         yield from _metrics(ways)
 
 
@@ -52,11 +68,46 @@ def _way(place: Place) -> Way:
     active = tuple(
         f"{device.name}/{port.port}" for device in rdma.devices for port in device.ports if port.state == "ACTIVE"
     )
+    unread = "" if rdma.known else _unread(rdma) or "not told why"
     try:
         path = nccl.read(group.nccl_log())
     except OSError as error:
-        return Way(NcclPath(), active, f"{error.strerror}: {error.filename}")
-    return Way(path, active, "" if path.transports else "no line on how it connected (NCCL_DEBUG, NCCL_DEBUG_SUBSYS?)")
+        return Way(NcclPath(), active, unread, f"{error.strerror}: {error.filename}")
+    silent = "" if path.transports else "no line on how it connected (NCCL_DEBUG, NCCL_DEBUG_SUBSYS?)"
+    return Way(path, active, unread, silent)
+
+
+def _unread(rdma: RdmaFacts) -> str:
+    """What RdmaFacts.known asks for and could not be read, with the reasons."""
+    found = {"": rdma.unread, **{device.name: device.unread for device in rdma.devices}}
+    found |= {f"{device.name}/{port.port}": port.unread for device in rdma.devices for port in device.ports}
+    reasons = (
+        f"{where} {what}: {why}".lstrip()
+        for where, unread in found.items()
+        for what, why in unread.items()
+        if what in ("devices", "verbs", "ports", "state")
+    )
+    return "; ".join(reasons)
+
+
+def _settings(path: NcclPath) -> dict[str, str]:
+    """NCCL's variables as it reads them; it cannot know which of them are ours."""
+    from seatrial.bench import group
+
+    ours = " (set by seatrial)"
+    return {name: f"{value}{ours if name in group.set_here else ''}" for name, value in path.settings.items()}
+
+
+def _unlike(ways: Sequence[Way], subjects: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Who is told another network, plugin or setting than the first rank, of which the other facts are."""
+    told: list[dict[str, object]] = [
+        {"network": way.path.network, "net_plugin": way.path.plugin, "settings": way.path.settings} for way in ways
+    ]
+    return {
+        subject: differs
+        for subject, own in zip(subjects, told, strict=True)
+        if (differs := {name: value for name, value in own.items() if value != told[0][name]})
+    }
 
 
 def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -> Mapping[str, object]:
@@ -65,6 +116,7 @@ def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -
     by_rank = {subject: way.path.transports for subject, way in zip(subjects, ways, strict=True)}
     ports = {subject: list(way.active_ports) for subject, way in zip(subjects, ways, strict=True) if way.active_ports}
     shares = ", ".join(f"{count} connections by {name}" for name, count in total.most_common())
+    unlike = _unlike(ways, subjects)
     return {
         "backend": "nccl",
         "nccl_version": first.version,
@@ -72,15 +124,20 @@ def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -
         "net_plugin": first.plugin or "none loaded",
         "channels": first.channels,
         "nvls_channels": first.nvls_channels,
-        "settings": first.settings,
+        "settings": _settings(first),
         "transports": dict(total),
         "transports_by_rank": by_rank,
         "active_rdma_ports": ports,
         "sockets_meant": "yes" if options.sockets else "no",
         "how": f"{shares}, as NCCL {first.version} wrote in the logs of {len(ways)} ranks on {first.nodes} nodes, "
-        "after an all-reduce and an all-to-all; network between nodes: "
-        f"{first.network or 'not told'}, plugin: {first.plugin or 'none'}",
+        f"after an all-reduce and an all-to-all; by the first rank's log {_between_nodes(first)}",
+        **({"unlike_the_first_rank": unlike} if unlike else {}),
     }
+
+
+def _between_nodes(path: NcclPath) -> str:
+    network = "the network that there would be between nodes" if path.nodes == 1 else "the network between nodes"
+    return f"{network} is {path.network or 'not told'}, its plugin {path.plugin or 'none'}"
 
 
 def _metrics(ways: Sequence[Way]) -> Iterator[Metric]:

@@ -103,7 +103,9 @@ CHECK = Check(
             remedy="collectives.pairs says on which node. If on none of them: look at the switches of this rail, at "
             "ports that are down, and at uplinks; ibdiagnet for the whole fabric",
         ),
-        intact("The fact wrong_data names the rail and its ranks; collectives.pairs names sender and receiver"),
+        intact(
+            "The fact wrong_data names rail, rank, offset and flipped bits; collectives.pairs names sender and receiver"
+        ),
     ),
     measure=measure,
     performance=("rail_*",),

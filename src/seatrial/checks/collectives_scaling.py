@@ -114,7 +114,10 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics={"busbw.*": "GB/s", "efficiency.*": "of the base", "wrong_elements": "count"},
     rules=(
-        intact("The fact wrong_data says with how many nodes it begins; collectives.pairs names sender and receiver"),
+        intact(
+            "The fact wrong_data says with how many nodes, and names rank, offset and flipped bits; collectives.pairs "
+            "names sender and receiver"
+        ),
     ),
     measure=measure,
     performance=("busbw.*", "efficiency.*"),
