@@ -206,7 +206,7 @@ def how(
     nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
     place = "in" if operation.in_place else "out of"
     said = [
-        f"{_carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
+        f"{carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
         f"buffers of {facts['buffers']}, called by {facts['called']}"
     ]
     if results:
@@ -226,10 +226,12 @@ def _drifts(results: Results) -> str:
     return f"; times drifted from the first third of the windows to the last: {', '.join(told)}" if told else ""
 
 
-def _carrier(path: Mapping[str, object]) -> str:
-    """Which library moved the data, and over what as far as it is known: NCCL chooses by itself."""
+def carrier(path: Mapping[str, object]) -> str:
+    """Which library moved the data, and over what as far as its log tells: NCCL chooses by itself."""
     if path["backend"] == "nccl":
-        return f"NCCL {path['nccl_version']} over the transports of its own choice"
+        transports = path.get("transports")
+        told = " + ".join(transports) if isinstance(transports, dict) and transports else "transports that no log tells"
+        return f"NCCL {path['nccl_version']} over {told}"
     environment = path["backend_environment"]
     interface = environment.get("GLOO_SOCKET_IFNAME") if isinstance(environment, dict) else None
     return f"gloo over {interface or 'the interface of its own choice (GLOO_SOCKET_IFNAME is not set)'}"

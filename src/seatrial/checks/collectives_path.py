@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from seatrial.checks import collective_choices
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.discover import fabric, nccl
 from seatrial.discover.nccl import NcclPath
@@ -40,8 +41,10 @@ def measure(place: Place, options: PathOptions) -> Iterator[Observation]:
     unknown = {subject: way.unknown for subject, way in zip(subjects, ways, strict=True) if way.unknown}
     if unknown:
         raise SeatrialError(f"NCCL's own log does not tell its path: {unknown}")
+    chosen = collective_choices.choices(place)
     if place.rank == 0:
         yield from (Fact(name=name, value=value) for name, value in _facts(ways, subjects, options).items())
+        yield Fact(name="choices", value=chosen)
         yield from _metrics(ways)
 
 
@@ -70,6 +73,8 @@ def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -
         "nccl_version": first.version,
         "network": first.network,
         "net_plugin": first.plugin or "none loaded",
+        "net_plugin_version": first.plugin_version or "not told",
+        "hcas": _hcas(ways, subjects),
         "channels": first.channels,
         "nvls_channels": first.nvls_channels,
         "settings": first.settings,
@@ -81,6 +86,16 @@ def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -
         "after an all-reduce and an all-to-all; network between nodes: "
         f"{first.network or 'not told'}, plugin: {first.plugin or 'none'}",
     }
+
+
+def _hcas(ways: Sequence[Way], subjects: Sequence[str]) -> dict[str, list[str]]:
+    """The ports that NCCL's own RDMA transport uses, by node, where its log says so."""
+    found: dict[str, list[str]] = {}
+    for subject, way in zip(subjects, ways, strict=True):
+        if way.path.hcas:
+            node = subject.partition("/")[0]
+            found[node] = sorted({*found.get(node, ()), *way.path.hcas})
+    return found
 
 
 def _metrics(ways: Sequence[Way]) -> Iterator[Metric]:
