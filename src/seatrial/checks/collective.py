@@ -189,6 +189,8 @@ class _Modes:
         for size, result in self._take("device", "device", timed):
             found[size] = result
             yield from figures.device(size, result, self.operation)
+        if found:
+            yield from figures.curves(_upwards(found), self.operation, "device_")
         yield figures.device_fact(_upwards(found))
 
     def one_by_one(self) -> Iterator[Observation]:

@@ -98,7 +98,7 @@ def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
 
 def summary(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
     """What is said of the parity mode over all sizes."""
-    yield from _curves(results, operation)
+    yield from curves(results, operation)
     labelled = {label(size): result for size, result in results.items()}
     yield Fact(name="sizes", value={name: result.size for name, result in labelled.items()})
     yield Fact(name="iterations", value={name: _iterations(result.timings) for name, result in labelled.items()})
@@ -107,11 +107,12 @@ def summary(results: Results, subjects: Sequence[str], operation: Operation) -> 
     yield Fact(name="drift_percent", value=drifts)
 
 
-def _curves(results: Results, operation: Operation) -> Iterator[Series]:
+def curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
+    """Bus bandwidth and time over size; ``prefix`` is that of the mode's metrics."""
     x = tuple(result.size for result in results.values())
     for name in ("busbw", "latency"):
         y = tuple(_figure(name, one, median(one.timings.means), operation) for one in results.values())
-        yield Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
+        yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
 
 
 def _iterations(timings: Timings) -> dict[str, JsonValue]:
