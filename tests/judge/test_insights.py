@@ -170,7 +170,10 @@ def test_the_latency_is_that_of_the_device() -> None:
 def test_a_rule_on_known_figures_says_what_it_sees_as_well() -> None:
     found = told(collective("all_reduce", 363.3, 4, 1), gpus(*[18] * 4))["gate"]
     assert "busbw.8GiB >= 327 GB/s: 90% of the 363.3 GB/s of SKU NVIDIA H200 SXM" in found.text
-    assert "the least that it sees is 2 of a GPU's 18 NVLinks down" in found.text
+    assert "the least that it sees is 3 of a GPU's 18 NVLinks down" in found.text
+    gathered = told(collective("all_gather", 269, 2, 1), gpus(18, 18))["gate"]  # 16 links carry more than that, too
+    assert "busbw.1GiB >= 242.1 GB/s: 90% of the 269 GB/s" in gathered.text
+    assert "the least that it sees is 7 of a GPU's 18 NVLinks down" in gathered.text
 
 
 def shares(check: str, facts: dict[str, Any], **values: float) -> Measurement:

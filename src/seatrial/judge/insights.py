@@ -39,8 +39,8 @@ class _Scene:
     ranks: int
     nodes: int
     ways: Mapping[str, Way]  # size label → algorithm and protocol, by NCCL's log
-    gpu: str
     links: Links
+    planned: float | None  # GB/s of a GPU's NVLinks that NCCL plans with; None where nobody knows
 
     def algorithm(self, label: str) -> str:
         """As NCCL's log names it, else the likeliest: Tree on two nodes (NVIDIA/nccl#812), Ring on one and on many."""
@@ -67,13 +67,13 @@ def insights(
     found: list[Insight] = [*gates.relative(measurements, checks, links)]
     for measurement in (one for one in measurements if one.series):  # one of thousands of ranks has the curves
         series = {one.name: one for one in measurement.series}
-        scene = _scene(measurement, chosen, links)
+        scene = _scene(measurement, chosen, links, known)
         if scene and {"device_busbw", "device_latency"} <= set(series):
             found += _lines(scene, series["device_busbw"], series["device_latency"], graph=True)
         if scene and {"busbw", "latency"} <= set(series):
             busbw = series["busbw"]
             found += _lines(scene, busbw, series["latency"], graph=False)
-            found += _limiter(scene, busbw, known)
+            found += _limiter(scene, busbw)
             expect = config.checks[scene.check].expect if scene.check in config.checks else {}
             rules = checks[scene.check].rules if scene.check in checks else ()
             for metric, limit in {**dict(_baselines(rules, busbw, measurement, known)), **expect}.items():
@@ -95,7 +95,7 @@ def _baselines(
             yield rule.metric, Limit(op=">=", value=float(f"{least:.4g}"), unit=best.unit)
 
 
-def _scene(measurement: Measurement, chosen: Chosen, links: Links) -> _Scene | None:
+def _scene(measurement: Measurement, chosen: Chosen, links: Links, known: Known) -> _Scene | None:
     """None for what is not a collective over NCCL."""
     facts, operation = measurement.facts, measurement.check.removeprefix(_CHECK)
     ranks, nodes = facts.get("world_size"), facts.get("nodes")
@@ -103,8 +103,10 @@ def _scene(measurement: Measurement, chosen: Chosen, links: Links) -> _Scene | N
         return None
     if not isinstance(ranks, int) or not isinstance(nodes, int) or ranks < 2:
         return None
+    sku = known.sku(str(facts.get("gpu") or ""))
+    spec = None if isinstance(sku, str) else sku.spec.get("nvlink_nccl")
     ways = choices.of(chosen, operation, facts)
-    return _Scene(measurement.check, operation, ranks, nodes, ways, str(facts.get("gpu") or ""), links)
+    return _Scene(measurement.check, operation, ranks, nodes, ways, links, spec.value if spec else None)
 
 
 def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
@@ -150,7 +152,7 @@ def _told(part: fit.Line | fit.TooFew, factor: float, name: str) -> str:
     return f"{where}: {alpha}, {beta}, {off}{bent}"
 
 
-def _limiter(scene: _Scene, busbw: Series, known: Known) -> Iterator[Insight]:
+def _limiter(scene: _Scene, busbw: Series) -> Iterator[Insight]:
     """What each link carries at the largest size, beside its line rate, and which of them holds it up."""
     label, value = size_label(busbw.x[-1]), busbw.y[-1]
     loads = _loads(scene, label)
@@ -162,9 +164,11 @@ def _limiter(scene: _Scene, busbw: Series, known: Known) -> Iterator[Insight]:
     shares = {name: value * share / rate for name, (share, rate) in loads.items()}
     told = []
     for link, (share, rate) in loads.items():
-        of_plan = _plan(scene, link, value * share, known)
+        of_plan = ""
+        if scene.planned and link == _NVLINK:
+            of_plan = f", {value * share / scene.planned:.0%} of the {scene.planned:g} that NCCL plans with"
         told.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
-    limiter = _binding(scene, loads, value, known)
+    limiter = _binding(scene, loads, value)
     none = (
         "no known link is near what NCCL reaches on it: the protocol, the GPUs' own pace or something unknown limits it"
     )
@@ -178,12 +182,9 @@ def _limiter(scene: _Scene, busbw: Series, known: Known) -> Iterator[Insight]:
     yield Insight(check=scene.check, title="binding link", text=text, values=values)
 
 
-def _binding(scene: _Scene, loads: Mapping[str, tuple[float, float]], value: float, known: Known) -> str:
+def _binding(scene: _Scene, loads: Mapping[str, tuple[float, float]], value: float) -> str:
     """The links that are near what NCCL reaches on them; where none is, the slow path of which NCCL told."""
-    of_reach = {
-        name: value * share / (_planned(scene, name, known) or _REACHES[name] * rate)
-        for name, (share, rate) in loads.items()
-    }
+    of_reach = {name: value * share / _reach(scene, name, rate) for name, (share, rate) in loads.items()}
     if near := [name for name, reached in of_reach.items() if reached >= _BINDS]:
         return " or ".join(near)
     if scene.nodes > 1 and scene.links.network == "tcp":
@@ -191,17 +192,9 @@ def _binding(scene: _Scene, loads: Mapping[str, tuple[float, float]], value: flo
     return "PCIe and host memory (transport SHM)" if "SHM" in scene.links.carriers else "unknown"
 
 
-def _plan(scene: _Scene, link: str, value: float, known: Known) -> str:
-    """How much it is of what NCCL itself plans with on these links, in words."""
-    planned = _planned(scene, link, known)
-    return f", {value / planned:.0%} of the {planned:g} that NCCL plans with" if planned else ""
-
-
-def _planned(scene: _Scene, link: str, known: Known) -> float | None:
-    """GB/s; None where nobody knows."""
-    sku = known.sku(scene.gpu)
-    spec = None if isinstance(sku, str) or link != _NVLINK else sku.spec.get("nvlink_nccl")
-    return spec.value if spec else None
+def _reach(scene: _Scene, link: str, rate: float) -> float:
+    """GB/s of a link, with this line rate, where it is all that holds a collective up."""
+    return scene.planned if scene.planned and link == _NVLINK else _REACHES[link] * rate
 
 
 def _loads(scene: _Scene, label: str) -> dict[str, tuple[float, float]]:
@@ -226,8 +219,11 @@ def _gate(scene: _Scene, metric: str, limit: Limit, known: Reference | str, busb
     of = f"{known.of}" if isinstance(known, Reference) else "what was measured here"
     share = limit.value / best
     told, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
-    if scene.links.nvlinks and scene.nodes == 1 and share <= 1:
-        missing = int(scene.links.nvlinks * (1 - share) + 1e-9)
+    if scene.links.nvlinks and scene.links.nvlink_gbps and scene.nodes == 1 and share <= 1:
+        # those that are left may carry what passes, also where more of them would not be faster
+        needed = limit.value * nvlink_share(scene.operation, scene.algorithm(label), scene.ranks)
+        enough = min(share, needed / _reach(scene, _NVLINK, scene.links.nvlink_gbps))
+        missing = int(scene.links.nvlinks * (1 - enough) + 1e-9)
         told.append(f"the least that it sees is {missing + 1} of a GPU's {scene.links.nvlinks} NVLinks down")
         values["nvlinks_missing_unseen"] = missing
     if scene.nodes > 1:
