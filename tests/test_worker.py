@@ -11,7 +11,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.journal import read
 from seatrial.model import Measurement
-from seatrial.worker import _marked, reversed_order
+from seatrial.worker import Identity, _marked, _place, reversed_order
 from tests.launch.scripted import job
 
 
@@ -55,3 +55,10 @@ def test_what_was_different_is_said_as_it_is(check: str, device: str, ranks: int
     one = job(check, ranks=ranks).model_copy(update={"again": True, "device": device})
     marked = _marked(Measurement(check=check, subject="n0"), catalog()[check], one)
     assert str(marked.facts["retry"]).startswith(words)
+
+
+def test_a_check_knows_what_the_others_of_its_job_will_measure(tmp_path: Path) -> None:
+    options = {"collectives.path": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
+    one = job("collectives.path", "collectives.all_reduce").model_copy(update={"options": options})
+    place = _place(catalog()["collectives.path"], one, Identity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None)
+    assert place.planned == options

@@ -154,7 +154,10 @@ def test_each_operation_is_asked_for_as_the_trial_measures_it(place: Place, monk
 
 
 def test_usual_sizes_of_all_modes_are_asked_for_and_nothing_of_other_checks() -> None:
-    planned = {"collectives.all_reduce": {"modes": ["device", "distribution"]}, "train.ddp": {"x": 1}}
+    planned: dict[str, dict[str, Any]] = {
+        "collectives.all_reduce": {"modes": ["device", "distribution"]},
+        "train.ddp": {"x": 1},
+    }
     sizes = [ask["size"] for ask in asks(planned, ["all_reduce", "reduce"])]
     assert sizes == [2**30, 2**20, 2**18, 2**16, 2**14, 2**10, 8]
     assert max(ask["size"] for ask in asks({"collectives.all_reduce": {}}, ["all_reduce"])) == 2**33
