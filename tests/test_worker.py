@@ -12,7 +12,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.journal import read
 from seatrial.model import Measurement
-from seatrial.worker import _marked, reversed_order
+from seatrial.worker import Identity, _marked, _place, reversed_order
 from tests.launch.scripted import job
 
 
@@ -81,3 +81,10 @@ def test_error_counters_are_read_around_every_check_on_a_gpu(device: str, run: s
     assert (counted["device.burn"], counted["filesystem.speed"]) == (None, None)
     values = {metric.name: (metric.value, metric.subject.partition("/")[2]) for metric in found[0].metrics}
     assert values["new_errors.ecc_uncorrected"] == (1, "gpu1")
+
+
+def test_a_check_knows_what_the_others_of_its_job_will_measure(tmp_path: Path) -> None:
+    options = {"collectives.path": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
+    one = job("collectives.path", "collectives.all_reduce").model_copy(update={"options": options})
+    place = _place(catalog()["collectives.path"], one, Identity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None)
+    assert place.planned == options

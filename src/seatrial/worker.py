@@ -261,6 +261,7 @@ def _place(
         gpu_index=gpu_index,
         promised_gpus=job.promised_gpus,
         promised_nodes=job.promised_nodes,
+        planned=job.options,
         out=out,
         run_dir=run_dir,
         note=note,

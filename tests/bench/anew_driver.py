@@ -21,6 +21,11 @@ CONTRAST = {
     "path_sizes": [2**10],
 }
 
+CHOICES = [
+    {"operation": operation, "size": 1000, "dtype": "bfloat16", "buffers": "torch"}
+    for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_receive")
+]
+
 
 def ask(module: str, out: Path, limit_s: float, split: Any = None, **task: Any) -> dict[str, Any]:
     started = time.monotonic()
@@ -50,6 +55,7 @@ def main(out: Path) -> None:
     # the other group is not its peer: it tells on, though slowly
     records["one_group_fails"] = ask("tests.bench.anew_child", out / "fails", 60, [[1], [0]], deed="fail_or_tell")
     records["contrast"] = ask("seatrial.bench.contrast", out / "contrast", 60, **CONTRAST)
+    records["choices"] = ask("seatrial.bench.choices", out / "choices", 60, asks=CHOICES)
     close_group()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))
     end_process()

@@ -117,3 +117,11 @@ def test_what_was_said_last_comes_first(said: str, told: str, tmp_path: Path) ->
     errors = tmp_path / "err"
     errors.write_text(said)
     assert anew._with_last_words("failed", errors) == told
+
+
+def test_each_operation_runs_once_and_its_exact_bytes_are_told(records: Records) -> None:
+    """Gloo writes no log, so that nothing is told of any."""
+    assert records[0]["choices"]["answers"][0]["problem"] == ""
+    told = records[0]["choices"]["answers"][0]["value"]["told"]
+    blocks = [992, 0, 0]  # two of whole lines of 16 B
+    assert told == [[1000, 0, 0], blocks, blocks, blocks, [1000, 0, 0], [1000, 0, 0], [1000, 0, 0]]

@@ -4,17 +4,20 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from seatrial.bench import collectives, group, rank
 from seatrial.bench.collectives import Result, Timings
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks import collective_figures as figures
+from seatrial.checks import nccl_told
 from seatrial.checks.base import Place
-from seatrial.checks.collective import NO_GRAPH, CollectiveOptions
+from seatrial.checks.collective import NO_GRAPH, CollectiveOptions, _Modes, sizes_of
 from seatrial.checks.collectives_all_reduce import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
@@ -294,9 +297,13 @@ def test_drift_is_told_in_words_beyond_what_repeats_differ_by() -> None:
         Result(4, Timings(windows=tuple((value, value) for value in (1.0, 1.0, 1.0, last)), per_window=1, warmup=3), {})
         for last in (1.019, 1.03)
     )
-    path = {"backend": "nccl", "nccl_version": "2.28.9", "world_size": 2}
+    path: dict[str, object] = {"backend": "nccl", "nccl_version": "2.28.9", "world_size": 2}
     facts = {"nodes": 1, "dtype": "float32", "buffers": "torch's allocator", "called": "torch's process group"}
     told = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
+    assert told.startswith("NCCL 2.28.9 over transports that no log tells, 2 ranks")
+    path |= {"transports": {"P2P/CUMEM": 48, "NET/IB/GDRDMA": 2}}
+    named = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
+    assert named.startswith("NCCL 2.28.9 over P2P/CUMEM + NET/IB/GDRDMA, 2 ranks")
     assert told.endswith("; times drifted from the first third of the windows to the last: +3.0 % at 8B")
     assert "buffers of torch's allocator, called by torch's process group;" in told
 
@@ -309,6 +316,37 @@ def test_a_device_figure_is_named_as_such() -> None:
     }
     assert found["device_latency.64KiB"] == pytest.approx(10)
     assert found["device_busbw.64KiB"] == pytest.approx(0.75 * 2**16 / 10e-6 / 1e9)
+
+
+def test_what_the_device_needs_is_a_curve_over_all_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = Timings(windows=((10e-6,) * 4,) * 10, per_window=100, warmup=3)
+    timed = partial(Result, timings=timings, mismatches={})
+    monkeypatch.setattr(collectives, "measure_replayed", lambda _operation, *, size, **_how: timed(size))
+    place = Place(
+        node="n",
+        rank=0,
+        world_size=4,
+        local_rank=0,
+        device="cuda:0",
+        promised_gpus=None,
+        out=tmp_path,
+        run_dir=tmp_path,
+    )
+    modes = _Modes(OPERATIONS["all_gather"], sizes_of("all_gather"), CollectiveOptions(modes=("device",)), place, ["n"])
+    curves = {one.name: one for one in modes.on_device() if isinstance(one, Series)}
+    assert list(curves["device_latency"].x) == [8, 2**10, 2**14, 2**16, 2**18, 2**20]
+    assert set(curves["device_latency"].y) == {10.0}
+    assert curves["device_busbw"].y[-1] == pytest.approx(0.75 * 2**20 / 10e-6 / 1e9)
+
+
+def test_transports_are_counted_over_the_logs_of_all_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = Path(__file__).parent.parent / "fixtures" / "nccl" / "h200-nvlink-2.28.9.log"
+    monkeypatch.setattr(group, "nccl_log", lambda: log)
+    monkeypatch.setattr(rank, "gather", lambda value: [value, {"NET/IB": 1, **value}])
+    assert nccl_told.transports("cuda:0") == {"P2P/CUMEM": 112, "NET/IB": 1}
+    monkeypatch.setattr(group, "nccl_log", lambda: tmp_path / "gone")
+    assert nccl_told.transports("cuda:0") == {"NET/IB": 1}
+    assert nccl_told.transports("cpu") == {}
 
 
 def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:

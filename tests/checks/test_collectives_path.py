@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from seatrial.bench import group, rank
+from seatrial.bench import anew, group, rank
+from seatrial.bench.anew import Answer
 from seatrial.checks import collectives_path
 from seatrial.checks.base import Place
+from seatrial.checks.collective_choices import asks
 from seatrial.checks.collectives_path import CHECK, PathOptions, Way
 from seatrial.discover import nccl
 from seatrial.judge.rules import judge_check
@@ -142,3 +147,97 @@ def test_graph_mixing_is_ours_to_choose_only_where_nobody_has(monkeypatch: pytes
     monkeypatch.setenv(group.GRAPH_MIXING, "1")
     group.disable_graph_mixing()
     assert (os.environ[group.GRAPH_MIXING], group.set_here) == ("1", set())
+
+
+CHOSEN = """\
+n0:9:9 [0] NCCL INFO AllGather: 134217728 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
+n0:9:9 [0] NCCL INFO AllGather: 4 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
+"""
+PLANNED: dict[str, dict[str, Any]] = {
+    "collectives.path": {},
+    "collectives.all_gather": {
+        "modes": ["parity", "device"],
+        "sizes": ["64GiB", "1GiB"],
+        "device_sizes": ["8B"],
+        "dtype": "bfloat16",
+        "buffers": "nccl",
+    },
+    "collectives.send_receive": {"sizes": ["1MiB"]},
+}
+
+
+class Children:
+    """The processes beside the ranks: what they are asked, and what that of rank 0 answers."""
+
+    def __init__(self, log: Path, problem: str = "") -> None:
+        self.log, self.problem = log, problem
+        self.asked: list[dict[str, Any]] = []
+        self.env: dict[str, str] = {}
+
+    def __call__(self, module: str, task: Mapping[str, Any], env: Mapping[str, str], **_where: Any) -> list[Answer]:
+        assert module == "seatrial.bench.choices"
+        self.asked, self.env = task["asks"], dict(env)
+        if self.problem:
+            return [Answer(problem="another rank had failed", place=2), Answer(problem=self.problem, place=1)]
+        first = CHOSEN.index("\n") + 1
+        self.log.write_text(CHOSEN)
+        told = [[2**36], [2**30, 0, first], [2**20, first, first], [8, first, len(CHOSEN)]]
+        return [Answer({"log": str(self.log), "told": told})] * 2
+
+
+def chosen(place: Place, monkeypatch: pytest.MonkeyPatch, children: Children) -> Any:
+    monkeypatch.setattr(anew, "ask_anew", children)
+    return found(replace(place, planned=PLANNED), monkeypatch, LOGS / "h200-nvlink-2.28.9.log").facts["choices"]
+
+
+def test_each_operation_is_asked_for_as_the_trial_measures_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = Children(place.out / "log")
+    told = chosen(place, monkeypatch, children)
+    shape = {"operation": "all_gather", "dtype": "bfloat16", "buffers": "nccl"}
+    one = {"operation": "send_receive", "dtype": "float32", "buffers": "torch", "size": 2**20}
+    assert children.asked == [{**shape, "size": 2**36}, {**shape, "size": 2**30}, one, {**shape, "size": 8}]
+    assert "TUNING" in children.env["NCCL_DEBUG_SUBSYS"]
+    assert told["all_gather"] == {
+        "dtype": "bfloat16",
+        "buffers": "NCCL's allocator (ncclMemAlloc)",
+        "by_size": {
+            "8B": {"bytes": 8, "algorithm": "RING", "protocol": "LL", "channels": 1},
+            "1GiB": {"bytes": 2**30, "algorithm": "RING", "protocol": "SIMPLE", "channels": 24},
+            "64GiB": {"bytes": 2**36, "algorithm": "not measured: no memory"},
+        },
+    }
+    assert told["send_receive"]["by_size"] == {"1MiB": {"bytes": 2**20, "algorithm": "point to point"}}
+
+
+def test_usual_sizes_of_all_modes_are_asked_for_and_nothing_of_other_checks() -> None:
+    planned: dict[str, dict[str, Any]] = {
+        "collectives.all_reduce": {"modes": ["device", "distribution"]},
+        "train.ddp": {"x": 1},
+    }
+    sizes = [ask["size"] for ask in asks(planned, ["all_reduce", "reduce"])]
+    assert sizes == [2**30, 2**20, 2**18, 2**16, 2**14, 2**10, 8]
+    assert max(ask["size"] for ask in asks({"collectives.all_reduce": {}}, ["all_reduce"])) == 2**33
+
+
+def test_choices_that_could_not_be_asked_for_are_told_and_the_path_is_judged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = chosen(place, monkeypatch, Children(place.out / "log", problem="out of memory"))
+    assert told == {"not_told": "rank 1: out of memory"}
+
+
+def test_a_log_that_is_a_pipe_is_not_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(place.out / "pipe")
+    assert "no plain file" in str(found(place, monkeypatch, place.out / "pipe").error)
+
+
+def test_the_ports_that_nccl_uses_are_told_by_node(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = place.out / "ib.log"
+    log.write_text(
+        "n0:9:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:192.0.2.2<0>\n"
+        "n0:9:9 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.17.1\n"
+        "n0:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA\n"
+    )
+    measured = found(place, monkeypatch, log)
+    assert measured.facts["hcas"] == {"n0": ["mlx5_0/1", "mlx5_1/1"]}
+    assert measured.facts["net_plugin_version"] == "aws-ofi-nccl 1.17.1"

@@ -123,3 +123,38 @@ def test_shared_memory_has_channels_of_one_number() -> None:
     path = read(LOGS / "h200-shm-tuning-2.28.9.log")
     assert path.transports == {"SHM": 4}
     assert path.settings["NCCL_P2P_DISABLE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("used", "hcas"),
+    [
+        ("[0]mlx5_0:1/IB [1]mlx5_bond_0:2/RoCE [RO]; OOB eno1:192.0.2.9<0>", ("mlx5_0/1", "mlx5_bond_0/2")),
+        ("[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]; OOB eth0:192.0.2.9<0>", ("mlx5_0/1", "mlx5_1/1")),
+        ("[0]rocep1s0f0-1:1/RoCE/SHARP ; OOB eth0:192.0.2.9<0>", ("rocep1s0f0-1/1",)),
+        ("[RO]; OOB eth0:192.0.2.2<0>", ()),
+        (" ; OOB eth0:192.0.2.2<0>", ()),
+    ],
+)
+def test_which_ports_it_uses(used: str, hcas: tuple[str, ...]) -> None:
+    assert parse(f"n1:9:9 [3] NCCL INFO NET/IB : Using {used}\n").hcas == hcas
+
+
+# As in public issues and manuals: aws-ofi-nccl, Google's gIB, and NVIDIA's nccl-rdma-sharp-plugins
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("NET/OFI Initializing aws-ofi-nccl 1.17.1", "aws-ofi-nccl 1.17.1"),
+        ("NET/gIB : Initializing gIB v1.0.6", "gIB v1.0.6"),
+        ("P2P plugin v8 IBext_v8", "P2P plugin v8 IBext_v8"),
+        ("NET/Plugin: Loaded net plugin Libfabric (v10)", None),
+    ],
+)
+def test_the_version_of_a_net_plugin_is_what_it_says_itself(said: str, version: str | None) -> None:
+    assert parse(f"n1:9:9 [3] NCCL INFO {said}\n").plugin_version == version
+
+
+def test_a_part_of_a_log_is_read_alone() -> None:
+    log = LOGS / "h200-nvlink-tuning-2.28.9.log"
+    start = log.read_bytes().index(b"AllReduce: 10485760 Bytes") - len("vm:2416:2416 [0] NCCL INFO ")
+    (choice,) = read(log, 100, start).choices
+    assert choice.size == 10485760

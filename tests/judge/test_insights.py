@@ -32,6 +32,7 @@ from tests.judge.test_links import gpus, hosts, path, port
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"
 SIZES = tuple(2.0**power for power in (20, 25, 30, 33))
 IB = path("P2P/CUMEM", "NET/IB/GDRDMA")
+AS_USUAL = {"dtype": "float32", "buffers": "torch's allocator"}
 
 
 def collective(name: str, top: float, ranks: int, nodes: int, **facts: Any) -> Measurement:
@@ -44,7 +45,7 @@ def collective(name: str, top: float, ranks: int, nodes: int, **facts: Any) -> M
         check=f"collectives.{name}",
         subject="n0/gpu0",
         metrics=(Metric(name="busbw.8GiB", value=busbw[-1], unit="GB/s", subject="cluster"),),
-        facts={"backend": "nccl", "gpu": "NVIDIA H200", "world_size": ranks, "nodes": nodes, **facts},
+        facts={"backend": "nccl", "gpu": "NVIDIA H200", "world_size": ranks, "nodes": nodes, **AS_USUAL, **facts},
         series=(
             Series(name="busbw", y=busbw, y_unit="GB/s", **common),
             Series(name="latency", y=us, y_unit="us", **common),
@@ -73,7 +74,8 @@ TWO_NODES = [*hosts([port()] * 8), gpus(*[18] * 8), IB]
 
 def test_the_line_is_told_with_its_regime() -> None:
     assert told(collective("all_reduce", 360, 4, 1))["time over size"].text == (
-        "T = α + S/β: 1MiB to 8GiB: α 30 µs, β 360 GB/s busbw, 4 sizes off it by 0.0% at most"
+        "T = intercept + S/β, back to back: 1MiB to 8GiB: intercept 30 µs, β 360 GB/s busbw, "
+        "4 sizes off it by 0.0% at most"
     )
     assert "Ring/SIMPLE, 1MiB" in told(collective("all_reduce", 360, 4, 1), RING)["time over size"].text
 
@@ -93,19 +95,102 @@ def test_in_the_switch_the_links_carry_less_than_busbw() -> None:
 def test_across_nodes_the_rail_binds_under_ring() -> None:
     found = told(collective("all_reduce", 370, 16, 2), *TWO_NODES, RING, nodes=2)["binding link"]
     assert "network port carries 46.22 of 50 GB/s (92%)" in found.text
-    assert found.values["limiter"] == "network port"
+    assert found.values["limiter"] == "NVLink of a GPU or network port"
+    slow = told(collective("all_reduce", 180, 16, 2), *TWO_NODES[:-2], gpus(*[18] * 8), IB, RING, nodes=2)
+    assert slow["binding link"].values["limiter"] == "unknown"
 
 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ([gpus(18, 18, 18, 18)], "limiter unknown"),
+        ([gpus(18, 18, 18, 18)], "no known link is near what NCCL reaches on it"),
         ([gpus(18, 18, 18, 18), path("SHM")], "limited by PCIe and host memory (transport SHM)"),
         ([], "is not known: no line rate of NVLinks or network ports is known"),
     ],
 )
 def test_what_holds_it_up_is_named_only_when_it_is_known(extra: list[Measurement], words: str) -> None:
     assert words in told(collective("all_reduce", 20, 4, 1), *extra)["binding link"].text
+
+
+def test_what_nccl_chose_is_of_the_operation_the_type_and_the_buffers_that_were_measured() -> None:
+    by_size = {"8GiB": {"bytes": 2**33, "algorithm": "NVLS", "protocol": "SIMPLE", "channels": 16}}
+    asked = Measurement(
+        check="collectives.path", subject="n0/gpu0", facts={"choices": {"all_gather": {**AS_USUAL, "by_size": by_size}}}
+    )
+    assert "by NVLS:" in told(collective("all_gather", 300, 4, 1), gpus(*[18] * 4), asked)["binding link"].text
+    for other in ({"dtype": "bfloat16"}, {"buffers": "NCCL's allocator (ncclMemAlloc)"}):
+        assert (
+            "assumed" in told(collective("all_gather", 300, 4, 1, **other), gpus(*[18] * 4), asked)["binding link"].text
+        )
+    for name in ("all_reduce", "reduce_scatter"):
+        assert "assumed" in told(collective(name, 300, 4, 1), gpus(*[18] * 4), asked)["binding link"].text
+    assert (
+        "assumed"
+        in told(collective("all_reduce", 360, 4, 1, dtype="bfloat16"), gpus(*[18] * 4), RING)["binding link"].text
+    )
+
+
+@pytest.mark.parametrize(
+    "choices", ["x", {"not_told": "rank 1: x"}, {"all_gather": "x"}, {"all_gather": {"by_size": 1}}]
+)
+def test_choices_that_nobody_knows_are_assumed(choices: Any) -> None:
+    asked = Measurement(check="collectives.path", subject="n0/gpu0", facts={"choices": choices})
+    assert "assumed" in told(collective("all_gather", 300, 4, 1), gpus(*[18] * 4), asked)["binding link"].text
+
+
+def test_a_link_binds_only_near_what_nccl_reaches_on_it() -> None:
+    """Two H200: all-gather at 56 % of the line rate, where broadcast reaches 77 % on the same links."""
+    held_up, bound = (told(collective("all_gather", top, 2, 1), gpus(18, 18))["binding link"] for top in (268, 368))
+    assert held_up.values["limiter"] == "unknown"
+    assert "the protocol, the GPUs' own pace or something unknown" in held_up.text
+    assert bound.values["limiter"] == "NVLink of a GPU"
+
+
+def test_the_latency_is_that_of_the_device() -> None:
+    sizes = (8.0, 2.0**10, 2.0**14, 2.0**20, 2.0**22, 2.0**23)
+    us = tuple(4.5 + size / 50e3 if size < 2**20 else 20 + size / 300e3 for size in sizes)
+    common: dict[str, Any] = {"subject": "cluster", "x": sizes, "x_unit": "B"}
+    busbw = Series(
+        name="device_busbw", y=tuple(1.5 * x / y / 1e3 for x, y in zip(sizes, us, strict=True)), y_unit="GB/s", **common
+    )
+    latency = Series(name="device_latency", y=us, y_unit="us", **common)
+    facts = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 4, "nodes": 1, **AS_USUAL}
+    measured = Measurement(check="collectives.all_reduce", subject="n0/gpu0", facts=facts, series=(busbw, latency))
+    ways = {format_bytes(size): {"algorithm": "RING", "protocol": "LL" if size < 2**20 else "SIMPLE"} for size in sizes}
+    asked = Measurement(
+        check="collectives.path", subject="n0/gpu0", facts={"choices": {"all_reduce": {**AS_USUAL, "by_size": ways}}}
+    )
+    found = told(measured, asked)
+    assert set(found) == {"latency"}
+    assert found["latency"].text.startswith(
+        "T = α + S/β, in a CUDA graph: Ring/LL, 8B to 16KiB: α 4.5 µs, β 75 GB/s busbw"
+    )
+    assert "Ring/SIMPLE, 1MiB to 8MiB: α 20 µs" in found["latency"].text
+
+
+def test_a_rule_on_known_figures_says_what_it_sees_as_well() -> None:
+    found = told(collective("all_reduce", 363.3, 4, 1), gpus(*[18] * 4))["gate"]
+    assert "busbw.8GiB >= 327 GB/s: 90% of the 363.3 GB/s of SKU NVIDIA H200 SXM" in found.text
+    assert "the least that it sees is 3 of a GPU's 18 NVLinks down" in found.text
+    gathered = told(collective("all_gather", 269, 2, 1), gpus(18, 18))["gate"]  # 16 links carry more than that, too
+    assert "busbw.1GiB >= 242.1 GB/s: 90% of the 269 GB/s" in gathered.text
+    assert "the least that it sees is 7 of a GPU's 18 NVLinks down" in gathered.text
+
+
+def shares(check: str, facts: dict[str, Any], **values: float) -> Measurement:
+    metrics = tuple(Metric(name=name, value=value, unit="x", subject="n0") for name, value in values.items())
+    return Measurement(check=f"collectives.{check}", subject="n0/gpu0", metrics=metrics, facts=facts)
+
+
+def test_rules_on_shares_say_what_they_see() -> None:
+    comparable = {"backend": "nccl", "comparable": "yes"}
+    found = told(shares("rails", comparable, rail_share=1.0), *TWO_NODES)["gate"]
+    assert "the least that it sees is a rail 10% slower than the others, one at 360 of 400 Gb/s" in found.text
+    assert "does not see what slows all of them alike" in found.text
+    assert told(shares("rails", {**comparable, "comparable": "no"}, rail_share=1.0)) == {}
+    gain = told(shares("contrast", {"nvlink": "yes", "peers": "yes"}, p2p_gain=15.0), gpus(18, 18))["gate"]
+    assert "p2p_gain >= 1.5 x: 10% of the 15 x measured here" in gain.text
+    assert "with 16 of a GPU's 18 NVLinks down" in gain.text
 
 
 def test_sockets_between_nodes_are_named() -> None:

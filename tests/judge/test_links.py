@@ -108,3 +108,23 @@ def test_in_the_switch_a_gpu_sends_less_than_in_a_ring() -> None:
     assert nvlink_share("all_reduce", "NVLS", 8) == pytest.approx((1 + 1 / 8) / (2 * 7 / 8))
     assert nvlink_share("all_reduce", "Tree", 8) == pytest.approx(2 / (2 * 7 / 8))
     assert nvlink_share("all_gather", "NVLS", 8) == nvlink_share("all_reduce", "Ring", 8) == 1
+
+
+def storage_too(node: int, rate: str = "400 Gb/sec (4X NDR)") -> Measurement:
+    """Eight cards for collectives and two, as fast, for storage."""
+    devices = [{"name": f"mlx5_{number}", "ports": [port(rate)]} for number in range(10)]
+    return of("host.inventory", f"n{node}", rdma={"devices": devices, "peermem": True, "unread": {}})
+
+
+def using(**hcas: Any) -> Measurement:
+    return of("collectives.path", transports={"NET/IB/GDRDMA": 1}, hcas=hcas)
+
+
+def test_cards_that_nccl_does_not_use_are_no_rails() -> None:
+    eight = [f"mlx5_{number}/1" for number in range(8)]
+    hosts = [storage_too(0), storage_too(1)]
+    assert read([*hosts, using(n0=eight, n1=eight)]).fabric == "ib-8x400"
+    assert read([*hosts, using()]).fabric == "ib-10x400"  # its log does not say
+    assert read([*hosts, using(n0=eight, n1=eight[:4])]).fabric == ""
+    assert read([*hosts, using(n0=["mlx5_77/1"], n1=["mlx5_77/1"])]).fabric == ""
+    assert read([*hosts, using(n0="x", n1=5)]).fabric == "ib-10x400"

@@ -10,7 +10,16 @@ from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
 
 # what checks share
-_NO_CHECKS = {"base", "collective", "collective_figures", "slurm_desk", "workload", "workload_figures"}
+_NO_CHECKS = {
+    "base",
+    "collective",
+    "collective_choices",
+    "collective_figures",
+    "nccl_told",
+    "slurm_desk",
+    "workload",
+    "workload_figures",
+}
 
 
 @cache

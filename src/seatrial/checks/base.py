@@ -32,6 +32,7 @@ class Place:
     root: Path = Path("/")  # of /proc, /sys and /etc: tests point it elsewhere
     note: Callable[[str], None] = lambda _text: None  # a word on progress, shown live
     promised_nodes: int = 1
+    planned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # every check of this job, with its options
     gpu_index: int | None = None  # NVML's index of our GPU, which CUDA_VISIBLE_DEVICES may have renumbered
 
     @property

@@ -99,7 +99,7 @@ def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
 
 def summary(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
     """What is said of the parity mode over all sizes."""
-    yield from _curves(results, operation)
+    yield from curves(results, operation)
     yield from counts(results, subjects)
 
 
@@ -117,11 +117,12 @@ def counts(results: Results, subjects: Sequence[str], ending: str = "") -> Itera
     yield Fact(name=f"drift_percent{ending}", value=drifts)
 
 
-def _curves(results: Results, operation: Operation) -> Iterator[Series]:
+def curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
+    """Bus bandwidth and time over size; ``prefix`` is that of the mode's metrics."""
     x = tuple(result.size for result in results.values())
     for name in ("busbw", "latency"):
         y = tuple(_figure(name, one, median(one.timings.means), operation) for one in results.values())
-        yield Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
+        yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
 
 
 def _iterations(timings: Timings) -> dict[str, JsonValue]:
@@ -219,7 +220,7 @@ def how(
     nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
     place = "in" if operation.in_place else "out of"
     said = [
-        f"{_carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
+        f"{carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
         f"buffers of {facts['buffers']}, called by {facts['called']}"
     ]
     if results:
@@ -239,10 +240,12 @@ def _drifts(results: Results) -> str:
     return f"; times drifted from the first third of the windows to the last: {', '.join(told)}" if told else ""
 
 
-def _carrier(path: Mapping[str, object]) -> str:
-    """Which library moved the data, and over what as far as it is known: NCCL chooses by itself."""
+def carrier(path: Mapping[str, object]) -> str:
+    """Which library moved the data, and over what as far as its log tells: NCCL chooses by itself."""
     if path["backend"] == "nccl":
-        return f"NCCL {path['nccl_version']} over the transports of its own choice"
+        transports = path.get("transports")
+        told = " + ".join(transports) if isinstance(transports, dict) and transports else "transports that no log tells"
+        return f"NCCL {path['nccl_version']} over {told}"
     environment = path["backend_environment"]
     interface = environment.get("GLOO_SOCKET_IFNAME") if isinstance(environment, dict) else None
     return f"gloo over {interface or 'the interface of its own choice (GLOO_SOCKET_IFNAME is not set)'}"

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks import nccl_told
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.collective_figures import intact
+from seatrial.checks.collective_figures import carrier, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -81,11 +82,12 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
         place.note(f"{a}->{b} alone")
         partners = _partners([(0, 1)], [nodes[a], nodes[b]])
         alone += pairs.exchange(partners, size, place.device, options.seconds)
+    path["transports"] = nccl_told.transports(place.device)
     if place.rank == 0:
         figures = replace(figures, alone=tuple(alone))
         facts = {**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
-        yield from _facts(figures, len(rounds), str(path["backend"]))
+        yield from _facts(figures, len(rounds), carrier(path))
         yield from _metrics(figures)
 
 
@@ -119,7 +121,7 @@ def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> M
     return Metric(name=name, value=median(samples), unit=unit, subject=subject, samples=samples)
 
 
-def _facts(figures: Figures, rounds: int, backend: str) -> Iterator[Fact]:
+def _facts(figures: Figures, rounds: int, carried: str) -> Iterator[Fact]:
     count = len(figures.nodes)
     yield Fact(name="comparable", value="yes" if count > 2 else "no")
     yield Fact(name="told_apart", value=_told_apart(count, rounds))
@@ -131,7 +133,7 @@ def _facts(figures: Figures, rounds: int, backend: str) -> Iterator[Fact]:
     yield Fact(name="guarantee", value=_guarantee(count, rounds))
     yield Fact(
         name="how",
-        value=f"{backend}: {len(figures.pairs)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
+        value=f"{carried}: {len(figures.pairs)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
         f"rank sends {format_bytes(figures.size)} to the same rank of the other node and receives as much at the same "
         f"time; GB/s each way and rank; {_guarantee(count, rounds)}",
     )

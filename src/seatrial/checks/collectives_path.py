@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from seatrial.checks import collective_choices
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.discover import fabric, nccl
 from seatrial.discover.fabric import RdmaFacts
@@ -50,8 +51,10 @@ def measure(place: Place, options: PathOptions) -> Iterator[Observation]:
     unknown = {subject: way.unknown for subject, way in zip(subjects, ways, strict=True) if way.unknown}
     if unknown:
         raise SeatrialError(f"NCCL's own log does not tell its path: {unknown}")
+    chosen = collective_choices.choices(place)
     if place.rank == 0:
         yield from (Fact(name=name, value=value) for name, value in _facts(ways, subjects, options).items())
+        yield Fact(name="choices", value=chosen)
     doubtful = {subject: way.unread_ports for subject, way in zip(subjects, ways, strict=True) if way.perhaps_past_rdma}
     if doubtful and not options.sockets:
         raise SeatrialError(
@@ -122,6 +125,8 @@ def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -
         "nccl_version": first.version,
         "network": first.network,
         "net_plugin": first.plugin or "none loaded",
+        "net_plugin_version": first.plugin_version or "not told",
+        "hcas": _hcas(ways, subjects),
         "channels": first.channels,
         "nvls_channels": first.nvls_channels,
         "settings": _settings(first),
@@ -138,6 +143,16 @@ def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -
 def _between_nodes(path: NcclPath) -> str:
     network = "the network that there would be between nodes" if path.nodes == 1 else "the network between nodes"
     return f"{network} is {path.network or 'not told'}, its plugin {path.plugin or 'none'}"
+
+
+def _hcas(ways: Sequence[Way], subjects: Sequence[str]) -> dict[str, list[str]]:
+    """The ports that NCCL's own RDMA transport uses, by node, where its log says so."""
+    found: dict[str, list[str]] = {}
+    for subject, way in zip(subjects, ways, strict=True):
+        if way.path.hcas:
+            node = subject.partition("/")[0]
+            found[node] = sorted({*found.get(node, ()), *way.path.hcas})
+    return found
 
 
 def _metrics(ways: Sequence[Way]) -> Iterator[Metric]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks import nccl_told
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.collective_figures import group_data_check, intact
+from seatrial.checks.collective_figures import carrier, group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -55,6 +56,7 @@ def measure(place: Place, options: RailOptions) -> Iterator[Observation]:
     rails = rails_of(nodes)
     place.note(f"{len(rails)} rails at once, {format_bytes(size)}")
     results = subgroups.all_reduce(rails, size, place.device, options.seconds)
+    path["transports"] = nccl_told.transports(place.device)
     if place.rank == 0:
         facts = {**path, "nodes": len(nodes), "size": size, "comparable": "yes" if len(rails) >= COMPARABLE else "no"}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
@@ -83,7 +85,7 @@ def _figures(results: Sequence[GroupResult], size: int) -> Iterator[Observation]
 def _how(path: Mapping[str, object], nodes: int, size: int, results: Sequence[GroupResult]) -> str:
     windows = len(results[0].timings.windows)
     return (
-        f"{path['backend']}: all-reduce of {format_bytes(size)} on {len(results)} rails at once, each of one rank on "
+        f"{carrier(path)}: all-reduce of {format_bytes(size)} on {len(results)} rails at once, each of one rank on "
         f"every one of {nodes} nodes; medians of {windows} windows; busbw = algbw · 2(n−1)/n with n = {nodes}"
     )
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks import nccl_told
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.collective_figures import group_data_check, intact
+from seatrial.checks.collective_figures import carrier, group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -56,6 +57,7 @@ def measure(place: Place, options: ScalingOptions) -> Iterator[Observation]:
     for count, ranks in steps(list(nodes.values())).items():
         place.note(_nodes(count))
         (results[count],) = subgroups.all_reduce([ranks], size, place.device, options.seconds)
+    path["transports"] = nccl_told.transports(place.device)
     if place.rank == 0:
         facts = {**path, "nodes": len(nodes), "size": size, "order": list(nodes)}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
@@ -98,7 +100,7 @@ def _efficiency(busbw: Mapping[int, float]) -> dict[str, dict[str, float]]:
 def _how(path: Mapping[str, object], size: int, results: Mapping[int, GroupResult]) -> str:
     ranks = ", ".join(f"{len(result.ranks)} on {_nodes(count)}" for count, result in results.items())
     return (
-        f"{path['backend']}: all-reduce of {format_bytes(size)} over the first nodes in the order of ranks ({ranks}), "
+        f"{carrier(path)}: all-reduce of {format_bytes(size)} over the first nodes in the order of ranks ({ranks}), "
         "the others looking on; efficiency.BASE is the busbw of all nodes over that of BASE"
     )
 

@@ -6,6 +6,7 @@ the first rank of a communicator also writes what it chose for each operation.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,13 @@ _VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+)")
 _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using external network plugin) (.+)")
+# What a plugin says of itself, where NCCL tells its interface only: aws-ofi-nccl, Google's gIB, nccl-rdma-sharp-plugins
+_PLUGIN_VERSION = re.compile(
+    r"NET/OFI Initializing (aws-ofi-nccl \S+)|NET/\w+ : Initializing (\w+ v\S+)|NCCL INFO (P2P plugin v\d+ \S+)"
+)
+# src/transport/net_ib of NCCL: [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:…; two as one: [0]={[0] mlx5_0:1/RoCE, …}
+_HCAS = re.compile(r"NET/IB : Using (.*?); OOB")
+_HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
 # src/enqueue.cc of NCCL 2.23 and later; before that, from 2.20 on, by number, and at first without the operation
@@ -45,12 +53,15 @@ class Choice(Frozen):
 class NcclPath(Frozen):
     """``transports`` counts the connections of this rank by kind: ``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA`` …
 
-    ``network`` is what it would use between nodes, ``nodes`` how many it sees. None: the log does not say.
+    ``network`` is what it would use between nodes, ``nodes`` how many it sees, ``hcas`` which ports (``mlx5_0/1``) its
+    own RDMA transport uses of those that there are, by NCCL_IB_HCA among others. None: the log does not say.
     """
 
     version: str | None = None
     network: str | None = None
     plugin: str | None = None
+    plugin_version: str | None = None
+    hcas: tuple[str, ...] | None = None
     nodes: int | None = None
     channels: int | None = None
     nvls_channels: int | None = None
@@ -73,9 +84,15 @@ class NcclPath(Frozen):
         return any(re.fullmatch(r"NET/(?!Socket)[^/]+", name) for name in self.transports)
 
 
-def read(path: Path, size: int = _READ) -> NcclPath:
-    """What its first ``size`` bytes tell. Raises OSError when there is no such log."""
+def read(path: Path, size: int = _READ, start: int = 0) -> NcclPath:
+    """What ``size`` bytes from ``start`` on tell.
+
+    Raises OSError when there is no such log, and for a pipe or terminal (/dev/stderr), from which nothing would come.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no plain file", str(path))
     with path.open("rb") as file:
+        file.seek(start)
         return parse(file.read(min(size, _READ)).decode(errors="replace"))
 
 
@@ -86,6 +103,8 @@ def parse(text: str) -> NcclPath:
         version=_first(_VERSION, text),
         network=_first(_NETWORK, text),
         plugin=_first(_PLUGIN, text),
+        plugin_version=_first(_PLUGIN_VERSION, text),
+        hcas=_hcas(text),
         nodes=int(nodes) if (nodes := _first(_NODES, text)) else None,
         channels=int(channels[1]) if channels else None,
         nvls_channels=int(channels[2]) if channels else None,
@@ -97,7 +116,12 @@ def parse(text: str) -> NcclPath:
 
 def _first(pattern: re.Pattern[str], text: str) -> str | None:
     match = pattern.search(text)
-    return match[1].strip() if match else None
+    return next(filter(None, match.groups()), "").strip() if match else None
+
+
+def _hcas(text: str) -> tuple[str, ...] | None:
+    line = _first(_HCAS, text)
+    return None if line is None else tuple("/".join(hca.groups()) for hca in _HCA.finditer(line))
 
 
 def _choices(text: str) -> Iterator[Choice]:

@@ -7,38 +7,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from seatrial.checks.base import Check
-from seatrial.judge import fit
+from seatrial.judge import chosen as choices
+from seatrial.judge import fit, gates
 from seatrial.judge.baselines import Known, Reference
+from seatrial.judge.chosen import Chosen, Way, size_label
 from seatrial.judge.links import HIERARCHICAL, Links, node_share, nvlink_share
 from seatrial.judge.lint import key_of
 from seatrial.judge.peaks import achieved
-from seatrial.model import HARDLY, Insight, Limit, Measurement, Series, Verdict, format_bytes, format_value, parse_bytes
+from seatrial.model import HARDLY, Insight, Limit, Measurement, Rule, Series, Verdict, format_bytes, format_value
 from seatrial.settings import Config
 
 _CHECK = "collectives."
-_CONTRAST = "collectives.contrast"
-_NVLINK = "NVLink of a GPU"
+_NVLINK, _PORT = "NVLink of a GPU", "network port"
 _POINT_TO_POINT = ("all_to_all", "send_receive")
-# NCCL reaches 0.77 of the line rate of an H200's NVLinks and 0.94 of an InfiniBand port's: under half, something else
-# holds it up
-_BINDS = 0.5
+# What NCCL reaches of the line rate where a link is all that holds it up: of an H200's NVLinks (what it plans with, and
+# SKU files may say of others) and of an InfiniBand port
+_REACHES = {_NVLINK: 0.77, _PORT: 0.94}
+_BACK_TO_BACK = ("time over size", "intercept", "intercept_us", "back to back")
+_BINDS = 0.9  # of that: under it, something else holds it up
 # A line that misses a point by more is not the line of those points
 _NO_LINE = 0.15
 # A gate that a network at this share of its line rate passes is no test of the network
 _HARDLY_NETWORK = 0.7
-
-
-_Chosen = Mapping[str, Mapping[str, tuple[str, str]]]  # operation → size label → algorithm and protocol
-
-
-# NCCL's log has them in capitals; the variable by which a person forces one, as here
-_AS_NCCL_ALGO = {
-    "RING": "Ring",
-    "TREE": "Tree",
-    "NVLS_TREE": "NVLSTree",
-    "COLLNET_CHAIN": "CollNetChain",
-    "COLLNET_DIRECT": "CollNetDirect",
-}
 
 
 @dataclass(frozen=True)
@@ -49,19 +39,20 @@ class _Scene:
     operation: str
     ranks: int
     nodes: int
-    algorithms: Mapping[str, str]  # size label → algorithm
-    gpu: str
+    ways: Mapping[str, Way]  # size label → algorithm and protocol, by NCCL's log
     links: Links
+    planned: float | None  # GB/s of a GPU's NVLinks that NCCL plans with; None where nobody knows
 
     def algorithm(self, label: str) -> str:
         """As NCCL's log names it, else the likeliest: Tree on two nodes (NVIDIA/nccl#812), Ring on one and on many."""
-        return self.algorithms.get(label) or ("Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring")
+        likeliest = "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
+        return self.ways[label][0] if label in self.ways else likeliest
 
     def by(self, label: str) -> str:
         """The way of the data, in words, and whether it is known."""
         if self.operation in _POINT_TO_POINT:
             return "from point to point"
-        return f"by {self.algorithm(label)}" + ("" if label in self.algorithms else " (assumed: no log says which)")
+        return f"by {self.algorithm(label)}" + ("" if label in self.ways else " (assumed: no log says which)")
 
 
 def insights(
@@ -73,25 +64,39 @@ def insights(
     links: Links,
 ) -> tuple[Insight, ...]:
     """Every insight of a trial: of collectives in their order, of peaks, then of gates that hardly test anything."""
-    chosen = _algorithms(measurements)
-    found: list[Insight] = []
+    chosen = choices.read(measurements)
+    found: list[Insight] = [*gates.relative(measurements, checks, links)]
     for measurement in (one for one in measurements if one.series):  # one of thousands of ranks has the curves
         series = {one.name: one for one in measurement.series}
-        scene = _scene(measurement, chosen, links) if {"busbw", "latency"} <= set(series) else None
-        if scene:
+        scene = _scene(measurement, chosen, links, known)
+        if scene and {"device_busbw", "device_latency"} <= set(series):
+            found += _lines(scene, series["device_busbw"], series["device_latency"], graph=True)
+        if scene and {"busbw", "latency"} <= set(series):
             busbw = series["busbw"]
-            found += _lines(scene, busbw, series["latency"], chosen)
-            found += _limiter(scene, busbw, known)
+            found += _lines(scene, busbw, series["latency"], graph=False)
+            found += _limiter(scene, busbw)
             expect = config.checks[scene.check].expect if scene.check in config.checks else {}
             rules = checks[scene.check].rules if scene.check in checks else ()
-            for metric, limit in expect.items():
+            for metric, limit in {**dict(_baselines(rules, busbw, measurement, known)), **expect}.items():
                 if metric.startswith("busbw.") and limit.op in (">", ">="):
                     best = known.published(key_of(metric, rules), measurement.facts)
                     found += _gate(scene, metric, limit, best, busbw)
     return (*found, *achieved(measurements, known), *_weak(verdicts))
 
 
-def _scene(measurement: Measurement, chosen: _Chosen, links: Links) -> _Scene | None:
+def _baselines(
+    rules: Sequence[Rule], busbw: Series, measurement: Measurement, known: Known
+) -> Iterator[tuple[str, Limit]]:
+    """What rules on known figures ask of the sizes that were measured: under it they fail."""
+    measured = {f"busbw.{size_label(size)}" for size in busbw.x}
+    for rule in (rule for rule in rules if rule.baseline and rule.metric in measured):
+        best = known.published(rule.baseline or "", measurement.facts)
+        if isinstance(best, Reference):
+            least = best.floor or rule.fail_below * best.value
+            yield rule.metric, Limit(op=">=", value=float(f"{least:.4g}"), unit=best.unit)
+
+
+def _scene(measurement: Measurement, chosen: Chosen, links: Links, known: Known) -> _Scene | None:
     """None for what is not a collective over NCCL."""
     facts, operation = measurement.facts, measurement.check.removeprefix(_CHECK)
     ranks, nodes = facts.get("world_size"), facts.get("nodes")
@@ -99,8 +104,10 @@ def _scene(measurement: Measurement, chosen: _Chosen, links: Links) -> _Scene | 
         return None
     if not isinstance(ranks, int) or not isinstance(nodes, int) or ranks < 2:
         return None
-    names = {label: algorithm for label, (algorithm, _) in chosen.get(operation, {}).items()}
-    return _Scene(measurement.check, operation, ranks, nodes, names, str(facts.get("gpu") or ""), links)
+    sku = known.sku(str(facts.get("gpu") or ""))
+    spec = None if isinstance(sku, str) else sku.spec.get("nvlink_nccl")
+    ways = choices.of(chosen, operation, facts)
+    return _Scene(measurement.check, operation, ranks, nodes, ways, links, spec.value if spec else None)
 
 
 def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
@@ -110,26 +117,14 @@ def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
         yield Insight(check=check, title=HARDLY, text=f"{metric}, {judged_by.replace(f'; {HARDLY}:', ', is')}")
 
 
-def _algorithms(measurements: Sequence[Measurement]) -> _Chosen:
-    """Operation → size label → algorithm and protocol, as collectives.contrast has them from NCCL's log.
+def _lines(scene: _Scene, busbw: Series, latency: Series, *, graph: bool) -> Iterator[Insight]:
+    """Time over size as a line: in a CUDA graph, down to the smallest sizes, it meets the axis at the latency.
 
-    Its fact ``path_by_size`` is of all-reduce; that of other operations nobody has looked for.
+    Back to back, at large sizes, what it has there is an intercept, and the latency of nothing.
     """
-    told: dict[str, tuple[str, str]] = {}
-    for one in (one for one in measurements if one.check == _CONTRAST):
-        ways = one.facts.get("path_by_size")
-        default = ways.get("default") if isinstance(ways, dict) else None
-        for label, way in default.items() if isinstance(default, dict) else ():
-            if isinstance(way, dict) and way.get("algorithm") not in (None, "not told"):
-                name = str(way["algorithm"])
-                told[label] = _AS_NCCL_ALGO.get(name, name), str(way.get("protocol") or "")
-    return {"all_reduce": told} if told else {}
-
-
-def _lines(scene: _Scene, busbw: Series, latency: Series, chosen: _Chosen) -> Iterator[Insight]:
-    names = chosen.get(scene.operation, {})
+    title, name, key, how = ("latency", "α", "alpha_us", "in a CUDA graph") if graph else _BACK_TO_BACK
     points = [
-        (size, us, "/".join(filter(None, names.get(_label(size), ("",)))))
+        (size, us, "/".join(filter(None, scene.ways.get(size_label(size), ()))))
         for size, us in zip(latency.x, latency.y, strict=True)
         if us > 0
     ]
@@ -137,29 +132,30 @@ def _lines(scene: _Scene, busbw: Series, latency: Series, chosen: _Chosen) -> It
         return
     factor = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]  # busbw over algbw
     parts = fit.regimes(points)
-    text = "; ".join(_told(part, factor) for part in parts)
+    text = "; ".join(_told(part, factor, name) for part in parts)
+    regimes = [{**asdict(part), "sizes": list(part.sizes)} for part in parts]
     values: dict[str, Any] = {
         "busbw_over_algbw": factor,
-        "regimes": [{**asdict(part), "sizes": list(part.sizes)} for part in parts],
+        "regimes": [{key if one == "alpha_us" else one: value for one, value in part.items()} for part in regimes],
     }
-    yield Insight(check=scene.check, title="time over size", text=f"T = α + S/β: {text}", values=values)
+    yield Insight(check=scene.check, title=title, text=f"T = {name} + S/β, {how}: {text}", values=values)
 
 
-def _told(part: fit.Line | fit.TooFew, factor: float) -> str:
+def _told(part: fit.Line | fit.TooFew, factor: float, name: str) -> str:
     span = f"{format_bytes(part.sizes[0])} to {format_bytes(part.sizes[-1])}"
     where = f"{part.regime}, {span}" if part.regime else span
     if isinstance(part, fit.TooFew):
         return f"{where}: {len(part.sizes)} of the {fit.ENOUGH} sizes that a line needs"
-    alpha = f"α {part.alpha_us:.3g} µs" if part.alpha_us else "α too small to be seen"
+    alpha = f"{name} {part.alpha_us:.3g} µs" if part.alpha_us else f"{name} too small to be seen"
     beta = f"β {part.gbps * factor:.4g} GB/s busbw" if part.gbps else "time does not grow with size"
     off = f"{len(part.sizes)} sizes off it by {part.residual:.1%} at most"
     bent = ": these are not of one regime, and more sizes would tell where it ends" if part.residual > _NO_LINE else ""
     return f"{where}: {alpha}, {beta}, {off}{bent}"
 
 
-def _limiter(scene: _Scene, busbw: Series, known: Known) -> Iterator[Insight]:
+def _limiter(scene: _Scene, busbw: Series) -> Iterator[Insight]:
     """What each link carries at the largest size, beside its line rate, and which of them holds it up."""
-    label, value = _label(busbw.x[-1]), busbw.y[-1]
+    label, value = size_label(busbw.x[-1]), busbw.y[-1]
     loads = _loads(scene, label)
     if not loads:
         why = "no line rate of NVLinks or network ports is known"
@@ -169,30 +165,37 @@ def _limiter(scene: _Scene, busbw: Series, known: Known) -> Iterator[Insight]:
     shares = {name: value * share / rate for name, (share, rate) in loads.items()}
     told = []
     for link, (share, rate) in loads.items():
-        of_plan = _plan(scene, link, value * share, known)
+        of_plan = ""
+        if scene.planned and link == _NVLINK:
+            of_plan = f", {value * share / scene.planned:.0%} of the {scene.planned:g} that NCCL plans with"
         told.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
-    limiter = _binding(scene, shares)
-    end = f"limited by {limiter}" if limiter != "unknown" else "no known link is near its line rate: limiter unknown"
+    limiter = _binding(scene, loads, value)
+    none = (
+        "no known link is near what NCCL reaches on it: the protocol, the GPUs' own pace or something unknown limits it"
+    )
+    end = f"limited by {limiter}" if limiter != "unknown" else none
     text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {'; '.join(told)}; {end}"
-    values: dict[str, Any] = {"limiter": limiter, "shares": shares, "algorithm": scene.algorithms.get(label)}
+    values: dict[str, Any] = {
+        "limiter": limiter,
+        "shares": shares,
+        "algorithm": scene.ways[label][0] if label in scene.ways else None,
+    }
     yield Insight(check=scene.check, title="binding link", text=text, values=values)
 
 
-def _binding(scene: _Scene, shares: Mapping[str, float]) -> str:
-    """The link that is nearest to its line rate; where none is near, the slow path of which NCCL told."""
-    nearest = max(shares, key=lambda name: shares[name])
-    if shares[nearest] >= _BINDS:
-        return nearest
+def _binding(scene: _Scene, loads: Mapping[str, tuple[float, float]], value: float) -> str:
+    """The links that are near what NCCL reaches on them; where none is, the slow path of which NCCL told."""
+    of_reach = {name: value * share / _reach(scene, name, rate) for name, (share, rate) in loads.items()}
+    if near := [name for name, reached in of_reach.items() if reached >= _BINDS]:
+        return " or ".join(near)
     if scene.nodes > 1 and scene.links.network == "tcp":
         return "the network (TCP sockets)"
     return "PCIe and host memory (transport SHM)" if "SHM" in scene.links.carriers else "unknown"
 
 
-def _plan(scene: _Scene, link: str, value: float, known: Known) -> str:
-    """How much it is of what NCCL itself plans with on these links."""
-    sku = known.sku(scene.gpu)
-    spec = None if isinstance(sku, str) or link != _NVLINK else sku.spec.get("nvlink_nccl")
-    return f", {value / spec.value:.0%} of the {spec.value:g} that NCCL plans with" if spec else ""
+def _reach(scene: _Scene, link: str, rate: float) -> float:
+    """GB/s of a link, with this line rate, where it is all that holds a collective up."""
+    return scene.planned if scene.planned and link == _NVLINK else _REACHES[link] * rate
 
 
 def _loads(scene: _Scene, label: str) -> dict[str, tuple[float, float]]:
@@ -203,22 +206,25 @@ def _loads(scene: _Scene, label: str) -> dict[str, tuple[float, float]]:
         loads[_NVLINK] = (nvlink_share(scene.operation, algorithm, scene.ranks), links.nvlink_gbps)
     share = node_share(scene.operation, algorithm, scene.ranks, scene.nodes) if scene.nodes > 1 else None
     if links.ports and links.network == "rdma" and share is not None:
-        loads["network port"] = (share / links.ports.count, links.ports.gbps / 8)
+        loads[_PORT] = (share / links.ports.count, links.ports.gbps / 8)
     return loads
 
 
 def _gate(scene: _Scene, metric: str, limit: Limit, known: Reference | str, busbw: Series) -> Iterator[Insight]:
     """The smallest fault that a gate sees: what may be missing while it is passed."""
     label = metric.partition(".")[2]
-    reached = dict(zip(map(_label, busbw.x), busbw.y, strict=True)).get(label)
+    reached = dict(zip(map(size_label, busbw.x), busbw.y, strict=True)).get(label)
     best = known.value if isinstance(known, Reference) else reached
     if not best:
         return
     of = f"{known.of}" if isinstance(known, Reference) else "what was measured here"
     share = limit.value / best
     told, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
-    if scene.links.nvlinks and scene.nodes == 1 and share <= 1:
-        missing = int(scene.links.nvlinks * (1 - share) + 1e-9)
+    if scene.links.nvlinks and scene.links.nvlink_gbps and scene.nodes == 1 and share <= 1:
+        # those that are left may carry what passes, also where more of them would not be faster
+        needed = limit.value * nvlink_share(scene.operation, scene.algorithm(label), scene.ranks)
+        enough = min(share, needed / _reach(scene, _NVLINK, scene.links.nvlink_gbps))
+        missing = int(scene.links.nvlinks * (1 - enough) + 1e-9)
         told.append(f"the least that it sees is {missing + 1} of a GPU's {scene.links.nvlinks} NVLinks down")
         values["nvlinks_missing_unseen"] = missing
     if scene.nodes > 1:
@@ -242,9 +248,3 @@ def _network(scene: _Scene, label: str, gate: float, values: dict[str, float]) -
     advice = "; force NCCL_ALGO=Ring to test the network" if algorithm in HIERARCHICAL else ""
     hardly = "it hardly tests the network: " if needed < _HARDLY_NETWORK * ports.gbps else ""
     return f"{how} {hardly}{arithmetic}; {lost}{advice if hardly else ''}"
-
-
-def _label(size: float) -> str:
-    """As checks.collective names a size in its metrics."""
-    short = format_bytes(size)
-    return f"{int(size)}B" if "." in short or parse_bytes(short) != int(size) else short

@@ -18,13 +18,16 @@ from seatrial.model import Measurement
 # What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
 HIERARCHICAL = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
-_TELLING = ("gpu.inventory", "host.inventory", "collectives.path")
+_TELLING = ("gpu.inventory", "collectives.path")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
 
 
 @dataclass(frozen=True)
 class Ports:
-    """The RDMA ports of one node that are up, of those the fastest: ``kind`` is ib or roce, ``gbps`` Gbit/s each."""
+    """The RDMA ports of one node that NCCL uses, of those the fastest: ``kind`` is ib or roce, ``gbps`` Gbit/s each.
+
+    All that are up, where NCCL's log does not say which: storage may have some of them.
+    """
 
     kind: str
     count: int
@@ -62,7 +65,9 @@ def read(measurements: Sequence[Measurement]) -> Links:
     rates = [_nvlink(gpu) for gpu in gpus]
     known = [rate for rate in rates if rate]
     least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
-    found = {_ports(facts.get("rdma")) for facts in told["host.inventory"]}
+    used = {node: ports for facts in told["collectives.path"] for node, ports in _hcas(facts).items()}
+    hosts = [one for one in measurements if one.check == "host.inventory" and one.facts and not one.skipped]
+    found = {_ports(one.facts.get("rdma"), used.get(one.subject)) for one in hosts}
     names = sorted({name for facts in told["collectives.path"] for name in _names(facts)})
     return Links(
         nvlinks=least[0],
@@ -123,11 +128,24 @@ def _nvlink(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
     return (len(known), sum(known) / 1e3) if known and len(known) == len(speeds) else None
 
 
-def _ports(rdma: Any) -> Ports | None:
+def _hcas(facts: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """The ports that NCCL uses, such as mlx5_0/1, by node."""
+    told = facts.get("hcas")
+    lists = told.items() if isinstance(told, Mapping) else ()
+    return {node: frozenset(map(str, ports)) for node, ports in lists if isinstance(ports, list) and ports}
+
+
+def _ports(rdma: Any, used: frozenset[str] | None) -> Ports | None:
     devices = _maps(rdma.get("devices")) if isinstance(rdma, Mapping) else []
-    ports = [port for device in devices for port in _maps(device.get("ports"))]
+    ports = [
+        (f"{device.get('name')}/{port.get('port')}", port) for device in devices for port in _maps(device.get("ports"))
+    ]
+    if used:
+        ports = [(name, port) for name, port in ports if name in used]
+        if {name for name, _ in ports} != used:  # of one that nobody discovered the rate is not known
+            return None
     up: dict[tuple[float, str], int] = {}
-    for port in ports:
+    for _, port in ports:
         rate, kind = _RATE.match(str(port.get("rate") or "")), _KINDS.get(str(port.get("link_layer")))
         if port.get("state") == "ACTIVE" and rate and kind:
             up[float(rate[1]), kind] = up.get((float(rate[1]), kind), 0) + 1

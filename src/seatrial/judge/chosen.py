@@ -1,0 +1,69 @@
+"""Which algorithm and protocol NCCL chose for an operation at a size, as the checks read it from its log.
+
+What it chose for another operation, another type or other buffers says nothing: each is looked up as it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from seatrial.model import Measurement, format_bytes, parse_bytes
+
+PATH, CONTRAST = "collectives.path", "collectives.contrast"
+Way = tuple[str, str]  # algorithm and protocol; empty where the log does not say
+Shape = tuple[str, str, str]  # operation, type, buffers
+Chosen = Mapping[Shape, Mapping[str, Way]]  # … → size label → way
+
+# NCCL's log has them in capitals; the variable by which a person forces one, as here
+_AS_NCCL_ALGO = {
+    "RING": "Ring",
+    "TREE": "Tree",
+    "NVLS_TREE": "NVLSTree",
+    "COLLNET_CHAIN": "CollNetChain",
+    "COLLNET_DIRECT": "CollNetDirect",
+}
+_NONE = ("not told", "not measured", "point to point")  # what these checks say where there is none
+_CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what collectives.contrast measures, and no other
+
+
+def read(measurements: Sequence[Measurement]) -> Chosen:
+    """Of every operation that collectives.path asked for; collectives.contrast knows of one, and of older runs."""
+    found: dict[Shape, dict[str, Way]] = {}
+    for one in (one for one in measurements if one.check == CONTRAST):
+        default = _mapping(_mapping(one.facts.get("path_by_size")).get("default"))
+        found.setdefault(_CONTRASTED, {}).update(_ways(default))
+    for one in (one for one in measurements if one.check == PATH):
+        for operation, told in _mapping(one.facts.get("choices")).items():
+            shape = operation, str(_mapping(told).get("dtype")), str(_mapping(told).get("buffers"))
+            found.setdefault(shape, {}).update(_ways(_mapping(_mapping(told).get("by_size"))))
+    return found
+
+
+def of(chosen: Chosen, operation: str, facts: Mapping[str, Any]) -> Mapping[str, Way]:
+    """Those of one measurement, by the type and the buffers that its ``facts`` name."""
+    return chosen.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
+
+
+def size_label(size: float) -> str:
+    """As checks.collective names a size in its metrics."""
+    short = format_bytes(size)
+    return f"{int(size)}B" if "." in short or parse_bytes(short) != int(size) else short
+
+
+def _ways(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Way]]:
+    """Under the size that was asked for, and under the exact one."""
+    for name, told in by_size.items():
+        algorithm = str(_mapping(told).get("algorithm") or _NONE[0])
+        if algorithm.startswith(_NONE):
+            continue
+        protocol = str(told.get("protocol") or "")
+        way = _AS_NCCL_ALGO.get(algorithm, algorithm), "" if protocol in _NONE else protocol
+        yield name, way
+        if isinstance(size := told.get("bytes"), int):
+            yield size_label(size), way
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Empty where a fact is of another shape, as in a record that was edited: not known."""
+    return value if isinstance(value, Mapping) else {}
