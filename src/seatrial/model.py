@@ -233,6 +233,8 @@ class Rule(Frozen):
     ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
+    ``own`` is what the check asks by itself where a trial asks something else. ``if_known``: where nobody knows what
+    good hardware reaches, the figure is recorded and not judged, and it is said so.
     """
 
     metric: str
@@ -244,6 +246,8 @@ class Rule(Frozen):
     where: dict[str, str] = {}
     like: dict[str, str] = {}
     shows: tuple[str, ...] = ()
+    own: ParsedLimit | None = None
+    if_known: bool = False
     why: str
     remedy: str
 
