@@ -173,7 +173,7 @@ def test_judging_again_changes_no_verdict_of_the_shipped_run() -> None:
     )
     assert not then - now
     since = {outcome for _, _, _, outcome in now - then}  # of rules that are newer than the run
-    assert since <= {Outcome.SKIP}
+    assert since <= {Outcome.SKIP, Outcome.PASS}
 
 
 def test_no_links_are_no_fabric() -> None:
