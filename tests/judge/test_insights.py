@@ -137,6 +137,16 @@ def test_inside_a_node_a_gate_is_told_in_links() -> None:
     assert found.values["nvlinks_missing_unseen"] == 3
 
 
+def test_the_gate_of_a_check_itself_is_told_too() -> None:
+    """Its floor, or else the share of what is known under which it fails."""
+    ninety = told(collective("all_reduce", 363.3, 4, 1), gpus(*[18] * 4))["gate"]
+    assert ninety.text.startswith("busbw.8GiB >= 327 GB/s: 90% of the 363.3 GB/s of SKU NVIDIA H200 SXM")
+    assert "the least that it sees is 2 of a GPU's 18 NVLinks down" in ninety.text
+    floor = told(collective("all_reduce", 473, 8, 1), gpus(*[18] * 8))["gate"]
+    assert floor.text.startswith("busbw.8GiB >= 350 GB/s: 74% of the 473 GB/s")
+    assert "gate" not in told(collective("all_reduce", 400, 6, 1), gpus(*[18] * 6))
+
+
 def test_a_rehearsal_on_cpus_has_no_links() -> None:
     assert told(collective("all_reduce", 2, 4, 1, backend="gloo")) == {}
 

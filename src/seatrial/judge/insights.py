@@ -6,12 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check
 from seatrial.judge import fit
 from seatrial.judge.baselines import Known, Reference
 from seatrial.judge.links import HIERARCHICAL, Links, node_share, nvlink_share
 from seatrial.judge.lint import key_of
-from seatrial.model import HARDLY, Insight, Limit, Measurement, Series, Verdict, format_bytes, format_value, parse_bytes
+from seatrial.model import (
+    HARDLY,
+    Insight,
+    Limit,
+    Measurement,
+    Rule,
+    Series,
+    Verdict,
+    format_bytes,
+    format_value,
+    parse_bytes,
+)
 from seatrial.settings import Config
 
 _CHECK = "collectives."
@@ -83,11 +96,21 @@ def insights(
             found += _limiter(scene, busbw, known)
             expect = config.checks[scene.check].expect if scene.check in config.checks else {}
             rules = checks[scene.check].rules if scene.check in checks else ()
-            for metric, limit in expect.items():
+            for metric, limit in {**_own_gates(rules, measurement.facts, known), **expect}.items():
                 if metric.startswith("busbw.") and limit.op in (">", ">="):
                     best = known.published(key_of(metric, rules), measurement.facts)
                     found += _gate(scene, metric, limit, best, busbw)
     return (*found, *_weak(verdicts))
+
+
+def _own_gates(rules: Sequence[Rule], facts: Mapping[str, JsonValue], known: Known) -> dict[str, Limit]:
+    """Under what the rules of a check fail a figure, where it is known what good hardware reaches."""
+    found = [(rule, known.published(rule.baseline, facts)) for rule in rules if rule.baseline]
+    return {
+        rule.metric: Limit(op=">=", value=float(f"{best.floor or rule.fail_below * best.value:.4g}"), unit=best.unit)
+        for rule, best in found
+        if isinstance(best, Reference)
+    }
 
 
 def _scene(measurement: Measurement, chosen: _Chosen, links: Links) -> _Scene | None:

@@ -30,10 +30,14 @@ STRETCH = 1.05
 _LINKS = "nvlink"
 _SPEC = {
     **{f"{family}.{kind}": kind for family in ("gemm", "tflops") for kind in ("bf16", "fp16", "tf32", "fp8", "fp32")},
-    **dict.fromkeys(("memory.copy", "copy", "triad"), "hbm"),
-    **{f"{kind}{way}_alone": "pcie" for kind in ("transfer.", "") for way in ("h2d", "d2h")},
-    **dict.fromkeys(("h2d_together", "d2h_together"), "pcie"),
-    **dict.fromkeys(("transfer.peer_one_way", "one_way", "both_ways"), _LINKS),
+    **dict.fromkeys(("memory.copy", "copy", "memory.triad", "triad"), "hbm"),
+    **{
+        f"{of}{way}_{when}": "pcie"
+        for of in ("transfer.", "")
+        for way in ("h2d", "d2h")
+        for when in ("alone", "together")
+    },
+    **{f"{of}{ways}": _LINKS for of in ("transfer.peer_", "") for ways in ("one_way", "both_ways")},
 }
 _BANDWIDTHS = re.compile(r"(?:(?P<operation>\w+)\.busbw|(?P<alone>\w*busbw\w*|algbw\w*))(?:\.|$)")
 _FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
@@ -239,7 +243,7 @@ def _of_links(sku: Sku, key: str, facts: Mapping[str, JsonValue], known: Known) 
         return None
     kind = _BANDWIDTHS.match(key)
     if not kind:
-        return _times_of(here, 2, "both ways at once") if key == "both_ways" else here
+        return _times_of(here, 2, "both ways at once") if key.endswith("both_ways") else here
     operation = kind["operation"] or ""
     if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not key.startswith("algbw"):
         gain = max(1.0, 2 * (ranks - 1) / (ranks + 1))  # links.nvlink_share: what a sum in the switch spares the links
