@@ -339,6 +339,19 @@ def test_what_rejects_good_hardware_says_nothing_of_this_one() -> None:
     assert judged_(235.7, 8, "> 240 GB/s").outcome is Outcome.FAIL  # as near as two good ones are
 
 
+def test_corruption_fails_whatever_a_trial_lets_pass() -> None:
+    """A record whose trial was written by hand: on load such a threshold is refused."""
+    what = check(Rule(metric="speed", expect=Limit.parse("== 0"), why="corrupted", remedy=""))
+    wrong = Metric(name="speed", value=5, unit="count", subject="cluster")
+    seen = Measurement(check="c", subject="cluster", metrics=(wrong,))
+    said = verdicts(what, seen, expect={"speed": Limit.parse("<= 1000000")})
+    assert [(one.outcome, one.judged_by.partition(":")[0]) for one in said] == [
+        (Outcome.FAIL, "rule"),
+        (Outcome.PASS, "trial mine"),
+    ]
+    assert "HARDLY A TEST: the check itself asks for == 0" in said[1].judged_by
+
+
 def test_what_is_judged_only_where_it_is_known_is_told_as_recorded() -> None:
     rule = BY_BASELINE.model_copy(update={"if_known": True})
     (said,) = verdicts(check(rule), measured(1, facts=STRANGE))

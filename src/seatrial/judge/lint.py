@@ -144,7 +144,7 @@ def _opposite(limit: Limit, own: Limit) -> bool:
     return "==" not in (limit.op, own.op) and limit.op[0] != own.op[0]
 
 
-def _gives_up(limit: Limit, unit: str, metric: str, rules: Sequence[Rule]) -> str:
+def gives_up(limit: Limit, unit: str, metric: str, rules: Sequence[Rule]) -> str:
     """Why a threshold may not take the place of what the check itself asks: it passes what is broken."""
     rule = next((rule for rule in rules if rule.metric == metric and rule.expect), None)
     if not rule or not rule.expect or rule.breach is not Outcome.FAIL:
@@ -167,7 +167,7 @@ def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int,
             ranks, width = (gpus * nodes, nodes) if _BANDWIDTHS.match(key) else (1, 1)  # all others are of a device
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
             wrong = flaw(limit, unit, key, facts, known) or beyond(limit, unit, key, facts, known)
-            if wrong := wrong or _gives_up(limit, unit, metric, check.rules):
+            if wrong := wrong or gives_up(limit, unit, metric, check.rules):
                 yield f"checks.{name}.expect.{metric}: {wrong}"
 
 

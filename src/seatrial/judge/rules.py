@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
-from seatrial.judge.lint import TIMES, WEAK, beyond, bound, flaw, key_of, laxness, passes
+from seatrial.judge.lint import TIMES, WEAK, beyond, bound, flaw, gives_up, key_of, laxness, passes
 from seatrial.judge.wording import inapplicable
 from seatrial.model import (
     CLUSTER,
@@ -40,7 +40,8 @@ _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the re
 def judge_check(
     check: Check, measurements: Sequence[Measurement], expect: Mapping[str, Limit], trial: str, known: Known = NOTHING
 ) -> list[Verdict]:
-    """Every verdict on one check. A threshold of the trial outranks the check's own rules on the same metric.
+    """Every verdict on one check. A threshold of the trial outranks the check's own rules on the same metric, but for
+    one that passes what the check calls broken: on load it is refused, and in a record both judge.
 
     Fails closed: a rule whose metric a place did not measure is an ERROR there, a check that no rule judged UNJUDGED.
     """
@@ -52,7 +53,7 @@ def judge_check(
     rules = _effective(check.rules, expect, trial)
     fleets = _fleets([rule.metric for rule in rules if not rule.expect], measured)
     for rule in rules:
-        whose = trial if rule.metric in expect else ""
+        whose = "" if rule in check.rules else trial
         verdicts += _apply(check.name, rule, groups, whose, known, fleets.get(rule.metric, {}))
     if not verdicts:
         reason = "measured, and no rule judges it"
@@ -139,7 +140,8 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
         )
         for metric, limit in expect.items()
     ]
-    return [rule for rule in rules if rule.metric not in expect] + trial_rules
+    kept = [one for one in rules if one.metric not in expect or gives_up(expect[one.metric], "", one.metric, rules)]
+    return kept + trial_rules
 
 
 def _apply(
