@@ -246,8 +246,8 @@ def unknown(gpu: str, gpus: int) -> set[str]:
         for rule in ALL[name].rules
         if rule.baseline and rule.metric not in setting.expect and not rule.if_known and not name.startswith("train.")
     }
-    facts = [(key, {"gpu": gpu, "world_size": ranks, "nodes": 1}) for key, ranks in asked]
-    return {key for key, one in facts if isinstance(KNOWN.published(key, one), str)}
+    shape: dict[str, JsonValue] = {"gpu": gpu, "nodes": 1}
+    return {key for key, ranks in asked if isinstance(KNOWN.published(key, {**shape, "world_size": ranks}), str)}
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

@@ -237,7 +237,8 @@ def _told(sku: Sku, line: str) -> str:
 
 def _of_links(sku: Sku, key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
     """What the links of a GPU carry, as the figure counts it, or between nodes the network if that is less."""
-    ranks, nodes = (value if isinstance(value, int) else 1 for value in (facts.get("world_size"), facts.get("nodes")))
+    told = facts.get("world_size"), facts.get("nodes")
+    ranks, nodes = (value if isinstance(value, int) and value > 0 else 1 for value in told)
     here = _inside(sku, ranks, nodes)
     if not here:
         return None
@@ -269,7 +270,7 @@ def _inside(sku: Sku, ranks: int, nodes: int) -> Bound | None:
 def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
     """What the network lets through, by the algorithm that asks least of it; None where its class is not known."""
     ports = _FABRIC.fullmatch(fabric)
-    if nodes < 2 or not ports:
+    if not 1 < nodes <= ranks or not ports:
         return None
     shares = [node_share(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree")]
     rate, share = int(ports[1]) * float(ports[2]) / 8, min(shares)
