@@ -99,10 +99,13 @@ def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], know
     if most and most.unit == unit and limit.value > most.value:
         return f"{said} is above what the hardware can do: {most.arithmetic}"
     expected = known.published(key, facts) if key else ""
-    if isinstance(expected, Reference) and expected.unit == unit and limit.value < OTHER_UNIT * expected.value:
-        of = f"the {format_value(expected.value, unit)} of {expected.of}"
-        return f"{said} is 1/{expected.value / max(limit.value, 1e-9):,.0f} of {of}: is it meant in another unit?"
-    return ""
+    if not isinstance(expected, Reference) or expected.unit != unit:
+        return ""
+    share, of = limit.value / expected.value, f"the {format_value(expected.value, unit)} of {expected.of}"
+    if OTHER_UNIT <= share <= 1 / OTHER_UNIT:
+        return ""
+    much = f"1/{1 / max(share, 1e-9):,.0f} of" if share < 1 else f"{share:,.0f} times"
+    return f"{said} is {much} {of}: is it meant in another unit?"
 
 
 def beyond(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
