@@ -201,10 +201,8 @@ def _compare(
     limit, unit = rule.expect, metric.unit
     if limit is None:
         found = known.find(rule.baseline or metric.name, facts, fleet, unit)
-        if isinstance(found, str) and rule.if_known:
-            return Outcome.SKIP, f"{figure}, recorded and judged by nothing: {found}", _RECORDED
         if isinstance(found, str):
-            return Outcome.UNJUDGED, f"{figure}, and {found}", ""
+            return _unknown(rule, figure, found)
         return _against(found, rule, metric, figure, fleet)
     if limit.unit and limit.unit != unit:
         return Outcome.UNJUDGED, f"{figure}, and the threshold is in {limit.unit!r}", ""
@@ -228,6 +226,12 @@ def _compare(
             judged_by,
         )
     return rule.breach, reason, judged_by
+
+
+def _unknown(rule: Rule, figure: str, why: str) -> tuple[Outcome, str, str]:
+    if rule.if_known:
+        return Outcome.SKIP, f"{figure}, recorded and judged by nothing: {why}", _RECORDED
+    return Outcome.UNJUDGED, f"{figure}, and {why}", ""
 
 
 def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
