@@ -41,8 +41,10 @@ class Sku(Frozen):
 
     ``spec`` has what of these is known: TFLOP/s without sparsity by type (bf16, fp16, tf32, fp8), and GB/s of ``hbm``
     (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL plans with of that) and
-    ``pcie`` (one way). ``nvlinks`` is how many links there are, ``nvls`` whether their switches sum (NVLink SHARP),
-    ``across_nodes`` whether NVLink may join GPUs of several nodes, ``bridged`` how many GPUs a bridge may join at most.
+    ``pcie`` (one way). ``nvlinks`` is how many links there are.
+
+    ``nvls``: whether their switches sum (NVLink SHARP). ``across_nodes``: whether NVLink may join GPUs of several nodes.
+    ``bridged``: how many GPUs a bridge may join at most.
     """
 
     name: str

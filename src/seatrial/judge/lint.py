@@ -247,13 +247,13 @@ def _of_links(sku: Sku, key: str, facts: Mapping[str, JsonValue], known: Known) 
         return None
     kind = _BANDWIDTHS.match(key)
     if not kind:
-        return _times_of(here, 2, "both ways at once") if key.endswith("both_ways") else here
+        return _times_of(here, 2, " ways") if key.endswith("both_ways") else here
     operation = kind["operation"] or ""
     if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not key.startswith("algbw"):
         gain = max(1.0, 2 * (ranks - 1) / (ranks + 1))  # links.nvlink_share: what a sum in the switch spares the links
-        here = _times_of(here, gain, f"if all {ranks} GPUs sum in the switch (NVLS)")
+        here = _times_of(here, gain, f", if all {ranks} GPUs sum in the switch (NVLS),")
     if key.startswith("algbw") and ranks > 1:
-        here = _times_of(here, ranks / (ranks - 1), f"since of {ranks} parts each GPU has one already")
+        here = _times_of(here, ranks / (ranks - 1), f", since of {ranks} parts each GPU has one already,")
     between = _between(operation, ranks, nodes, known.fabric) if operation and not sku.across_nodes else None
     return between if between and between.value < here.value else here
 
@@ -267,7 +267,7 @@ def _inside(sku: Sku, ranks: int, nodes: int) -> Bound | None:
         return None
     spec = sku.spec["pcie"]
     out = Bound(spec.value, spec.unit, f"{sku.name} has no NVLink between all GPUs, and {_told(sku, 'pcie')}")
-    return _times_of(out, sku.bridged, f"of {sku.bridged} that a bridge may join") if sku.bridged > 1 else out
+    return _times_of(out, sku.bridged, f", of {sku.bridged} that a bridge may join,") if sku.bridged > 1 else out
 
 
 def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
@@ -284,4 +284,4 @@ def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | Non
 
 def _times_of(one: Bound, gain: float, why: str) -> Bound:
     most = one.value * gain
-    return Bound(most, one.unit, f"{one.arithmetic}; × {gain:.3g}, {why}, is {format_value(most, one.unit)}")
+    return Bound(most, one.unit, f"{one.arithmetic}; × {gain:.3g}{why} is {format_value(most, one.unit)}")
