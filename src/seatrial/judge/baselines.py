@@ -43,7 +43,7 @@ class Sku(Frozen):
     (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL plans with of that) and
     ``pcie`` (one way). ``nvlinks`` is how many links there are.
 
-    ``nvls``: whether their switches sum (NVLink SHARP). ``across_nodes``: whether NVLink may join GPUs of several nodes.
+    ``nvls``: whether their switches sum (NVLink SHARP). ``across_nodes``: NVLink may join GPUs of several nodes.
     ``bridged``: how many GPUs a bridge may join at most.
     """
 
