@@ -238,6 +238,8 @@ class Rule(Frozen):
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
     ``siblings``: judged by the others of this trial alone; what is under ``warn_below`` of their median, and far from
     them, warns. ``mirrored``: a pair of which one order is under that share of the other warns.
+    ``own`` is what the check asks by itself where a trial asks something else. ``if_known``: where nobody knows what
+    good hardware reaches, the figure is recorded and not judged, and it is said so.
     """
 
     metric: str
@@ -251,6 +253,8 @@ class Rule(Frozen):
     shows: tuple[str, ...] = ()
     siblings: bool = False
     mirrored: float = 0.0
+    own: ParsedLimit | None = None
+    if_known: bool = False
     why: str
     remedy: str
 

@@ -223,6 +223,16 @@ def test_inside_a_node_a_gate_is_told_in_links() -> None:
     assert found.values["nvlinks_missing_unseen"] == 3
 
 
+def test_the_gate_of_a_check_itself_is_told_too() -> None:
+    """Its floor, or else the share of what is known under which it fails."""
+    ninety = told(collective("all_reduce", 363.3, 4, 1), gpus(*[18] * 4))["gate"]
+    assert ninety.text.startswith("busbw.8GiB >= 327 GB/s: 90% of the 363.3 GB/s of SKU NVIDIA H200 SXM")
+    assert "the least that it sees is 3 of a GPU's 18 NVLinks down" in ninety.text
+    floor = told(collective("all_reduce", 473, 8, 1), gpus(*[18] * 8))["gate"]
+    assert floor.text.startswith("busbw.8GiB >= 350 GB/s: 74% of the 473 GB/s")
+    assert "gate" not in told(collective("all_reduce", 400, 6, 1), gpus(*[18] * 6))
+
+
 def test_a_rehearsal_on_cpus_has_no_links() -> None:
     assert told(collective("all_reduce", 2, 4, 1, backend="gloo")) == {}
 
@@ -262,8 +272,9 @@ def test_judging_again_changes_no_verdict_of_the_shipped_run() -> None:
     since = {(check, metric): set[Outcome]() for check, _, metric, outcome in now - then if outcome is not Outcome.SKIP}
     for check, _, metric, outcome in now - then:
         since.get((check, metric), set()).add(outcome)
+    known = {(f"collectives.{name}", "busbw.1GiB"): {Outcome.PASS} for name in ("broadcast", "reduce", "send_receive")}
     together = {("transfer.host", f"{way}_together"): {Outcome.PASS} for way in ("h2d", "d2h", "both")}
-    assert since == {**together, ("transfer.peers", "both_ways"): {Outcome.PASS, Outcome.WARN}}
+    assert since == {**known, **together, ("transfer.peers", "both_ways"): {Outcome.PASS, Outcome.WARN}}
     assert shipped().decision.value is Verb.ACCEPTED
 
 

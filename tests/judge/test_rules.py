@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
+from seatrial.checks import catalog
 from seatrial.checks.base import Check, Options, Place
 from seatrial.judge.baselines import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
@@ -376,8 +377,78 @@ def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> N
     assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: what lost 75% of it passes" in weak.judged_by
     (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 200")})
     assert "HARDLY" not in fair.judged_by
-    (high,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 420")})
+    (high,) = verdicts(check(BY_BASELINE), measured(430, facts=FOUR), expect={"speed": Limit.parse("> 420")})
     assert "BEYOND the 400 GB/s of SKU Test GPU: good hardware of this shape fails it" in high.judged_by
+
+
+def test_what_rejects_good_hardware_says_nothing_of_this_one() -> None:
+    """350 GB/s, which eight H100 pass, asked of eight A100 that reach all that is known of them."""
+
+    def judged_(value: float, gpus: int, limit: str) -> Verdict:
+        facts: dict[str, JsonValue] = {
+            "gpu": "NVIDIA A100-SXM4-80GB",
+            "world_size": gpus,
+            "nodes": 1,
+            "backend": "nccl",
+        }
+        busbw = Metric(name="busbw.8GiB", value=value, unit="GB/s", subject="cluster")
+        seen = Measurement(check="c", subject="n0/gpu0", metrics=(busbw,), facts=facts)
+        rule = catalog()["collectives.all_reduce"].rules[-1]
+        asked = {"busbw.8GiB": Limit.parse(limit)}
+        (said,) = judge_check(check(rule), [seen], asked, "mine", Known(None, skus()))
+        return said
+
+    said = judged_(235.7, 8, "> 250 GB/s")
+    assert said.outcome is Outcome.ERROR
+    assert (
+        "> 250 GB/s would reject good hardware, which reaches 235.7 GB/s in this shape (SKU NVIDIA A100" in said.reason
+    )
+    assert judged_(235.7, 8, "> 350 GB/s").outcome is Outcome.ERROR  # NVLink's 300, since its switches do not sum
+    assert judged_(260, 8, "> 250 GB/s").outcome is Outcome.PASS
+    assert judged_(235.7, 8, "> 240 GB/s").outcome is Outcome.FAIL  # as near as two good ones are
+
+
+def test_corruption_fails_whatever_a_trial_lets_pass() -> None:
+    """A record whose trial was written by hand: on load such a threshold is refused."""
+    what = check(Rule(metric="speed", expect=Limit.parse("== 0"), why="corrupted", remedy=""))
+    wrong = Metric(name="speed", value=5, unit="count", subject="cluster")
+    seen = Measurement(check="c", subject="cluster", metrics=(wrong,))
+    said = verdicts(what, seen, expect={"speed": Limit.parse("<= 1000000")})
+    assert [(one.outcome, one.judged_by.partition(":")[0]) for one in said] == [
+        (Outcome.FAIL, "rule"),
+        (Outcome.PASS, "trial mine"),
+    ]
+    assert "HARDLY A TEST: the check itself asks for == 0" in said[1].judged_by
+
+
+def test_what_is_judged_only_where_it_is_known_is_told_as_recorded() -> None:
+    rule = BY_BASELINE.model_copy(update={"if_known": True})
+    (said,) = verdicts(check(rule), measured(1, facts=STRANGE))
+    assert (said.outcome, said.judged_by) == (Outcome.SKIP, "rule: where somebody knows what good hardware reaches")
+    assert said.reason == "speed is 1 GB/s, recorded and judged by nothing: no SKU data for NVIDIA Strange"
+    assert judged(check(rule), measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
+
+
+@pytest.mark.parametrize(
+    ("own", "limit", "unit", "value", "mark"),
+    [
+        (">= 2000 tokens/s", "> 500 tokens/s", "tokens/s", 9000.0, "HARDLY A TEST: the check itself asks for >= 2000"),
+        ("<= 0 %", "<= 50 %", "%", 40.0, "HARDLY A TEST: the check itself asks for <= 0 %"),
+        ("<= 5 %", "<= 10 %", "%", 7.0, ""),
+        (None, "< 180 s", "s", 8.0, "HARDLY A TEST: beside the 8 s that was measured here, what is 22.5 times slower"),
+        (None, "< 180 s", "s", 100.0, ""),
+    ],
+)
+def test_a_threshold_laxer_than_the_checks_own_or_far_over_what_was_measured_is_marked(
+    own: str | None, limit: str, unit: str, value: float, mark: str
+) -> None:
+    what = check(Rule(metric="speed", expect=Limit.parse(own), why="", remedy="")) if own else check(BY_BASELINE)
+    metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
+    seen = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
+    (said,) = verdicts(what, seen, expect={"speed": Limit.parse(limit)})
+    assert said.outcome is Outcome.PASS
+    assert mark in said.judged_by
+    assert bool(mark) == ("HARDLY" in said.judged_by)
 
 
 @pytest.mark.parametrize(

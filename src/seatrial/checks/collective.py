@@ -333,14 +333,18 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
     )
 
 
-def saturated(name: str, size: str) -> Rule:
-    """The bus bandwidth at a size that saturates the links, against what is known of it."""
+def saturated(name: str, size: str, *, if_known: bool = False) -> Rule:
+    """The bus bandwidth at a size that saturates the links, against what is known of it.
+
+    ``if_known``: for operations that hardly anybody publishes figures of. Training sums, gathers and scatters.
+    """
     return Rule(
         metric=f"busbw.{size}",
         baseline=f"{name}.busbw.{size}",
         fail_below=0.90,
         warn_below=0.95,
         where={"backend": "nccl"},
+        if_known=if_known,
         why="At this size the links are saturated: what is missing here is missing from every exchange of gradients, "
         "parameters or tokens.",
         remedy="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.collective import collective_check
+from seatrial.checks.collective import collective_check, saturated
 
-CHECK = collective_check("broadcast", "Broadcast: one rank to all")
+CHECK = collective_check(
+    "broadcast",
+    "Broadcast: one rank to all",
+    rules=(saturated("broadcast", "1GiB", if_known=True),),
+)

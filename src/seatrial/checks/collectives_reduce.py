@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.collective import collective_check
+from seatrial.checks.collective import collective_check, saturated
 
-CHECK = collective_check("reduce", "Reduce: all ranks to one")
+CHECK = collective_check(
+    "reduce",
+    "Reduce: all ranks to one",
+    rules=(saturated("reduce", "1GiB", if_known=True),),
+)

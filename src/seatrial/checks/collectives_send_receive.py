@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.collective import collective_check
+from seatrial.checks.collective import collective_check, saturated
 
-CHECK = collective_check("send_receive", "Send and receive around a ring")
+CHECK = collective_check(
+    "send_receive",
+    "Send and receive around a ring",
+    rules=(saturated("send_receive", "1GiB", if_known=True),),
+)

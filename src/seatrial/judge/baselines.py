@@ -42,12 +42,18 @@ class Sku(Frozen):
     ``spec`` has what of these is known: TFLOP/s without sparsity by type (bf16, fp16, tf32, fp8; fp32 without tensor
     cores), and GB/s of ``hbm`` (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL
     plans with of that) and ``pcie`` (one way). ``nvlinks`` is how many links there are.
+
+    ``nvls``: whether their switches sum (NVLink SHARP). ``across_nodes``: NVLink may join GPUs of several nodes.
+    ``bridged``: how many GPUs a bridge may join at most.
     """
 
     name: str
     nvml_names: tuple[str, ...]
     spec: Mapping[str, Spec] = {}
     nvlinks: int | None = None
+    nvls: bool = False
+    across_nodes: bool = False
+    bridged: int = 1
     expected: Mapping[str, tuple[Expected, ...]] = {}
 
 

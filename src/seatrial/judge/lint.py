@@ -1,10 +1,11 @@
-"""Thresholds that cannot be meant so: above what the hardware can do, or of another order than their unit's.
+"""Thresholds that cannot be meant so: beyond the hardware, of another order than their unit's, or turned round.
 
 And what of a threshold that can be meant so gets past it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,23 +14,35 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check
 from seatrial.config import declared_unit
 from seatrial.judge.baselines import MIXED, Known, Reference, Sku, skus
-from seatrial.model import Baseline, Limit, Rule, UsageError, format_value
+from seatrial.judge.links import node_share
+from seatrial.model import Baseline, Limit, Outcome, Rule, UsageError, format_value
 from seatrial.settings import Config
 
 WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
 # Under this share a threshold was written in another unit: MB/s for GB/s is a thousandth, as in a diagnostic suite that
 # shipped 2333 MB/s for the memory of an H200. An honest gate of a hundredth is nobody's.
 OTHER_UNIT = 0.01
-# Which line of a SKU's spec a figure cannot exceed, by the key of its baseline; a busbw by its middle part.
+# Two published figures of one shape differ by so much: 345 to 349 GB/s of two H200, 473 to 482 of eight. What asks for
+# more than that beyond a known figure fails good hardware.
+STRETCH = 1.05
+# Which line of a SKU's spec a figure cannot exceed, by the key of its baseline, or its own name where it has none; the
+# bandwidths of collectives by that part of theirs
+_LINKS = "nvlink"
 _SPEC = {
-    **{f"gemm.{kind}": kind for kind in ("bf16", "fp16", "tf32", "fp8")},
-    "memory.copy": "hbm",
-    "transfer.h2d_alone": "pcie",
-    "transfer.d2h_alone": "pcie",
-    "transfer.peer_one_way": "nvlink",
-    "transfer.peer_both_ways": "nvlink",
+    **{f"{family}.{kind}": kind for family in ("gemm", "tflops") for kind in ("bf16", "fp16", "tf32", "fp8", "fp32")},
+    **dict.fromkeys(("memory.copy", "copy", "memory.triad", "triad"), "hbm"),
+    **{
+        f"{of}{way}_{when}": "pcie"
+        for of in ("transfer.", "")
+        for way in ("h2d", "d2h")
+        for when in ("alone", "together")
+    },
+    **{f"{of}{ways}": _LINKS for of in ("transfer.peer_", "") for ways in ("one_way", "both_ways")},
 }
-_BOTH_WAYS = "transfer.peer_both_ways"  # twice what a line of the spec says, which is one way
+_BANDWIDTHS = re.compile(r"(?:(?P<operation>\w+)\.busbw|(?P<alone>\w*busbw\w*|algbw\w*))(?:\.|$)")
+_FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
+TIMES = ("s", "ms", "us")
+_SIGNED = ("%", "nats", "°C")  # a drift, what a loss lost
 _LANES = (1, 2, 4, 8)  # what a PCIe ×16 link falls back to
 
 
@@ -55,35 +68,95 @@ def key_of(metric: str, rules: tuple[Rule, ...]) -> str:
 
 
 def spec_of(key: str) -> str:
-    """The line of a SKU's spec that bounds the figures of a baseline key; empty where none does."""
-    return "nvlink" if ".busbw." in key else _SPEC.get(key, "")
+    """The line of a SKU's spec that bounds the figures of a baseline key, or of a metric; empty where none does."""
+    return _LINKS if _BANDWIDTHS.match(key) else _SPEC.get(key, "")
 
 
 def bound(key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
     """The most that any GPU of ``facts`` can show for ``key``. None where the vendor's figure is not known."""
-    found = [_of_sku(sku, key, facts) for name in str(facts.get("gpu") or "").split(MIXED) if (sku := known.sku(name))]
+    found = [
+        _of_sku(sku, key, facts, known) for name in str(facts.get("gpu") or "").split(MIXED) if (sku := known.sku(name))
+    ]
     sure = [one for one in found if one]
     return max(sure, key=lambda one: one.value) if sure and len(sure) == len(found) else None
 
 
 def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
-    """Why a threshold of a trial cannot be meant so, with the arithmetic; empty where nothing speaks against it.
-
-    Only for those that ask for more: ``>`` and ``>=``.
-    """
-    if limit.op not in (">", ">="):
-        return ""
+    """Why a threshold of a trial cannot be meant so, with the arithmetic; empty where nothing speaks against it."""
     said = f"{limit.op} {format_value(limit.value, unit)}"
-    if "/s" in unit and (limit.value < 0 or (limit.value == 0 and limit.op == ">=")):
+    asks_for_more = limit.op in (">", ">=")
+    if limit.value < 0 and unit not in _SIGNED:
+        return f"{said} holds {'whatever is measured' if asks_for_more else 'for nothing'}: this is never below 0"
+    if "/s" in unit and not asks_for_more:
+        return f"{said} passes what is slow and fails what is fast: a rate is to be high"
+    if unit in TIMES and asks_for_more:
+        return f"{said} passes what is slow and fails what is fast: a time is to be short"
+    if "/s" in unit and limit.value == 0 and limit.op == ">=":
         return f"{said} holds whatever is measured: no rate is below 0"
+    if not asks_for_more:
+        return ""
     most = bound(key, facts, known)
     if most and most.unit == unit and limit.value > most.value:
         return f"{said} is above what the hardware can do: {most.arithmetic}"
     expected = known.published(key, facts) if key else ""
-    if isinstance(expected, Reference) and expected.unit == unit and limit.value < OTHER_UNIT * expected.value:
-        of = f"the {format_value(expected.value, unit)} of {expected.of}"
-        return f"{said} is 1/{expected.value / max(limit.value, 1e-9):,.0f} of {of}: is it meant in another unit?"
-    return ""
+    if not isinstance(expected, Reference) or expected.unit != unit:
+        return ""
+    share, of = limit.value / expected.value, f"the {format_value(expected.value, unit)} of {expected.of}"
+    if OTHER_UNIT <= share <= 1 / OTHER_UNIT:
+        return ""
+    much = f"1/{1 / max(share, 1e-9):,.0f} of" if share < 1 else f"{share:,.0f} times"
+    return f"{said} is {much} {of}: is it meant in another unit?"
+
+
+def beyond(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
+    """Why good hardware fails a threshold that its limits do not speak against; empty where none is known to.
+
+    Of trainings nothing is said: their figures depend on settings that a trial may change.
+    """
+    best = known.published(key, facts) if spec_of(key) else ""
+    if limit.op not in (">", ">=") or not isinstance(best, Reference) or best.unit != unit:
+        return ""
+    if limit.value <= STRETCH * best.value:
+        return ""
+    asked, good = (format_value(value, unit) for value in (limit.value, best.value))
+    return (
+        f"{limit.op} {asked} would reject good hardware, which reaches {good} in this shape "
+        f"({best.of}: {best.source}); where yours reaches more, learn its baseline (seatrial baseline learn)"
+    )
+
+
+def laxness(limit: Limit, own: Limit | None) -> float:
+    """What a threshold of a trial asks for, as a share of what the check itself asks of the metric: 1 is all of it.
+
+    0: it passes what the check calls broken, whatever the figure, or asks for the opposite.
+    """
+    if own is None or (own.unit and limit.unit and own.unit != limit.unit):
+        return 1.0
+    if own.op == "==":
+        others = (0.0, 1.0) if own.unit == "bool" else (own.value + 1, own.value - 1)
+        return 0.0 if any(limit.holds(one) for one in others if one != own.value and one >= 0) else 1.0
+    if _opposite(limit, own):
+        return 0.0
+    weaker, stronger = (own.value, limit.value) if own.op in ("<", "<=") else (limit.value, own.value)
+    if weaker >= stronger:
+        return 1.0
+    return max(0.0, weaker / stronger) if stronger > 0 else 0.0
+
+
+def _opposite(limit: Limit, own: Limit) -> bool:
+    return "==" not in (limit.op, own.op) and limit.op[0] != own.op[0]
+
+
+def gives_up(limit: Limit, unit: str, metric: str, rules: Sequence[Rule]) -> str:
+    """Why a threshold may not take the place of what the check itself asks: it passes what is broken."""
+    rule = next((rule for rule in rules if rule.metric == metric and rule.expect), None)
+    if not rule or not rule.expect or rule.breach is not Outcome.FAIL:
+        return ""
+    own, share = rule.expect, laxness(limit, rule.expect)
+    # of what may not be at all, a heat that slows the clocks, say, a trial may allow some: that is marked, not refused
+    broken = share == 0 if own.op == "==" else _opposite(limit, own) or 0 < share < OTHER_UNIT
+    said = f"{limit.op} {format_value(limit.value, unit)}"
+    return f"{said} passes what the check itself fails, which asks for {own}: {rule.why}" if broken else ""
 
 
 def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int, known: Known) -> Iterator[str]:
@@ -93,10 +166,11 @@ def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int,
         check = checks.get(name)
         for metric, limit in setting.expect.items() if check else ():
             assert check
-            key, unit = key_of(metric, check.rules), declared_unit(metric, check.metrics) or limit.unit
-            ranks, width = (gpus * nodes, nodes) if ".busbw." in key else (1, 1)  # all others are of a device
+            key, unit = key_of(metric, check.rules) or metric, declared_unit(metric, check.metrics) or limit.unit
+            ranks, width = (gpus * nodes, nodes) if _BANDWIDTHS.match(key) else (1, 1)  # all others are of a device
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
-            if wrong := flaw(limit, unit, key, facts, known):
+            wrong = flaw(limit, unit, key, facts, known) or beyond(limit, unit, key, facts, known)
+            if wrong := wrong or gives_up(limit, unit, metric, check.rules):
                 yield f"checks.{name}.expect.{metric}: {wrong}"
 
 
@@ -149,17 +223,65 @@ def _times(share: float) -> str:
     return f"{1 / share:,.0f} times" if share > 0 else "any number of times"
 
 
-def _of_sku(sku: Sku | str, key: str, facts: Mapping[str, JsonValue]) -> Bound | None:
-    if isinstance(sku, str) or not (spec := sku.spec.get(spec_of(key))):
+def _of_sku(sku: Sku | str, key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
+    line = spec_of(key)
+    if isinstance(sku, str) or not line:
         return None
-    told = f"{format_value(spec.value, spec.unit)} of {spec_of(key)} ({spec.source})"
-    if key == _BOTH_WAYS:
-        most = 2 * spec.value
-        return Bound(most, spec.unit, f"{sku.name} has {told}; × 2 ways is {format_value(most, spec.unit)}")
-    ranks = facts.get("world_size")
-    if not key.startswith("all_reduce.busbw.") or not isinstance(ranks, int) or ranks < 2:
-        return Bound(spec.value, spec.unit, f"{sku.name} has {told}")
-    gain = max(1.0, 2 * (ranks - 1) / (ranks + 1))  # links.nvlink_share: what a sum in the switch spares the links
-    most = spec.value * gain
-    sums = f"× {gain:.3g}, if all {ranks} GPUs sum in the switch (NVLS), is {format_value(most, spec.unit)}"
-    return Bound(most, spec.unit, f"{sku.name} has {told}; {sums}")
+    if line == _LINKS:
+        return _of_links(sku, key, facts, known)
+    spec = sku.spec.get(line)
+    return Bound(spec.value, spec.unit, f"{sku.name} has {_told(sku, line)}") if spec else None
+
+
+def _told(sku: Sku, line: str) -> str:
+    spec = sku.spec[line]
+    return f"{format_value(spec.value, spec.unit)} of {line} ({spec.source})"
+
+
+def _of_links(sku: Sku, key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
+    """What the links of a GPU carry, as the figure counts it, or between nodes the network if that is less."""
+    told = facts.get("world_size"), facts.get("nodes")
+    ranks, nodes = (value if isinstance(value, int) and value > 0 else 1 for value in told)
+    here = _inside(sku, ranks, nodes)
+    if not here:
+        return None
+    kind = _BANDWIDTHS.match(key)
+    if not kind:
+        return _times_of(here, 2, " ways") if key.endswith("both_ways") else here
+    operation = kind["operation"] or ""
+    if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not key.startswith("algbw"):
+        gain = max(1.0, 2 * (ranks - 1) / (ranks + 1))  # links.nvlink_share: what a sum in the switch spares the links
+        here = _times_of(here, gain, f", if all {ranks} GPUs sum in the switch (NVLS),")
+    if key.startswith("algbw") and ranks > 1:
+        here = _times_of(here, ranks / (ranks - 1), f", since of {ranks} parts each GPU has one already,")
+    between = _between(operation, ranks, nodes, known.fabric) if operation and not sku.across_nodes else None
+    return between if between and between.value < here.value else here
+
+
+def _inside(sku: Sku, ranks: int, nodes: int) -> Bound | None:
+    """One way out of a GPU: by NVLink, else by PCIe, which those that a bridge joins have together."""
+    if "nvlink" in sku.spec:
+        spec = sku.spec["nvlink"]
+        return Bound(spec.value, spec.unit, f"{sku.name} has {_told(sku, 'nvlink')}")
+    if "pcie" not in sku.spec or 1 < sku.bridged >= ranks // nodes:  # by a bridge, of which nothing is known
+        return None
+    spec = sku.spec["pcie"]
+    out = Bound(spec.value, spec.unit, f"{sku.name} has no NVLink between all GPUs, and {_told(sku, 'pcie')}")
+    return _times_of(out, sku.bridged, f", of {sku.bridged} that a bridge may join,") if sku.bridged > 1 else out
+
+
+def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
+    """What the network lets through, by the algorithm that asks least of it; None where its class is not known."""
+    ports = _FABRIC.fullmatch(fabric)
+    if not 1 < nodes <= ranks or not ports:
+        return None
+    shares = [node_share(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree")]
+    rate, share = int(ports[1]) * float(ports[2]) / 8, min(shares)
+    out, most = (format_value(value, "GB/s") for value in (rate, rate / share))
+    said = f"{fabric} carries {out} out of a node, where {operation} needs {share:.3g} of its busbw: {most}"
+    return Bound(rate / share, "GB/s", said)
+
+
+def _times_of(one: Bound, gain: float, why: str) -> Bound:
+    most = one.value * gain
+    return Bound(most, one.unit, f"{one.arithmetic}; × {gain:.3g}{why} is {format_value(most, one.unit)}")

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
-from seatrial.judge.lint import WEAK, bound, flaw, key_of, passes
+from seatrial.judge.lint import TIMES, WEAK, beyond, bound, flaw, gives_up, key_of, laxness, passes
 from seatrial.judge.wording import inapplicable, opposite
 from seatrial.model import (
     CLUSTER,
@@ -33,6 +33,7 @@ from seatrial.statistics import median_interval
 # or the reference is wrong.
 BELIEVABLE = 1.5
 _NOBODY = Fleet("", ())
+_RECORDED = "rule: where somebody knows what good hardware reaches"
 _NO_TROUBLE = (Outcome.PASS, Outcome.SKIP)
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
@@ -40,7 +41,8 @@ _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the re
 def judge_check(
     check: Check, measurements: Sequence[Measurement], expect: Mapping[str, Limit], trial: str, known: Known = NOTHING
 ) -> list[Verdict]:
-    """Every verdict on one check. A threshold of the trial outranks the check's own rules on the same metric.
+    """Every verdict on one check. A threshold of the trial outranks the check's own rules on the same metric, but for
+    one that passes what the check calls broken: on load it is refused, and in a record both judge.
 
     Fails closed: a rule whose metric a place did not measure is an ERROR there, a check that no rule judged UNJUDGED.
     """
@@ -52,7 +54,7 @@ def judge_check(
     rules = _effective(check.rules, expect, trial)
     fleets = _fleets([rule.metric for rule in rules if not rule.expect], measured)
     for rule in rules:
-        whose = trial if rule.metric in expect else ""
+        whose = "" if rule in check.rules else trial
         verdicts += _apply(check.name, rule, groups, whose, known, fleets.get(rule.metric, {}), _instead(rule, expect))
     if not verdicts:
         reason = "measured, and no rule judges it"
@@ -134,12 +136,14 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
             like=own[metric].where if metric in own else {},
             shows=own[metric].shows if metric in own else (),
             mirrored=own[metric].mirrored if metric in own else 0.0,
+            own=own[metric].expect if metric in own else None,
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
         )
         for metric, limit in expect.items()
     ]
-    return [rule for rule in rules if rule.metric not in expect] + trial_rules
+    kept = [one for one in rules if one.metric not in expect or gives_up(expect[one.metric], "", one.metric, rules)]
+    return kept + trial_rules
 
 
 def _apply(
@@ -236,19 +240,22 @@ def _compare(
     if limit is None:
         found = known.find(rule.baseline or metric.name, facts, fleet, unit)
         if isinstance(found, str):
-            return Outcome.UNJUDGED, f"{figure}, and {found}", ""
+            return _unknown(rule, figure, found)
         return _against(found, rule, metric, figure, fleet)
     if limit.unit and limit.unit != unit:
         return Outcome.UNJUDGED, f"{figure}, and the threshold is in {limit.unit!r}", ""
     asked, judged_by = _asked(limit.op, limit.value, unit, trial)
-    if trial and (wrong := flaw(limit, unit, rule.baseline or "", facts, known)):
+    key = rule.baseline or metric.name
+    if trial and (wrong := flaw(limit, unit, key, facts, known)):
         return Outcome.ERROR, f"{figure}, and the threshold says nothing: {wrong}", judged_by
     if trial:
         judged_by += _sense(rule, limit, metric, facts, known)
     if limit.holds(metric.value):
-        beyond = _beyond(rule, limit, metric, facts, known)
-        return (Outcome.UNJUDGED, f"{figure}, {beyond}", judged_by) if beyond else (Outcome.PASS, figure, judged_by)
+        too_good = _beyond(rule, limit, metric, facts, known)
+        return (Outcome.UNJUDGED, f"{figure}, {too_good}", judged_by) if too_good else (Outcome.PASS, figure, judged_by)
     reason = f"{figure}, expected {asked}"
+    if trial and (wrong := beyond(limit, unit, key, facts, known)):
+        return Outcome.ERROR, f"{reason}, and the threshold says nothing: {wrong}", judged_by
     interval = median_interval(metric.samples)
     if interval and any(limit.holds(end) for end in interval):
         return (
@@ -259,18 +266,28 @@ def _compare(
     return rule.breach, reason, judged_by
 
 
+def _unknown(rule: Rule, figure: str, why: str) -> tuple[Outcome, str, str]:
+    if rule.if_known:
+        return Outcome.SKIP, f"{figure}, recorded and judged by nothing: {why}", _RECORDED
+    return Outcome.UNJUDGED, f"{figure}, and {why}", ""
+
+
 def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
     """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything.
 
     Where nothing is known of this figure, what a GPU that is known has just reached is the least that can be expected
     of it. Of a CPU, and of a model that is unknown, nothing is expected.
     """
+    share = laxness(limit, rule.own)
+    if share < WEAK:
+        return f"; {HARDLY}: the check itself asks for {rule.own}"
     published = known.published(rule.baseline, facts) if rule.baseline else ""
+    strange = any(isinstance(known.sku(gpu), str) for gpu in str(facts.get("gpu") or "").split(MIXED))
     if limit.op not in (">", ">="):
-        return ""
+        return "" if strange else _slack(limit, metric)
     if isinstance(published, Reference) and published.unit == metric.unit:
         best, of = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
-    elif any(isinstance(known.sku(gpu), str) for gpu in str(facts.get("gpu") or "").split(MIXED)):
+    elif strange:
         return ""
     else:
         best, of = metric.value, f"the {format_value(metric.value, metric.unit)} that was measured here"
@@ -280,6 +297,14 @@ def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonVal
         return f"; {HARDLY}: {100 * share:.2g}% of {of}: {gets_past}"
     good = isinstance(published, Reference) and share > 1
     return f"; BEYOND {of}: good hardware of this shape fails it" if good else ""
+
+
+def _slack(limit: Limit, metric: Metric) -> str:
+    """The same of a time, of which nothing is known but what was measured here."""
+    if metric.unit not in TIMES or limit.op == "==" or metric.value >= WEAK * limit.value:
+        return ""
+    took, times = format_value(metric.value, metric.unit), limit.value / max(metric.value, 1e-9)
+    return f"; {HARDLY}: beside the {took} that was measured here, what is {times:,.3g} times slower passes"
 
 
 def _beyond(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
