@@ -21,6 +21,7 @@ from seatrial.records import Many
 
 CLUSTER = "cluster"
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
+EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place
 
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
@@ -232,6 +233,7 @@ class Rule(Frozen):
     ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
     ``breach`` is what a broken ``expect`` means: FAIL, or WARN for what is unwise but works.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
+    ``signed``: the metric may be below 0. Of any other such a value is an ERROR, not a good one.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
     """
 
@@ -243,6 +245,7 @@ class Rule(Frozen):
     breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
     where: dict[str, str] = {}
     like: dict[str, str] = {}
+    signed: bool = False
     shows: tuple[str, ...] = ()
     why: str
     remedy: str

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import CLUSTER, EXCUSED, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512
 GPU_LINKS, CPU_LINKS = 500, 50  # about 2 s of an H200 in fp32, under 1 s of a CPU core
@@ -94,6 +94,7 @@ def _told(
         "kinds": list(kinds),
         "models": {model: models.count(model) for model in sorted(set(models))},
         "nobody_like": alone,
+        EXCUSED: dict.fromkeys(alone, "no other device here is like it"),
         "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
         "how": f"a chain of seeded matrix products in {', '.join(kinds)}, SHA-256 of its last bits compared between "
         "all devices of one model",
@@ -130,4 +131,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(ranks=2),
     options=DigestOptions,
+    per={"odd_rounds": "place"},
 )
