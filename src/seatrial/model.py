@@ -381,6 +381,7 @@ class Decision(Frozen):
     value: Verb
     reason: str
     scope: str = ""
+    unjudged: tuple[str, ...] = Field(default=(), description="figures of performance that nothing judged, by check")
 
 
 class Timing(Frozen):

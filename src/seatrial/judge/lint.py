@@ -134,7 +134,7 @@ def _too_lax(one: Expected, key: str, facts: Mapping[str, JsonValue], known: Kno
     value = format_value(one.value, one.unit)
     if one.floor is not None and one.floor < WEAK * one.value:
         floor = format_value(one.floor, one.unit)
-        yield f"the floor {floor} is {one.floor / one.value:.2g} of the {value} expected; at least {WEAK:g} of it tests it"
+        yield f"the floor {floor} is {one.floor / one.value:.2g} of its {value}: under {WEAK:g} it tests nothing"
     if one.nodes > 1 and not one.fabric:
         yield f"{value} is of {one.nodes} nodes and says no fabric: over which network?"
     best = _yardstick(key, one.unit, facts, replace(known, fabric=one.fabric, _said={}))
@@ -147,6 +147,8 @@ def weakness(found: Reference, key: str, facts: Mapping[str, JsonValue], known: 
 
     A floor under the value is what fails, and is weighed in its place.
     """
+    if not known.site or found.of != known.site.title:
+        return ""
     best = _yardstick(key, found.unit, facts, known.hardware)
     share = (found.floor or found.value) / best[0] if best else 1.0
     if not best or share >= WEAK:

@@ -126,7 +126,8 @@ def _apply(
         if not metrics and not group.failed:  # an error has been told already
             yield _valueless(check, subject, name, Outcome.ERROR, _missing(rule, facts.get(WITHHELD)))
         elif metrics and (absent := group.absent(name)):
-            yield _valueless(check, subject, name, Outcome.ERROR, f"{name} was not measured everywhere; not of {absent}")
+            reason = f"{name} was not measured everywhere; not of {absent}"
+            yield _valueless(check, subject, name, Outcome.ERROR, reason)
         model = model_of(facts)
         for metric in metrics:
             fleet = fleets.of(model, metric.subject) if fleets else NOBODY
@@ -171,13 +172,11 @@ def _compare(
     if metric.value < 0 and _cannot_be(metric, rule):
         return Outcome.ERROR, f"{figure}, which cannot be below 0: it was measured wrongly", ""
     if limit is None:
-        found = known.find(rule.baseline or metric.name, facts, fleet, unit)
+        key = rule.baseline or metric.name
+        found = known.find(key, facts, fleet, unit)
         if isinstance(found, str):
             return Outcome.UNJUDGED, f"{figure}, and {found}", ""
-        mark = ""
-        if known.site and found.of == known.site.title:
-            mark = weakness(found, rule.baseline or "", facts, known)
-        return _against(found, rule, metric, figure, fleet, mark)
+        return _against(found, rule, metric, figure, fleet, weakness(found, key, facts, known))
     if limit.unit and limit.unit != unit:
         return Outcome.UNJUDGED, f"{figure}, and the threshold is in {limit.unit!r}", ""
     asked, judged_by = _asked(limit.op, limit.value, unit, trial)
@@ -186,16 +185,22 @@ def _compare(
     if trial:
         judged_by += _sense(rule, limit, metric, facts, known)
     if limit.holds(metric.value):
-        beyond = _beyond(rule, limit, metric, facts, known)
-        if beyond:
-            return Outcome.UNJUDGED, f"{figure}, {beyond}", judged_by
-        if rule.baseline and limit.op in (">", ">=") and fleet.outlying(metric.value):
-            return Outcome.WARN, f"{figure}, and {_BEHIND}", judged_by
-        return Outcome.PASS, figure, judged_by
+        return (*_held(rule, limit, metric, figure, facts, known, fleet), judged_by)
     reason, (interval, of_it) = f"{figure}, expected {asked}", _interval(metric)
     if interval and any(limit.holds(end) for end in interval):
         return Outcome.WARN, f"{reason}, which {of_it} still reaches ({_range(interval, metric)})", judged_by
     return rule.breach, reason, judged_by
+
+
+def _held(
+    rule: Rule, limit: Limit, metric: Metric, figure: str, facts: Mapping[str, JsonValue], known: Known, fleet: Fleet
+) -> tuple[Outcome, str]:
+    """Of a figure that holds a limit: whether it can be believed, and whether its like are far better."""
+    if beyond := _beyond(rule, limit, metric, facts, known):
+        return Outcome.UNJUDGED, f"{figure}, {beyond}"
+    if rule.baseline and limit.op in (">", ">=") and fleet.outlying(metric.value):
+        return Outcome.WARN, f"{figure}, and {_BEHIND}"
+    return Outcome.PASS, figure
 
 
 def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
