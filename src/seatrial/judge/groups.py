@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from pydantic import JsonValue
 
@@ -21,7 +22,7 @@ _NAMED = 4  # how many places a sentence names
 class Group:
     """Measurements that together must hold what a rule asks for, their facts as one, their metrics by name."""
 
-    def __init__(self, measurements: Sequence[Measurement], per: Mapping[str, str]) -> None:
+    def __init__(self, measurements: Sequence[Measurement], check: Check) -> None:
         self.subject = measurements[0].subject if len(measurements) == 1 else CLUSTER
         self.failed = any(measurement.error for measurement in measurements)
         self.facts = measurements[0].facts
@@ -33,12 +34,12 @@ class Group:
         for measurement in measurements:
             for metric in measurement.metrics:
                 self.metrics.setdefault(metric.name, []).append(metric)
-        self._measurements, self._per, self._unlike = measurements, per, dict[str, str]()
+        self.of_device = check.scope is Scope.GPU
+        self.many, self.per = len(measurements) > 1, check.per
+        self._measurements, self._unlike = measurements, dict[str, str]()
 
     def contradiction(self, names: Iterable[str]) -> str:
         """Which of these facts the ranks tell otherwise than each other, and who; empty where all that tell agree."""
-        if len(self._measurements) == 1:
-            return ""
         for name in names:
             if name not in self._unlike:
                 self._unlike[name] = _unlike(name, self._measurements)
@@ -46,7 +47,7 @@ class Group:
 
     def absent(self, metric: str) -> str:
         """Of which places a metric is missing that is given of some, where the check gives it of every one."""
-        kind = next((kind for family, kind in self._per.items() if fnmatchcase(metric, family)), "")
+        kind = next((kind for family, kind in self.per.items() if fnmatchcase(metric, family)), "")
         if not kind or self.failed:  # an error has been told already
             return ""
         places = [measurement.subject for measurement in self._measurements]
@@ -60,8 +61,8 @@ class Group:
 def groups_of(check: Check, measured: Sequence[Measurement]) -> list[Group]:
     """All ranks of a collective together, else each place alone."""
     if check.scope is Scope.CLUSTER:
-        return [Group(measured, check.per)] if measured else []
-    return [Group([measurement], {}) for measurement in measured]
+        return [Group(measured, check)] if measured else []
+    return [Group([measurement], check) for measurement in measured]
 
 
 class Fleets:
@@ -77,8 +78,9 @@ class Fleets:
     def add(self, model: str, subject: str, value: float) -> None:
         self._values.setdefault(model, {}).setdefault(subject.partition("/")[0], []).append(value)
 
-    def of(self, model: str, subject: str) -> Fleet:
-        """The fleet that ``subject`` is one of."""
+    def of(self, facts: Mapping[str, JsonValue], subject: str) -> Fleet:
+        """The fleet that ``subject`` is one of, which told these ``facts`` of its model."""
+        model = model_of(facts)
         nodes = self._values.get(model, {})
         node = subject.partition("/")[0] if len(nodes) == 2 else ""
         if (model, node) not in self._fleets:
@@ -111,17 +113,34 @@ def outside(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[st
     return [fact for fact, value in where.items() if facts.get(fact, value) != value]
 
 
-def like_it(group: Group, others: Sequence[Group], where: Mapping[str, str], otherwise: Sequence[str]) -> str:
-    """A like place where a rule applies that does not apply to ``group``; empty where there is none.
+class Alike:
+    """Where a rule applies, by device, asked of a fleet once: what applies to one device applies to its like."""
 
-    Of a device whose name nobody told, others are not known to be unlike. Of NVLink alone one card may have less than
-    the next of its model: bridges are bought apart.
-    """
-    if all("nvlink" in fact for fact in otherwise):
-        return ""
-    model = model_of(group.facts)
-    alike = (one for one in others if not model or model_of(one.facts) in ("", model))
-    return next((one.subject for one in alike if not outside(where, one.facts)), "")
+    def __init__(self, groups: Sequence[Group], where: Mapping[str, str]) -> None:
+        self._groups, self._where = groups, where
+
+    @cached_property
+    def _applies(self) -> dict[tuple[str, str], str]:
+        inside = (one for one in reversed(self._groups) if one.of_device and not outside(self._where, one.facts))
+        return {_device(one.facts): one.subject for one in inside}
+
+    def to(self, group: Group, otherwise: Sequence[str]) -> str:
+        """A like place where the rule applies, though it does not to ``group``; empty where there is none.
+
+        A place without a GPU, among others with one, has lost it. Of NVLink one card may have less than the next of
+        its model: bridges are bought apart. Nodes may be unlike in everything.
+        """
+        if not group.of_device or all("nvlink" in fact for fact in otherwise):
+            return ""
+        own, found = _device(group.facts), self._applies
+        lost = (place for (gpu, _), place in found.items() if gpu and not own[0])
+        return found.get(own) or next(lost, "")
+
+
+def _device(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
+    """The GPU, or without one the CPU."""
+    gpu = model_of(facts)
+    return gpu, "" if gpu else str(facts.get("cpu") or "")
 
 
 def _unlike(name: str, measurements: Sequence[Measurement]) -> str:

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
-from seatrial.judge.groups import NOBODY, Fleets, Group, fleets_of, groups_of, like_it, model_of, outside
+from seatrial.judge.groups import NOBODY, Alike, Fleets, Group, fleets_of, groups_of, outside
 from seatrial.judge.lint import WEAK, bound, flaw, key_of, passes, weakness
 from seatrial.judge.wording import inapplicable
 from seatrial.model import (
@@ -110,14 +110,15 @@ def _apply(
     """What one rule says of all groups: what is the same for thousands of them is asked of it once."""
     name, where = rule.metric, rule.where
     asked = (*where, *_SHAPE) if rule.baseline else tuple(where)
+    alike = Alike(groups, where)
     for group in groups:
         facts, subject = group.facts, group.subject
-        if unlike := group.contradiction(asked):
+        if group.many and (unlike := group.contradiction(asked)):
             reason = f"the ranks are not of one mind, so that {name} is not to be judged: {unlike}"
             yield _valueless(check, subject, name, Outcome.ERROR, reason)
             continue
-        if otherwise := outside(where, facts):
-            reason, like = inapplicable(where, otherwise, facts), like_it(group, groups, where, otherwise)
+        if where and (otherwise := outside(where, facts)):
+            reason, like = inapplicable(where, otherwise, facts), alike.to(group, otherwise)
             if like:  # what applies to one device applies to its like
                 reason = f"{name} is not judged here: {reason}; it applies to {like}, and nothing says why not here"
             yield _valueless(check, subject, name, Outcome.ERROR if like else Outcome.SKIP, reason)
@@ -125,12 +126,11 @@ def _apply(
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has been told already
             yield _valueless(check, subject, name, Outcome.ERROR, _missing(rule, facts.get(WITHHELD)))
-        elif metrics and (absent := group.absent(name)):
+        elif group.per and metrics and (absent := group.absent(name)):
             reason = f"{name} was not measured everywhere; not of {absent}"
             yield _valueless(check, subject, name, Outcome.ERROR, reason)
-        model = model_of(facts)
         for metric in metrics:
-            fleet = fleets.of(model, metric.subject) if fleets else NOBODY
+            fleet = fleets.of(facts, metric.subject) if fleets else NOBODY
             yield _verdict(check, rule, metric, facts, trial, known, fleet)
 
 
@@ -185,7 +185,8 @@ def _compare(
     if trial:
         judged_by += _sense(rule, limit, metric, facts, known)
     if limit.holds(metric.value):
-        return (*_held(rule, limit, metric, figure, facts, known, fleet), judged_by)
+        said = _held(rule, limit, metric, figure, facts, known, fleet) if rule.baseline else (Outcome.PASS, figure)
+        return (*said, judged_by)
     reason, (interval, of_it) = f"{figure}, expected {asked}", _interval(metric)
     if interval and any(limit.holds(end) for end in interval):
         return Outcome.WARN, f"{reason}, which {of_it} still reaches ({_range(interval, metric)})", judged_by
@@ -198,7 +199,7 @@ def _held(
     """Of a figure that holds a limit: whether it can be believed, and whether its like are far better."""
     if beyond := _beyond(rule, limit, metric, facts, known):
         return Outcome.UNJUDGED, f"{figure}, {beyond}"
-    if rule.baseline and limit.op in (">", ">=") and fleet.outlying(metric.value):
+    if limit.op in (">", ">=") and fleet.outlying(metric.value):
         return Outcome.WARN, f"{figure}, and {_BEHIND}"
     return Outcome.PASS, figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
@@ -16,18 +16,15 @@ def unjudged(
     recorded: dict[str, set[str]] = {}
     for one in measurements:
         recorded.setdefault(one.check, set()).update([metric.name for metric in one.metrics])
-    judged: dict[str, set[str]] = {}
-    for verdict in verdicts:
-        if verdict.outcome is not Outcome.SKIP:
-            judged.setdefault(verdict.check, set()).add(verdict.metric)
+    judged = {(one.check, one.metric) for one in verdicts if one.outcome is not Outcome.SKIP}
     by_figures: dict[str, list[str]] = {}
     for name, metrics in recorded.items():
-        if name in checks and (figures := ", ".join(_families(checks[name], metrics, judged.get(name, set())))):
+        if name in checks and (figures := ", ".join(_families(checks[name], metrics, judged))):
             by_figures.setdefault(figures, []).append(name)
     return tuple(f"{', '.join(names)}: {figures}" for figures, names in by_figures.items())
 
 
-def _families(check: Check, recorded: Iterable[str], judged: set[str]) -> Iterator[str]:
+def _families(check: Check, recorded: Iterable[str], judged: Set[tuple[str, str]]) -> Iterator[str]:
     """The families of metrics that no verdict is on, or not on all of their members."""
     families: dict[str, list[str]] = {}
     for pattern in check.performance:  # which are in the order of their weight
@@ -35,8 +32,8 @@ def _families(check: Check, recorded: Iterable[str], judged: set[str]) -> Iterat
             members = families.setdefault(metric.partition(".")[0], [])
             members += [metric] if metric not in members else []
     for family, members in families.items():
-        held = [metric.partition(".")[2] for metric in members if metric in judged]
+        held = [metric.partition(".")[2] for metric in members if (check.name, metric) in judged]
         if len(members) == len(held) + 1:
-            yield next(metric for metric in members if metric not in judged)
+            yield next(metric for metric in members if (check.name, metric) not in judged)
         elif len(members) > len(held):
             yield f"{family}.*" + (f" other than {' '.join(held)}" if held else "")
