@@ -373,3 +373,38 @@ def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     began = time.process_time()
     assert {one.outcome for one in verdicts(what, *many)} == {Outcome.UNJUDGED}
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("samples", "outcome"),
+    [
+        ((3.0, 3.1, 3.3, 3.9, 10.2), Outcome.WARN),  # too few for an interval, and one of them reaches it
+        ((3.0, 3.1, 3.3, 3.9, 4.0), Outcome.FAIL),  # what is slow is seen seldom: seldom is no excuse
+        ((3.3,), Outcome.FAIL),
+        ((20.0,) * 50, Outcome.FAIL),  # of something else: the value is not among them
+    ],
+)
+def test_few_samples_leave_open_what_they_show_and_no_more(samples: tuple[float, ...], outcome: Outcome) -> None:
+    speed = Metric(name="speed", value=3.3, unit="GB/s", subject="cluster", samples=samples)
+    one = Measurement(check="c", subject="cluster", metrics=(speed,))
+    (said,) = judge_check(check(SPEED), [one], {}, "mine")
+    assert said.outcome is outcome
+    assert ("5 samples, too few for an interval, still reaches" in said.reason) is (outcome is Outcome.WARN)
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit", "signed", "outcome"),
+    [
+        ("s", "< 180 s", False, Outcome.ERROR),
+        ("ratio", "<= 0.01", False, Outcome.ERROR),
+        ("%", "<= 5 %", False, Outcome.ERROR),
+        ("%", "<= 5 %", True, Outcome.PASS),  # a drift upwards, say
+        ("nats", "> 0 nats", False, Outcome.FAIL),
+        ("GB/s", "> 0 GB/s", True, Outcome.ERROR),
+    ],
+)
+def test_what_cannot_be_below_0_was_measured_wrongly(unit: str, limit: str, signed: bool, outcome: Outcome) -> None:
+    rule = Rule(metric="figure", expect=Limit.parse(limit), signed=signed, why="w", remedy="r")
+    below = Metric(name="figure", value=-5, unit=unit, subject="cluster")
+    (said,) = judge_check(check(rule), [Measurement(check="c", subject="cluster", metrics=(below,))], {}, "mine")
+    assert said.outcome is outcome

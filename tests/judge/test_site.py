@@ -12,7 +12,10 @@ from pydantic import JsonValue
 from seatrial import trial as pipeline
 from seatrial.checks import catalog
 from seatrial.judge import site
-from seatrial.model import Measurement, Metric, Outcome, Trial, UsageError
+from seatrial.judge.baselines import Known, Reference, skus
+from seatrial.judge.lint import refuse_site
+from seatrial.judge.rules import judge_check
+from seatrial.model import HARDLY, Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
 from tests.processes import run as command
 from tests.report import samples
 
@@ -141,3 +144,83 @@ def test_learned_on_the_command_line_and_judged_by(tmp_path: Path) -> None:
     assert code == 1
     assert {one.outcome for one in verdicts} == {Outcome.FAIL}
     assert all(one.judged_by.startswith("site lab: 605 TFLOP/s") for one in verdicts)
+
+
+def test_what_its_own_judge_warned_of_teaches_nothing() -> None:
+    """Learned, 16 GB/s would have been the expected value of the next run."""
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
+    one = Measurement(
+        check="device.memory",
+        subject="n0/gpu0",
+        rank=0,
+        metrics=(Metric(name="copy", value=1600, unit="GB/s", subject="n0/gpu0"),),
+        facts=facts,
+    )
+    with pytest.raises(UsageError, match="was REJECTED"):
+        site.learn("lab", {"a": of(one)}, catalog())
+    good = one.model_copy(update={"metrics": (one.metrics[0].model_copy(update={"value": 4300}),), "again": True})
+    lifted = of(one, repeats=(good,))
+    with pytest.raises(UsageError, match=r"nothing to learn in a: n0/gpu0: WARN, copy is 1,600 GB/s.*not reproduced"):
+        site.learn("lab", {"a": lifted}, catalog())
+
+
+@pytest.mark.parametrize("ended", [{"stopped": "Ctrl-C"}, {"trouble": "no driver"}])
+def test_a_run_that_did_not_come_to_its_end_teaches_nothing(ended: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"a did not come to its end \((Ctrl-C|no driver)\)"):
+        site.learn("lab", {"a": of(*run(600).measurements, **ended)}, catalog())
+
+
+def test_the_record_is_judged_anew_before_anything_is_learned(tmp_path: Path) -> None:
+    """Its stored decision says ACCEPTED."""
+    stale = run(600).model_copy(update={"measurements": run(100, gpu="NVIDIA H200").measurements})
+    (tmp_path / "trial.json").write_text(stale.model_dump_json())
+    with pytest.raises(UsageError, match="was REJECTED"):
+        pipeline.learn("lab", [tmp_path])
+
+
+def expected(value: float, **more: Any) -> Baseline:
+    one = {"gpus": 8, "nodes": 1, "value": value, "unit": "GB/s", "gpu": "NVIDIA H200", "source": "a person", **more}
+    return Baseline(name="s", learned_from=(), expected={"all_gather.busbw.1GiB": (Expected.model_validate(one),)})
+
+
+@pytest.mark.parametrize(
+    ("baseline", "words"),
+    [
+        (expected(2), r"all_gather\.busbw\.1GiB: 2 GB/s is 1/\d+ of .*: is it meant in another unit\?"),
+        (expected(326, floor=0.5), r"the floor 0.5 GB/s is 0.0015 of its 326 GB/s"),
+        (expected(40, nodes=2, gpus=16), "40 GB/s is of 2 nodes and says no fabric"),
+    ],
+)
+def test_a_value_that_lets_anything_pass_is_refused(baseline: Baseline, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        refuse_site(baseline)
+    refuse_site(expected(320, floor=300))
+    refuse_site(expected(0.5, nodes=2, gpus=16, fabric="tcp"))  # of a network whose speed we do not know
+
+
+@pytest.mark.parametrize(("value", "floor", "weak"), [(20, None, True), (440, 100, True), (440, 300, False)])
+def test_a_weak_value_is_marked_where_it_judges(value: float, floor: float | None, weak: bool) -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1, "backend": "nccl"}
+    busbw = Metric(name="busbw.1GiB", value=value, unit="GB/s", subject="cluster")
+    one = Measurement(check="collectives.all_gather", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    known = Known(expected(value, floor=floor), skus())
+    (said,) = [v for v in judge_check(catalog()[one.check], [one], {}, "t", known) if v.metric == "busbw.1GiB"]
+    assert said.outcome is Outcome.PASS
+    assert (HARDLY in said.judged_by) is weak
+
+
+def test_a_figure_across_nodes_is_of_its_own_network() -> None:
+    across: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
+    for fabric, seen in (("", ""), ("tcp", ""), ("tcp", "ib-8x400")):
+        known = Known(expected(5, nodes=2, gpus=16, fabric=fabric), (), seen)
+        assert isinstance(known.published("all_gather.busbw.1GiB", across), str), (fabric, seen)
+    known = Known(expected(5, nodes=2, gpus=16, fabric="tcp"), (), "tcp")
+    assert isinstance(known.published("all_gather.busbw.1GiB", across), Reference)
+
+
+def test_without_a_network_nothing_across_nodes_is_learned() -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 16, "nodes": 2}
+    busbw = Metric(name="busbw.8GiB", value=5, unit="GB/s", subject="cluster")
+    reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    with pytest.raises(UsageError, match=r"all_reduce\.busbw\.8GiB is across 2 nodes, and no collectives.path says"):
+        site.learn("lab", {"a": of(reduced)}, catalog())
