@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from itertools import permutations
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -12,13 +13,13 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.judge.baselines import Known, skus
 from seatrial.judge.rules import judge_check
-from seatrial.model import EXCUSED, Limit, Measurement, Metric, Outcome, Verdict
+from seatrial.model import Limit, Measurement, Metric, Outcome, Verdict
 
 H200, STRANGE = "NVIDIA H200", "NVIDIA Strange"
 
 
 def rank(  # "one_way@gpu0->gpu1" is a figure of that place, "copy" one of the rank's own GPU
-    number: int, check: str, figures: Mapping[str, float], *, node: str = "n0", unit: str = "GB/s", **facts: JsonValue
+    number: int, check: str, figures: Mapping[str, float], *, node: str = "n0", unit: str = "GB/s", **facts: Any
 ) -> Measurement:
     subject = f"{node}/gpu{number}"
     told: dict[str, JsonValue] = {"gpu": H200, "backend": "cuda", "world_size": 1, "nodes": 1, **facts}
@@ -60,7 +61,7 @@ def test_a_figure_of_each_pair_is_missing_where_one_pair_has_none() -> None:
 def test_who_has_no_twin_is_excused_and_nobody_else() -> None:
     twins = {"odd_rounds@gpu0": 0.0, "odd_rounds@gpu1": 0.0, "without_a_twin": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]
-    first = rank(0, "device.digests", twins, unit="rounds", **{EXCUSED: {"n0/gpu2": "nothing like it"}})
+    first = rank(0, "device.digests", twins, unit="rounds", excused={"n0/gpu2": "nothing like it"})
     assert errors(judged("device.digests", first, *others, metric="odd_rounds")) == []
     (missing,) = errors(judged("device.digests", first, *others, rank(3, "device.digests", {}), metric="odd_rounds"))
     assert missing.endswith("not of 1 of 4: n0/gpu3")
@@ -79,7 +80,7 @@ def test_ranks_that_contradict_each_other_prove_nothing() -> None:
     ("odd", "outcome"),
     [({"backend": "cpu"}, Outcome.ERROR), ({"backend": "cpu", "gpu": None}, Outcome.ERROR), ({}, Outcome.PASS)],
 )
-def test_what_applies_to_a_gpu_applies_to_its_like(odd: dict[str, JsonValue], outcome: Outcome) -> None:
+def test_what_applies_to_a_gpu_applies_to_its_like(odd: dict[str, Any], outcome: Outcome) -> None:
     ranks = [rank(number, "device.memory", {"tested_share": 90}, unit="%") for number in range(3)]
     ranks[2] = rank(2, "device.memory", {"tested_share": 90}, unit="%", **odd)
     said = judged("device.memory", *ranks, metric="tested_share")
@@ -99,9 +100,8 @@ def test_unlike_gpus_and_bridges_may_differ() -> None:
 
 
 def gemm(node: str, *values: float) -> list[Measurement]:
-    facts: dict[str, JsonValue] = {"gpu": STRANGE, "has_bf16": "yes"}
     return [
-        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", **facts)
+        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", gpu=STRANGE, has_bf16="yes")
         for number, value in enumerate(values)
     ]
 
