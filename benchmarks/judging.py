@@ -12,9 +12,11 @@ the process 1 GiB: of CPU, since what else runs on the machine is not the judge'
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from seatrial.checks import catalog
 from seatrial.checks.base import Check
 from seatrial.judge import judge, read
 from seatrial.judge.decision import decide
+from seatrial.judge.unjudged import unjudged
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Job, Measurement, Metric, Scope, Trial
 from seatrial.rundir import load_trial
 from seatrial.settings import Cluster, Config
@@ -70,7 +73,11 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
         template = leader if local == 0 or not others else others[rank % len(others)]
         subject = f"{node}/gpu{local}" if job.placement == "ranks" else node
         own = [metric for metric in template.metrics if rank == 0 or metric.subject != CLUSTER]
-        metrics = tuple(_moved(metric, node, subject, template.subject) for metric in own)
+        times = Counter(metric.name for metric in own if metric.subject != CLUSTER)
+        of_all = {name for name, count in times.items() if count > 1 and job.placement == "ranks"}
+        metrics = tuple(_moved(one, node, subject, template.subject) for one in own if one.name not in of_all)
+        for name in of_all:
+            metrics += tuple(_everywhere([one for one in own if one.name == name], node, job.ranks_per_node))
         facts = template.facts
         if "world_size" in facts and facts["world_size"] != 1:
             facts = {**facts, "world_size": job.places, "nodes": job.nodes}
@@ -85,6 +92,15 @@ def _moved(metric: Metric, node: str, subject: str, old: str) -> Metric:
         return metric
     moved = subject if metric.subject == old else f"{node}/{metric.subject.partition('/')[2]}".rstrip("/")
     return Metric(name=metric.name, value=metric.value, unit=metric.unit, subject=moved, samples=metric.samples)
+
+
+def _everywhere(own: list[Metric], node: str, gpus: int) -> Iterator[Metric]:
+    """What one process told of each GPU of its node, or of each ordered pair, told of as many as there are now."""
+    pairs = [f"gpu{a}->gpu{b}" for a, b in itertools.permutations(range(gpus), 2)]
+    places = pairs if "->" in own[0].subject else [f"gpu{index}" for index in range(gpus)]
+    for place, like in zip(places, itertools.cycle(own), strict=False):
+        subject = f"{node}/{place}"
+        yield Metric(name=like.name, value=like.value, unit=like.unit, subject=subject, samples=like.samples)
 
 
 def within(what: str, measured: float, gate: float, unit: str) -> bool:
@@ -107,7 +123,8 @@ def main() -> int:
     verdicts = judge(config, jobs, measurements, catalog(), trial.left_out)
     insights = read(config, measurements, verdicts, catalog())
     required = {name: check.required for name, check in config.checks.items()}
-    decision = decide(required, verdicts, trial.left_out, "a benchmark")
+    told = unjudged(catalog(), measurements, verdicts)
+    decision = decide(required, verdicts, trial.left_out, "a benchmark", unjudged=told)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
     print(f"{options.nodes} nodes × {options.gpus} GPUs: {len(measurements):,} measurements, {metrics:,} metrics")

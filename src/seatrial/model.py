@@ -23,6 +23,7 @@ CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
+EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place
 
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
@@ -232,9 +233,9 @@ class Rule(Frozen):
 
     A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
     ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
-    ``breach`` is what a broken ``expect`` means: FAIL, WARN for what is unwise but works, ERROR where it says that
-    something could not be measured.
+    ``breach`` is what a broken ``expect`` means: FAIL, WARN of what is unwise but works, ERROR of what was not measured.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
+    ``signed``: the metric may be below 0. Of any other such a value is an ERROR, not a good one.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
     ``siblings``: judged by the others of this trial alone; what is under ``warn_below`` of their median, and far from
     them, warns. ``mirrored``: a pair of which one order is under that share of the other warns.
@@ -250,6 +251,7 @@ class Rule(Frozen):
     breach: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
     where: dict[str, str] = {}
     like: dict[str, str] = {}
+    signed: bool = False
     shows: tuple[str, ...] = ()
     siblings: bool = False
     mirrored: float = 0.0
@@ -389,6 +391,7 @@ class Decision(Frozen):
     value: Verb
     reason: str
     scope: str = ""
+    unjudged: tuple[str, ...] = Field(default=(), description="figures of performance that nothing judged, by check")
 
 
 class Timing(Frozen):

@@ -24,6 +24,7 @@ from seatrial.diagnose.throttling import throttled
 from seatrial.gauges import Telemetry
 from seatrial.judge import judge, lint, read, site, to_repeat
 from seatrial.judge.decision import decide
+from seatrial.judge.unjudged import unjudged
 from seatrial.launch import by_slurm, elsewhere, end_earlier_jobs, launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
@@ -148,8 +149,8 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
 
 
 def learn(name: str, paths: Sequence[Path]) -> str:
-    """The baseline of these runs, as the text of its file. Raises UsageError."""
-    learned = site.learn(name, {str(path): load_trial(path) for path in paths}, catalog())
+    """The baseline of these runs, judged by the rules of today, as the text of its file. Raises UsageError."""
+    learned = site.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
     lint.refuse_site(learned)
     return site.dump(learned)
 
@@ -168,7 +169,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         lint.refuse_site(known)
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
-    decision = _decide(settings, verdicts, trial.left_out, trial.decision.scope, obstacles)
+    decision = _decide(settings, trial.measurements, verdicts, trial.left_out, trial.decision.scope, obstacles)
     told = read(settings, trial.measurements, verdicts, catalog(), known)
     return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known, "insights": told})
 
@@ -356,7 +357,12 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
         telemetry=said.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
         decision=_decide(
-            settings, said.verdicts, plan.left_out, _scope(settings, plan, survey), (collected.stopped, trouble)
+            settings,
+            collected.measurements,
+            said.verdicts,
+            plan.left_out,
+            _scope(settings, plan, survey),
+            (collected.stopped, trouble),
         ),
     )
 
@@ -382,13 +388,14 @@ def _reported(trial: Trial, collected: Collected) -> Trial:
 
 def _decide(
     settings: Config,
+    measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     left_out: Mapping[str, str],
     scope: str,
     obstacles: Sequence[str],
 ) -> Decision:
     required = {name: check.required for name, check in settings.checks.items()}
-    return decide(required, verdicts, left_out, scope, obstacles)
+    return decide(required, verdicts, left_out, scope, obstacles, unjudged(catalog(), measurements, verdicts))
 
 
 def _scope(settings: Config, plan: Plan, survey: Survey) -> str:

@@ -229,3 +229,23 @@ def test_what_is_declared_to_vary_is_measured_and_says_nothing_of_corruption() -
             "of the median",
             "of the base",
         }
+
+
+def slow_at(slow: int, *, reverse: bool, slowly: float = 4) -> list[Measurement]:
+    """Four GPUs, of which one is slow; the second time rank r drives GPU 3 − r."""
+    make = again if reverse else measured
+    return [make(slowly if gpu == slow else 11, f"n0/gpu{gpu}", rank=3 - gpu if reverse else gpu) for gpu in range(4)]
+
+
+def test_a_fault_that_goes_with_the_rank_is_reproduced() -> None:
+    said = on_speed(slow_at(2, reverse=False), slow_at(1, reverse=True))
+    assert [one.outcome for one in said] == [Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.PASS]
+    assert (
+        "; reproduced by the same rank (4 GB/s here, then 4 GB/s at n0/gpu1): it goes with the rank" in said[2].reason
+    )
+
+
+def test_a_fault_that_moves_is_told_where_it_went() -> None:
+    said = on_speed(slow_at(2, reverse=False), slow_at(0, reverse=True))
+    assert [one.outcome for one in said] == [Outcome.WARN, Outcome.PASS, Outcome.WARN, Outcome.PASS]
+    assert "not reproduced (4 GB/s, then 11 GB/s; instead n0/gpu0 fell short), worth looking at" in said[2].reason

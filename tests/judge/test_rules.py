@@ -552,3 +552,38 @@ def test_a_size_that_was_asked_for_and_is_missing_is_missed_whatever_else_has_a_
 def test_what_could_not_be_measured_may_be_an_error_by_its_rule() -> None:
     refused = SPEED.model_copy(update={"breach": Outcome.ERROR})
     assert [one.outcome for one in judge_check(check(refused), [measured(9)], {}, "my trial")] == [Outcome.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("samples", "outcome"),
+    [
+        ((3.0, 3.1, 3.3, 3.9, 10.2), Outcome.WARN),  # too few for an interval, and one of them reaches it
+        ((3.0, 3.1, 3.3, 3.9, 4.0), Outcome.FAIL),  # what is slow is seen seldom: seldom is no excuse
+        ((3.3,), Outcome.FAIL),
+        ((20.0,) * 50, Outcome.FAIL),  # of something else: the value is not among them
+    ],
+)
+def test_few_samples_leave_open_what_they_show_and_no_more(samples: tuple[float, ...], outcome: Outcome) -> None:
+    speed = Metric(name="speed", value=3.3, unit="GB/s", subject="cluster", samples=samples)
+    one = Measurement(check="c", subject="cluster", metrics=(speed,))
+    (said,) = judge_check(check(SPEED), [one], {}, "mine")
+    assert said.outcome is outcome
+    assert ("5 samples, too few for an interval, still reaches" in said.reason) is (outcome is Outcome.WARN)
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit", "signed", "outcome"),
+    [
+        ("s", "< 180 s", False, Outcome.ERROR),
+        ("ratio", "<= 0.01", False, Outcome.ERROR),
+        ("%", "<= 5 %", False, Outcome.ERROR),
+        ("%", "<= 5 %", True, Outcome.PASS),  # a drift upwards, say
+        ("nats", "> 0 nats", False, Outcome.FAIL),
+        ("GB/s", "> 0 GB/s", True, Outcome.ERROR),
+    ],
+)
+def test_what_cannot_be_below_0_was_measured_wrongly(unit: str, limit: str, signed: bool, outcome: Outcome) -> None:
+    rule = Rule(metric="figure", expect=Limit.parse(limit), signed=signed, why="w", remedy="r")
+    below = Metric(name="figure", value=-5, unit=unit, subject="cluster")
+    (said,) = judge_check(check(rule), [Measurement(check="c", subject="cluster", metrics=(below,))], {}, "mine")
+    assert said.outcome is outcome

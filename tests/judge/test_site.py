@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,10 @@ from pydantic import JsonValue
 from seatrial import trial as pipeline
 from seatrial.checks import catalog
 from seatrial.judge import site
-from seatrial.model import Measurement, Metric, Outcome, Trial, UsageError
+from seatrial.judge.baselines import Known, Reference, skus
+from seatrial.judge.lint import refuse_site
+from seatrial.judge.rules import judge_check
+from seatrial.model import HARDLY, Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
 from tests.processes import run as command
 from tests.report import samples
 
@@ -28,7 +32,14 @@ def run(*values: float, gpu: str = "NVIDIA Strange") -> Trial:
         )
         for index, value in enumerate(values)
     )
-    return samples.accepted().model_copy(update={"measurements": measurements})
+    return of(*measurements)
+
+
+def of(*measurements: Measurement, **more: Any) -> Trial:
+    """A run that measured these, judged by what is known of the hardware."""
+    config = {"name": "t", "checks": {one.check: {} for one in measurements or run(1).measurements}}
+    update = {"measurements": measurements, "config": config, "jobs": (), "verdicts": ()} | more
+    return pipeline.rejudge(samples.accepted().model_copy(update=update))
 
 
 def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path) -> None:
@@ -49,7 +60,7 @@ def test_a_second_measurement_teaches_nothing() -> None:
 def test_what_a_check_measured_before_its_error_teaches_nothing() -> None:
     first, second = run(600, 10).measurements
     broken = second.model_copy(update={"error": "CUDA error: an illegal memory access"})
-    half = samples.accepted().model_copy(update={"measurements": (first, broken)})
+    half = of(first, broken)
     assert [one.value for one in site.learn("lab", {"a": half}, catalog()).expected["gemm.bf16"]] == [600]
 
 
@@ -57,10 +68,11 @@ def test_what_no_hardware_can_do_is_neither_learned_nor_judged_by(tmp_path: Path
     """H200's bf16 peak is 989.5 TFLOP/s."""
     impossible = run(5000, gpu="NVIDIA H200")
     (tmp_path / "trial.json").write_text(impossible.model_dump_json())
-    with pytest.raises(UsageError, match=r"baseline lab: gemm\.bf16 is 5,000 TFLOP/s: NVIDIA H200"):
+    with pytest.raises(UsageError, match=r"UNJUDGED, tflops\.bf16 is 5,000 TFLOP/s, .*more than can be believed"):
         pipeline.learn("lab", [tmp_path])
     file = tmp_path / "site.yaml"
-    file.write_text(site.dump(site.learn("lab", {"a": impossible}, catalog())))
+    learned = site.dump(site.learn("lab", {"a": run(700, gpu="NVIDIA H200")}, catalog()))
+    file.write_text(learned.replace("value: 700.0", "value: 5000"))
     settings = {"name": "t", "checks": {"device.gemm": {}}}
     with pytest.raises(UsageError, match=r"baseline lab: gemm\.bf16 is 5,000 TFLOP/s"):
         pipeline.rejudge(run(700, gpu="NVIDIA H200").model_copy(update={"config": settings}), file)
@@ -72,7 +84,7 @@ def test_figures_across_nodes_are_learned_for_their_network_only() -> None:
     reduced = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(busbw,), facts=facts)
     sockets = Measurement(check="collectives.path", subject="n0/gpu0", facts={"transports": {"NET/Socket": 2}})
     both = run(600).measurements[0], reduced, sockets
-    learned = site.learn("lab", {"a": samples.accepted().model_copy(update={"measurements": both})}, catalog())
+    learned = site.learn("lab", {"a": of(*both)}, catalog())
     assert [one.fabric for one in learned.expected["all_reduce.busbw.8GiB"]] == ["tcp"]
     assert [one.fabric for one in learned.expected["gemm.bf16"]] == [""]
 
@@ -132,3 +144,83 @@ def test_learned_on_the_command_line_and_judged_by(tmp_path: Path) -> None:
     assert code == 1
     assert {one.outcome for one in verdicts} == {Outcome.FAIL}
     assert all(one.judged_by.startswith("site lab: 605 TFLOP/s") for one in verdicts)
+
+
+def test_what_its_own_judge_warned_of_teaches_nothing() -> None:
+    """Learned, 16 GB/s would have been the expected value of the next run."""
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
+    one = Measurement(
+        check="device.memory",
+        subject="n0/gpu0",
+        rank=0,
+        metrics=(Metric(name="copy", value=1600, unit="GB/s", subject="n0/gpu0"),),
+        facts=facts,
+    )
+    with pytest.raises(UsageError, match="was REJECTED"):
+        site.learn("lab", {"a": of(one)}, catalog())
+    good = one.model_copy(update={"metrics": (one.metrics[0].model_copy(update={"value": 4300}),), "again": True})
+    lifted = of(one, repeats=(good,))
+    with pytest.raises(UsageError, match=r"nothing to learn in a: n0/gpu0: WARN, copy is 1,600 GB/s.*not reproduced"):
+        site.learn("lab", {"a": lifted}, catalog())
+
+
+@pytest.mark.parametrize("ended", [{"stopped": "Ctrl-C"}, {"trouble": "no driver"}])
+def test_a_run_that_did_not_come_to_its_end_teaches_nothing(ended: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"a did not come to its end \((Ctrl-C|no driver)\)"):
+        site.learn("lab", {"a": of(*run(600).measurements, **ended)}, catalog())
+
+
+def test_the_record_is_judged_anew_before_anything_is_learned(tmp_path: Path) -> None:
+    """Its stored decision says ACCEPTED."""
+    stale = run(600).model_copy(update={"measurements": run(100, gpu="NVIDIA H200").measurements})
+    (tmp_path / "trial.json").write_text(stale.model_dump_json())
+    with pytest.raises(UsageError, match="was REJECTED"):
+        pipeline.learn("lab", [tmp_path])
+
+
+def expected(value: float, **more: Any) -> Baseline:
+    one = {"gpus": 8, "nodes": 1, "value": value, "unit": "GB/s", "gpu": "NVIDIA H200", "source": "a person", **more}
+    return Baseline(name="s", learned_from=(), expected={"all_gather.busbw.1GiB": (Expected.model_validate(one),)})
+
+
+@pytest.mark.parametrize(
+    ("baseline", "words"),
+    [
+        (expected(2), r"all_gather\.busbw\.1GiB: 2 GB/s is 1/\d+ of .*: is it meant in another unit\?"),
+        (expected(326, floor=0.5), r"the floor 0.5 GB/s is 0.0015 of its 326 GB/s"),
+        (expected(40, nodes=2, gpus=16), "40 GB/s is of 2 nodes and says no fabric"),
+    ],
+)
+def test_a_value_that_lets_anything_pass_is_refused(baseline: Baseline, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        refuse_site(baseline)
+    refuse_site(expected(320, floor=300))
+    refuse_site(expected(0.5, nodes=2, gpus=16, fabric="tcp"))  # of a network whose speed we do not know
+
+
+@pytest.mark.parametrize(("value", "floor", "weak"), [(20, None, True), (440, 100, True), (440, 300, False)])
+def test_a_weak_value_is_marked_where_it_judges(value: float, floor: float | None, weak: bool) -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1, "backend": "nccl"}
+    busbw = Metric(name="busbw.1GiB", value=value, unit="GB/s", subject="cluster")
+    one = Measurement(check="collectives.all_gather", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    known = Known(expected(value, floor=floor), skus())
+    (said,) = [v for v in judge_check(catalog()[one.check], [one], {}, "t", known) if v.metric == "busbw.1GiB"]
+    assert said.outcome is Outcome.PASS
+    assert (HARDLY in said.judged_by) is weak
+
+
+def test_a_figure_across_nodes_is_of_its_own_network() -> None:
+    across: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
+    for fabric, seen in (("", ""), ("tcp", ""), ("tcp", "ib-8x400")):
+        known = Known(expected(5, nodes=2, gpus=16, fabric=fabric), (), seen)
+        assert isinstance(known.published("all_gather.busbw.1GiB", across), str), (fabric, seen)
+    known = Known(expected(5, nodes=2, gpus=16, fabric="tcp"), (), "tcp")
+    assert isinstance(known.published("all_gather.busbw.1GiB", across), Reference)
+
+
+def test_without_a_network_nothing_across_nodes_is_learned() -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 16, "nodes": 2}
+    busbw = Metric(name="busbw.8GiB", value=5, unit="GB/s", subject="cluster")
+    reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    with pytest.raises(UsageError, match=r"all_reduce\.busbw\.8GiB is across 2 nodes, and no collectives.path says"):
+        site.learn("lab", {"a": of(reduced)}, catalog())

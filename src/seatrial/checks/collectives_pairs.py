@@ -233,6 +233,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("pair_*", "best_*"),
+    per={"best_*": "place"},
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=PairOptions,

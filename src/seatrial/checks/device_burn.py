@@ -223,6 +223,7 @@ CHECK = Check(
         ),
         Rule(
             metric="drift",
+            signed=True,
             expect="<= 5 %",  # an estimate, so that it only warns: a rule on a baseline warns at a shortfall of 5 % too
             where={"backend": "cuda"},
             breach=Outcome.WARN,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import CLUSTER, EXCUSED, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512
 GPU_LINKS, CPU_LINKS = 500, 50  # about 2 s of an H200 in fp32, under 1 s of a CPU core
@@ -111,6 +111,7 @@ def _told(
         "models": {model: models.count(model) for model in sorted(set(models))},
         "nobody_like": alone,
         "agreed": {model: _agreed_on(model, models, kinds, last) for model in sorted(set(models))},
+        EXCUSED: dict.fromkeys(alone, "no other device here is like it"),
         "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
         "how": f"a chain of seeded matrix products in {', '.join(used)}; SHA-256 over the sums of the bits of every "
         "product, compared between all devices of one model, and kept (fact: agreed) to compare nodes and runs by",
@@ -147,4 +148,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(ranks=2),
     options=DigestOptions,
+    per={"odd_rounds": "place"},
 )

@@ -324,6 +324,7 @@ CHECK = Check(
         ),
         Rule(
             metric="loss_above_floor",
+            signed=True,
             expect="> -0.2 nats",  # a batch of 1024 tokens strays by 0.03 (one standard deviation) from its mean
             why="No model can beat the entropy of its source: a lower loss means that it sees what it should predict.",
             remedy="The causal mask of torch's attention is not applied here. Report it with torch's version.",

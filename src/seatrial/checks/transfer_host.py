@@ -110,4 +110,5 @@ CHECK = Check(
     needs=Needs(gpus=True),
     options=TransferOptions,
     performance=("*_alone", "*_together"),
+    per={"*": "place"},
 )

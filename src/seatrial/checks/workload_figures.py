@@ -149,6 +149,7 @@ def memory_rule(**where: str) -> Rule:
     """That nothing is held twice, or whole, of what is to be shared."""
     return Rule(
         metric="memory_excess",
+        signed=True,
         expect=f"<= {EXCESS:g} %",
         where={"device": "cuda", "trained": "yes", **where},
         shows=("memory",),

@@ -5,7 +5,7 @@ Corruption is another matter: seen once, in either of the two, it has been seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
@@ -46,17 +46,21 @@ def weighed(
     said, before, after = _by_key(second), _values(own), _values(repeats)
     changed = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
     how = f" ({'; '.join(changed)})" if changed else ""
+    short, ranks = _Short(first, second), _by_rank(own, repeats)
     for one in first:
         key = one.metric, one.subject
         if not repeatable[one.metric]:
             yield one
         elif speaks and key in said and key in before and key in after:
-            yield _both(one, said[key], f"{before[key]}, then {after[key]}", how)
+            if mirrored := short.with_its_rank(key, ranks):
+                figures = f"{before[key]} here, then {after[mirrored]} at {mirrored[1]}"
+                yield _of_the_rank(one, figures, f"{how}: {said[mirrored].evidence}")
+                continue
+            yield _both(one, said[key], f"{before[key]}, then {after[key]}{short.instead(key)}", how)
         else:
             yield _unrepeated(one, trouble)
-    failed = {(one.metric, one.subject) for one in first if one.outcome is Outcome.FAIL}
     for one in second:  # of what no repetition excuses
-        new = one.outcome is Outcome.FAIL and (one.metric, one.subject) not in failed
+        new = one.outcome is Outcome.FAIL and (one.metric, one.subject) not in short.first
         if new and not repeatable[one.metric]:
             yield one.model_copy(update={"reason": _with(one, "seen when it was measured a second time")})
 
@@ -74,6 +78,42 @@ class _Repeatable(dict[str, bool]):
     def __missing__(self, metric: str) -> bool:
         self[metric] = any(fnmatchcase(metric, family) for family in self._families)
         return self[metric]
+
+
+class _Short:
+    """What fell short each time, and where it went if it was elsewhere the second time."""
+
+    def __init__(self, first: Iterable[Verdict], second: Iterable[Verdict]) -> None:
+        self.first, self._second = (
+            {(one.metric, one.subject) for one in every if one.outcome is Outcome.FAIL} for every in (first, second)
+        )
+
+    def with_its_rank(self, key: Key, ranks: Mapping[str, str]) -> Key | None:
+        """Where the rank that fell short at ``key`` fell short the second time, on another device."""
+        there = key[0], ranks.get(key[1], "")
+        moved = key in self.first and key not in self._second and there in self._second
+        return there if moved else None
+
+    def instead(self, key: Key) -> str:
+        """In words, who fell short in place of ``key`` the second time."""
+        if key not in self.first or key in self._second:
+            return ""
+        others = sorted(subject for metric, subject in self._second - self.first if metric == key[0])
+        return f"; instead {', '.join(others[:4])}{', …' if len(others) > 4 else ''} fell short" if others else ""
+
+
+def _by_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict[str, str]:
+    """Place → where its rank was the second time; the ranks go through a node's GPUs the other way round then."""
+    second = {one.rank: one.subject for one in repeats}
+    return {one.subject: second[one.rank] for one in own if one.rank is not None and one.rank in second}
+
+
+def _of_the_rank(first: Verdict, figures: str, evidence: str) -> Verdict:
+    """A fault that went with the rank to another device is the host's: its cores, its memory, its settings."""
+    words = f"reproduced by the same rank ({figures}): it goes with the rank, not with the device"
+    return first.model_copy(
+        update={"reason": _with(first, words), "evidence": f"{first.evidence}; measured again{evidence}"}
+    )
 
 
 def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:

@@ -19,6 +19,7 @@ from seatrial.statistics import spread
 
 # Of two that differ nobody knows which is right; of three, two agree.
 FLEET = 3
+OF_FLEET = "median of"  # how the judge begins its name where the fleet is the judge
 # Deviations from the fleet's median, in robust standard deviations, that chance hardly makes (Iglewicz and Hoaglin,
 # How to Detect and Handle Outliers, 1993)
 OUTLYING = 3.5
@@ -71,10 +72,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The values of one metric on all GPUs of one model in this trial."""
+    """The values of one metric on all GPUs of one model in this trial, or in one node of it."""
 
     model: str
     values: tuple[float, ...]
+    node: str = ""
 
     @property
     def large_enough(self) -> bool:
@@ -140,9 +142,9 @@ class Known:
             return published if published.unit == unit else _other_unit(published, unit)
         if not fleet.known:
             return published
-        count = f"{len(fleet.values)} subjects on {fleet.model}"
+        count = f"{len(fleet.values)} subjects on {fleet.model}" + (f" in {fleet.node}" if fleet.node else "")
         source = f"{published}, and the fleet's own median says who is slower than the rest, not whether all are slow"
-        return Reference(fleet.median, unit, f"median of {count}", source, fleet.spread)
+        return Reference(fleet.median, unit, f"{OF_FLEET} {count}", source, fleet.spread)
 
     def published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """What the site or SKU files say of ``key``, without regard to the fleet.
@@ -154,9 +156,14 @@ class Known:
             self._said[asked] = self._published(key, facts)
         return self._said[asked]
 
+    @cached_property
+    def hardware(self) -> Known:
+        """The same without the site: what is known of its hardware."""
+        return replace(self, site=None, _said={})
+
     def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
-        if self.site and (own := _fitting(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
+        if self.site and (own := _of_site(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
             return Reference(own.value, own.unit, self.site.title, own.source, floor=own.floor)
         found = [self._of_model(key, facts, name) for name in gpu.split(MIXED)]
         references = [one for one in found if isinstance(one, Reference)]
@@ -189,6 +196,11 @@ NOTHING = Known()
 
 def _other_unit(reference: Reference, unit: str) -> str:
     return f"{reference.of} has it in {reference.unit!r} ({reference.value:g}), which is not compared with {unit!r}"
+
+
+def _of_site(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str, fabric: str) -> Expected | None:
+    """As ``_fitting``; a figure across nodes is of the very network that it was learned on, or of an unknown one."""
+    return _fitting([one for one in values if one.nodes == 1 or one.fabric], facts, gpu, fabric)
 
 
 def _fitting(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str, fabric: str) -> Expected | None:

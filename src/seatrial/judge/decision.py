@@ -17,23 +17,35 @@ def decide(
     left_out: Mapping[str, str],
     scope: str,
     obstacles: Sequence[str] = (),
+    unjudged: tuple[str, ...] = (),
 ) -> Decision:
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
 
     A SKIP or an ERROR that names its judge says what nothing was held to. Whoever accepts is told of both; a SKIP is
     one that the trial permits, and no reason why anything is missing.
     ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
+    ``unjudged`` are figures that nothing judged: nothing is accepted or refused by them, and whoever accepts is told.
     """
     said = _said(verdicts)
     failed = sorted(name for name, outcomes in said.items() if Outcome.FAIL in outcomes)
     if failed:
-        return Decision(value=Verb.REJECTED, reason=f"{_count(failed)} failed: {', '.join(failed)}", scope=scope)
+        reason = f"{_count(failed)} failed: {', '.join(failed)}"
+        return Decision(value=Verb.REJECTED, reason=reason, scope=scope, unjudged=unjudged)
     unheld = {kind: [one.reason for one in verdicts if one.outcome is kind and one.judged_by] for kind in _UNHELD}
     missing = [*filter(None, obstacles), *_missing(required, said, left_out)]
     if missing:
-        return Decision(value=Verb.INCOMPLETE, reason="; ".join([*missing, *unheld[Outcome.ERROR]]), scope=scope)
+        reason = "; ".join([*missing, *unheld[Outcome.ERROR]])
+        return Decision(value=Verb.INCOMPLETE, reason=reason, scope=scope, unjudged=unjudged)
     told = [_praise(required, said), *unheld[Outcome.SKIP], *unheld[Outcome.ERROR]]
-    return Decision(value=Verb.ACCEPTED, reason="; ".join(told), scope=scope)
+    told += [f"recorded, judged by nothing: {'; '.join(map(_shortly, unjudged))}"] if unjudged else []
+    return Decision(value=Verb.ACCEPTED, reason="; ".join(told), scope=scope, unjudged=unjudged)
+
+
+def _shortly(figures: str) -> str:
+    """Of a line of ``unjudged``, the checks, and the figures that each names first."""
+    names, _, families = figures.partition(": ")
+    first, *others = families.split(", ")
+    return f"{names} {first}" + (f" and {len(others)} more" if others else "")
 
 
 def _praise(required: Mapping[str, bool], outcomes: Said) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
@@ -15,7 +15,7 @@ from seatrial.checks.base import Check
 from seatrial.config import declared_unit
 from seatrial.judge.baselines import MIXED, Known, Reference, Sku, skus
 from seatrial.judge.links import node_share
-from seatrial.model import Baseline, Limit, Outcome, Rule, UsageError, format_value
+from seatrial.model import HARDLY, Baseline, Expected, Limit, Outcome, Rule, UsageError, format_value
 from seatrial.settings import Config
 
 WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
@@ -202,6 +202,44 @@ def impossible(baseline: Baseline, known: Known) -> Iterator[str]:
             asked = max(one.value, one.floor or 0)
             if most and most.unit == one.unit and asked > most.value:
                 yield f"baseline {baseline.name}: {key} is {format_value(asked, one.unit)}: {most.arithmetic}"
+            yield from (f"baseline {baseline.name}: {key}: {fault}" for fault in _too_lax(one, key, facts, known))
+
+
+def _too_lax(one: Expected, key: str, facts: Mapping[str, JsonValue], known: Known) -> Iterator[str]:
+    """Why a value of a site cannot be meant so, or would let anything pass."""
+    value = format_value(one.value, one.unit)
+    if one.floor is not None and one.floor < WEAK * one.value:
+        floor = format_value(one.floor, one.unit)
+        yield f"the floor {floor} is {one.floor / one.value:.2g} of its {value}: under {WEAK:g} it tests nothing"
+    if one.nodes > 1 and not one.fabric:
+        yield f"{value} is of {one.nodes} nodes and says no fabric: over which network?"
+    best = _yardstick(key, one.unit, facts, replace(known, fabric=one.fabric, _said={}))
+    if best and one.value < OTHER_UNIT * best[0]:
+        yield f"{value} is 1/{best[0] / one.value:,.0f} of {best[1]}: is it meant in another unit?"
+
+
+def weakness(found: Reference, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
+    """The mark on a verdict by a site's value that is far under what its hardware is known to reach: it tests little.
+
+    A floor under the value is what fails, and is weighed in its place.
+    """
+    if not known.site or found.of != known.site.title:
+        return ""
+    best = _yardstick(key, found.unit, facts, known.hardware)
+    share = (found.floor or found.value) / best[0] if best else 1.0
+    if not best or share >= WEAK:
+        return ""
+    return f"; {HARDLY}: {100 * share:.2g}% of {best[1]}: {passes(share, key, str(facts.get('gpu') or ''), known)}"
+
+
+def _yardstick(key: str, unit: str, facts: Mapping[str, JsonValue], known: Known) -> tuple[float, str] | None:
+    """What the hardware is known to reach, or on one node its limit, and whose figure that is. None: nobody knows."""
+    published = known.published(key, facts)
+    if isinstance(published, Reference):
+        reached = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
+        return reached if published.unit == unit else None
+    most = bound(key, facts, known) if facts.get("nodes") == 1 else None
+    return (most.value, f"what the hardware can do: {most.arithmetic}") if most and most.unit == unit else None
 
 
 def passes(share: float, key: str, gpu: str, known: Known) -> str:

@@ -10,7 +10,8 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import MIXED, NOTHING, Fleet, Known, Reference
-from seatrial.judge.lint import TIMES, WEAK, beyond, bound, flaw, gives_up, key_of, laxness, passes
+from seatrial.judge.groups import NOBODY, Alike, Fleets, Group, fleets_of, groups_of, outside
+from seatrial.judge.lint import TIMES, WEAK, beyond, bound, flaw, gives_up, key_of, laxness, passes, weakness
 from seatrial.judge.wording import inapplicable, opposite
 from seatrial.model import (
     CLUSTER,
@@ -22,7 +23,6 @@ from seatrial.model import (
     Metric,
     Outcome,
     Rule,
-    Scope,
     Verdict,
     format_value,
 )
@@ -32,9 +32,12 @@ from seatrial.statistics import median_interval
 # 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly,
 # or the reference is wrong.
 BELIEVABLE = 1.5
-_NOBODY = Fleet("", ())
 _RECORDED = "rule: where somebody knows what good hardware reaches"
+# What a baseline of the check as a whole depends on: its ranks must be of one mind about it.
+_SHAPE = ("gpu", "world_size", "nodes")
+_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # and what is per second; of others a rule says so
 _NO_TROUBLE = (Outcome.PASS, Outcome.SKIP)
+_BEHIND = "far under the others of this trial"
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
 
 
@@ -50,56 +53,17 @@ def judge_check(
         return [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.ERROR, reason="not measured")]
     verdicts = list(_unmeasured(check.name, measurements))
     measured = [measurement for measurement in measurements if not measurement.skipped]
-    groups = _groups(check.scope, measured)
+    groups = groups_of(check, measured)
     rules = _effective(check.rules, expect, trial)
-    fleets = _fleets([rule.metric for rule in rules if not rule.expect], measured)
+    of_fleets = fleets_of([rule.metric for rule in rules if rule.baseline or not rule.expect], measured)
     for rule in rules:
         whose = "" if rule in check.rules else trial
-        verdicts += _apply(check.name, rule, groups, whose, known, fleets.get(rule.metric, {}), _instead(rule, expect))
+        fleets = of_fleets.get(rule.metric)
+        verdicts += _apply(check.name, rule, groups, whose, known, fleets, _instead(rule, expect))
     if not verdicts:
         reason = "measured, and no rule judges it"
         verdicts = [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason)]
     return verdicts
-
-
-class Group:
-    """Measurements that together must hold what a rule asks for, their facts as one, their metrics by name."""
-
-    def __init__(self, measurements: Sequence[Measurement]) -> None:
-        self.subject = measurements[0].subject if len(measurements) == 1 else CLUSTER
-        self.failed = any(measurement.error for measurement in measurements)
-        self.facts = measurements[0].facts
-        if len(measurements) > 1:
-            self.facts = {name: value for measurement in measurements for name, value in measurement.facts.items()}
-        self.metrics: dict[str, list[Metric]] = {}
-        for measurement in measurements:
-            for metric in measurement.metrics:
-                self.metrics.setdefault(metric.name, []).append(metric)
-
-
-def _groups(scope: Scope, measured: Sequence[Measurement]) -> list[Group]:
-    """All ranks of a collective together, else each place alone."""
-    if scope is Scope.CLUSTER:
-        return [Group(measured)] if measured else []
-    return [Group([measurement]) for measurement in measured]
-
-
-def _fleets(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, dict[str, Fleet]]:
-    """All values of each metric of ``names``, by GPU model: unlike GPUs are never compared."""
-    values: dict[str, dict[str, list[float]]] = {name: {} for name in names}
-    for measurement in measured if names else ():
-        model = _model(measurement.facts)
-        for metric in measurement.metrics:
-            if metric.name in values:
-                values[metric.name].setdefault(model, []).append(metric.value)
-    return {
-        name: {model: Fleet(model, tuple(found)) for model, found in models.items()} for name, models in values.items()
-    }
-
-
-def _model(facts: Mapping[str, JsonValue]) -> str:
-    """NVML's name of the GPU; empty where the check told of none."""
-    return str(facts.get("gpu") or "")
 
 
 def _unmeasured(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -137,6 +101,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
             shows=own[metric].shows if metric in own else (),
             mirrored=own[metric].mirrored if metric in own else 0.0,
             own=own[metric].expect if metric in own else None,
+            signed=metric not in own or own[metric].signed,
             why=own[metric].why if metric in own else why,
             remedy=own[metric].remedy if metric in own else remedy,
         )
@@ -147,23 +112,33 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
 
 
 def _apply(
-    check: str, rule: Rule, groups: Sequence[Group], trial: str, known: Known, fleets: Mapping[str, Fleet], instead: str
+    check: str, rule: Rule, groups: Sequence[Group], trial: str, known: Known, fleets: Fleets | None, instead: str
 ) -> Iterator[Verdict]:
     """What one rule says of all groups: what is the same for thousands of them is asked of it once."""
     name, where = rule.metric, rule.where
+    asked = (*where, *_SHAPE) if rule.baseline else tuple(where)
+    alike = Alike(groups, where)
     for group in groups:
-        facts = group.facts
-        if not where.items() <= facts.items():  # a fact that nobody told does not count as otherwise
-            outside = [fact for fact, value in where.items() if facts.get(fact, value) != value]
-            if outside:
-                yield _valueless(check, group.subject, name, Outcome.SKIP, inapplicable(where, outside, facts))
-                continue
+        facts, subject = group.facts, group.subject
+        if group.many and (unlike := group.contradiction(asked)):
+            reason = f"the ranks are not of one mind, so that {name} is not to be judged: {unlike}"
+            yield _valueless(check, subject, name, Outcome.ERROR, reason)
+            continue
+        if where and (otherwise := outside(where, facts)):
+            reason, like = inapplicable(where, otherwise, facts), alike.to(group, otherwise)
+            if like:  # what applies to one device applies to its like
+                reason = f"{name} is not judged here: {reason}; it applies to {like}, and nothing says why not here"
+            yield _valueless(check, subject, name, Outcome.ERROR if like else Outcome.SKIP, reason)
+            continue
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has been told already
             yield _missing(check, group, rule, instead)
-        fleet = fleets.get(_model(facts), _NOBODY) if fleets else _NOBODY
+        elif group.per and metrics and (absent := group.absent(name)):
+            reason = f"{name} was not measured everywhere; not of {absent}"
+            yield _valueless(check, subject, name, Outcome.ERROR, reason)
         orders = {metric.subject: metric.value for metric in metrics} if rule.mirrored else {}
         for metric in metrics:
+            fleet = fleets.of(facts, metric.subject) if fleets else NOBODY
             verdict = _verdict(check, rule, metric, facts, trial, known, fleet)
             yield _mirrored(verdict, rule, metric, orders) if orders else verdict
 
@@ -234,35 +209,47 @@ def _compare(
     fleet: Fleet,
 ) -> tuple[Outcome, str, str]:
     """Outcome, reason and judge of what ``figure`` says in words."""
-    limit, unit = rule.expect, metric.unit
-    if rule.siblings and limit is None:
+    if metric.value < 0 and _cannot_be(metric, rule):
+        return Outcome.ERROR, f"{figure}, which cannot be below 0: it was measured wrongly", ""
+    if rule.expect is not None:
+        return _asked_for(rule, rule.expect, metric, figure, facts, trial, known, fleet)
+    if rule.siblings:
         return _among(rule, metric, figure, fleet)
-    if limit is None:
-        found = known.find(rule.baseline or metric.name, facts, fleet, unit)
-        if isinstance(found, str):
-            return _unknown(rule, figure, found)
-        return _against(found, rule, metric, figure, fleet)
+    key = rule.baseline or metric.name
+    found = known.find(key, facts, fleet, metric.unit)
+    if isinstance(found, str):
+        return _unknown(rule, figure, found)
+    return _against(found, rule, metric, figure, fleet, weakness(found, key, facts, known))
+
+
+def _asked_for(
+    rule: Rule,
+    limit: Limit,
+    metric: Metric,
+    figure: str,
+    facts: Mapping[str, JsonValue],
+    trial: str,
+    known: Known,
+    fleet: Fleet,
+) -> tuple[Outcome, str, str]:
+    """The same of a figure that has a threshold, which may itself be wrong where a trial gives it."""
+    unit, key = metric.unit, rule.baseline or metric.name
     if limit.unit and limit.unit != unit:
         return Outcome.UNJUDGED, f"{figure}, and the threshold is in {limit.unit!r}", ""
     asked, judged_by = _asked(limit.op, limit.value, unit, trial)
-    key = rule.baseline or metric.name
     if trial and (wrong := flaw(limit, unit, key, facts, known)):
         return Outcome.ERROR, f"{figure}, and the threshold says nothing: {wrong}", judged_by
     if trial:
         judged_by += _sense(rule, limit, metric, facts, known)
     if limit.holds(metric.value):
-        too_good = _beyond(rule, limit, metric, facts, known)
-        return (Outcome.UNJUDGED, f"{figure}, {too_good}", judged_by) if too_good else (Outcome.PASS, figure, judged_by)
+        said = _held(rule, limit, metric, figure, facts, known, fleet) if rule.baseline else (Outcome.PASS, figure)
+        return (*said, judged_by)
     reason = f"{figure}, expected {asked}"
     if trial and (wrong := beyond(limit, unit, key, facts, known)):
         return Outcome.ERROR, f"{reason}, and the threshold says nothing: {wrong}", judged_by
-    interval = median_interval(metric.samples)
+    interval, of_it = _interval(metric)
     if interval and any(limit.holds(end) for end in interval):
-        return (
-            Outcome.WARN,
-            f"{reason}, which its own 95 % interval still reaches ({_range(interval, metric)})",
-            judged_by,
-        )
+        return Outcome.WARN, f"{reason}, which {of_it} still reaches ({_range(interval, metric)})", judged_by
     return rule.breach, reason, judged_by
 
 
@@ -270,6 +257,17 @@ def _unknown(rule: Rule, figure: str, why: str) -> tuple[Outcome, str, str]:
     if rule.if_known:
         return Outcome.SKIP, f"{figure}, recorded and judged by nothing: {why}", _RECORDED
     return Outcome.UNJUDGED, f"{figure}, and {why}", ""
+
+
+def _held(
+    rule: Rule, limit: Limit, metric: Metric, figure: str, facts: Mapping[str, JsonValue], known: Known, fleet: Fleet
+) -> tuple[Outcome, str]:
+    """Of a figure that holds a limit: whether it can be believed, and whether its like are far better."""
+    if too_good := _beyond(rule, limit, metric, facts, known):
+        return Outcome.UNJUDGED, f"{figure}, {too_good}"
+    if limit.op in (">", ">=") and fleet.outlying(metric.value):
+        return Outcome.WARN, f"{figure}, and {_BEHIND}"
+    return Outcome.PASS, figure
 
 
 def _sense(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonValue], known: Known) -> str:
@@ -326,10 +324,14 @@ def _beyond(rule: Rule, limit: Limit, metric: Metric, facts: Mapping[str, JsonVa
     return f"{metric.value / best:.1%} of {format_value(best, unit)}, which is more than can be believed: {of}"
 
 
-def _against(known: Reference, rule: Rule, metric: Metric, figure: str, fleet: Fleet) -> tuple[Outcome, str, str]:
+def _against(
+    known: Reference, rule: Rule, metric: Metric, figure: str, fleet: Fleet, mark: str
+) -> tuple[Outcome, str, str]:
+    """``mark``: what there is to say against the reference itself."""
     share = metric.value / known.value
     least = rule.fail_below if known.floor is None else known.floor / known.value
     given, judged_by = _terms(known, least, rule.warn_below)
+    judged_by += mark
     reason = f"{figure}, {share:.1%} of {given}"
     if known.deviation is not None and (share >= least or not fleet.outlying(metric.value)):
         return Outcome.UNJUDGED, f"{reason}; {known.source}", judged_by
@@ -337,14 +339,13 @@ def _against(known: Reference, rule: Rule, metric: Metric, figure: str, fleet: F
         return Outcome.UNJUDGED, f"{reason}, which is more than can be believed of either", judged_by
     if share >= max(rule.warn_below, least):
         if fleet.outlying(metric.value):
-            return Outcome.WARN, f"{reason}, and far under the others of this trial", judged_by
+            return Outcome.WARN, f"{reason}, and {_BEHIND}", judged_by
         return Outcome.PASS, reason, judged_by
     if share >= least:
         return Outcome.WARN, reason, judged_by
-    interval = median_interval(metric.samples)
+    interval, of_it = _interval(metric)
     if interval and interval[1] >= least * known.value:
-        reason += f", which its own 95 % interval does not exclude ({_range(interval, metric)})"
-        return Outcome.WARN, reason, judged_by
+        return Outcome.WARN, f"{reason}, which {of_it} does not exclude ({_range(interval, metric)})", judged_by
     return Outcome.FAIL, reason, judged_by
 
 
@@ -356,6 +357,27 @@ def _among(rule: Rule, metric: Metric, figure: str, fleet: Fleet) -> tuple[Outco
     share = metric.value / fleet.median
     far = share < rule.warn_below and fleet.outlying(metric.value)
     return (Outcome.WARN if far else Outcome.PASS), f"{figure}, {share:.1%} of {of}", judged_by
+
+
+def _cannot_be(below: Metric, rule: Rule) -> bool:
+    """Whether a value ``below`` 0 was measured wrongly: by its unit, or since the rule would find it good."""
+    never = "/s" in below.unit or below.unit in _NEVER_NEGATIVE
+    return never or bool(rule.expect and not rule.signed and rule.expect.holds(below.value))
+
+
+def _interval(metric: Metric) -> tuple[tuple[float, float] | None, str]:
+    """What the samples leave open of a value, and its name; None where they say nothing of it.
+
+    Too few for an interval leave open all that they show, and no more: the slower something is, the fewer samples of it
+    there are, and what is slow in each of three is not good because they are three. Samples that the value is not
+    among are of something else.
+    """
+    samples = metric.samples
+    if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):
+        return None, ""
+    if interval := median_interval(samples):
+        return interval, "its own 95 % interval"
+    return (min(samples), max(samples)), f"the range of its {len(samples)} samples, too few for an interval,"
 
 
 def _range(interval: tuple[float, float], metric: Metric) -> str:

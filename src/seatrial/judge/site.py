@@ -13,7 +13,19 @@ from pydantic import ValidationError
 
 from seatrial.checks.base import Check
 from seatrial.judge import links
-from seatrial.model import Baseline, Expected, Measurement, Trial, UsageError, Verb, first_fault
+from seatrial.judge.baselines import OF_FLEET
+from seatrial.model import (
+    Baseline,
+    Expected,
+    Measurement,
+    Metric,
+    Outcome,
+    Trial,
+    UsageError,
+    Verb,
+    Verdict,
+    first_fault,
+)
 
 Key = tuple[str, str, int, int, str, str]  # baseline key, GPU, GPUs, nodes, unit, class of the network between nodes
 
@@ -38,20 +50,26 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
 
 
 def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -> Baseline:
-    """The median, over runs and subjects, of every metric that a rule compares with a baseline.
+    """The median, over runs and subjects, of every metric that a rule compares with a baseline and found no fault with.
 
-    Raises UsageError for a run that was rejected, and where no run holds anything to learn.
+    The ``trials`` are to be judged as of now: what an older version said of them teaches nothing. Raises UsageError for
+    a run that was rejected or did not come to its end, and where no run holds anything to learn.
     """
     found: dict[Key, list[float]] = defaultdict(list)
+    passed_over: list[str] = []
     for path, trial in trials.items():
-        if trial.decision.value is Verb.REJECTED:
-            raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): a baseline is learned from good runs")
-        fabric = links.read(trial.measurements).fabric
+        _refuse(path, trial)
+        fabric, faults = links.read(trial.measurements).fabric, _faults(trial.verdicts)
         for measurement in (one for one in trial.measurements if not one.error):  # who failed then was not in order
-            for kind, value in _values(measurement, checks, fabric):
-                found[kind].append(value)
+            for metric, kind in _values(measurement, checks, fabric):
+                fault = faults.get((measurement.check, metric.name, metric.subject), f"{metric.name} was not judged")
+                if fault := fault or _nowhere(kind):
+                    passed_over.append(fault)
+                else:
+                    found[kind].append(metric.value)
     if not found:
-        raise UsageError(f"nothing to learn in {', '.join(trials)}: no metric there is judged by a baseline")
+        why = f"{passed_over[0]} (and {len(passed_over) - 1} more)" if passed_over else "no metric has a baseline"
+        raise UsageError(f"nothing to learn in {', '.join(trials)}: {why}")
     expected: dict[str, list[Expected]] = defaultdict(list)
     for (key, gpu, gpus, nodes, unit, fabric), values in sorted(found.items()):
         source = f"median of {len(values)} values in {len(trials)} runs, from {min(values):.4g} to {max(values):.4g}"
@@ -65,7 +83,34 @@ def dump(baseline: Baseline) -> str:
     return yaml.safe_dump(baseline.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) -> Iterator[tuple[Key, float]]:
+def _refuse(path: str, trial: Trial) -> None:
+    if trial.decision.value is Verb.REJECTED:
+        raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): a baseline is learned from good runs")
+    if ended := trial.stopped or trial.trouble:
+        raise UsageError(f"{path} did not come to its end ({ended}): a baseline is learned from whole runs")
+
+
+def _faults(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
+    """By check, metric and subject why a value is not to be learned; empty where it is.
+
+    To be learned is what passed, or was only not judged because nobody knows what is good.
+    """
+    found: dict[tuple[str, str, str], str] = {}
+    for one in verdicts:
+        unknown = one.outcome is Outcome.UNJUDGED and (not one.judged_by or one.judged_by.startswith(OF_FLEET))
+        key, good = (one.check, one.metric, one.subject), unknown or one.outcome is Outcome.PASS
+        found[key] = found.get(key) or ("" if good else f"{one.subject}: {one.outcome}, {one.reason}")
+    return found
+
+
+def _nowhere(kind: Key) -> str:
+    """Why a figure across nodes would be of any network at all."""
+    key, _, _, nodes, _, fabric = kind
+    unknown = nodes > 1 and not fabric
+    return f"{key} is across {nodes} nodes, and no collectives.path says over which network" if unknown else ""
+
+
+def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) -> Iterator[tuple[Metric, Key]]:
     check, facts = checks.get(measurement.check), measurement.facts
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
     if check is None or not isinstance(gpu, str) or not isinstance(gpus, int) or not isinstance(nodes, int):
@@ -77,4 +122,4 @@ def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) 
     for metric in measurement.metrics:
         for key in keys[metric.name]:
             if metric.value > 0:
-                yield (key, gpu, gpus, nodes, metric.unit, fabric if nodes > 1 else ""), metric.value
+                yield metric, (key, gpu, gpus, nodes, metric.unit, fabric if nodes > 1 else "")

@@ -39,6 +39,8 @@ def _head(trial: Trial) -> str:
     ]
     if trial.decision.scope:
         lines += ["", f"Scope: {_text(trial.decision.scope)}"]
+    if trial.decision.unjudged:
+        lines += ["", "Recorded, judged by nothing:", *(f"- {_text(one)}" for one in trial.decision.unjudged)]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
 
 

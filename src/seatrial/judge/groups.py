@@ -1,0 +1,164 @@
+"""What a rule looks at together: the ranks of one operation, the places that must each have a figure, and like devices.
+
+Fails closed: ranks of one operation that contradict each other prove nothing, nor does a place that is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check
+from seatrial.judge.baselines import Fleet
+from seatrial.model import CLUSTER, EXCUSED, Measurement, Metric, Scope
+
+NOBODY = Fleet("", ())
+_NAMED = 4  # how many places a sentence names
+
+
+class Group:
+    """Measurements that together must hold what a rule asks for, their facts as one, their metrics by name."""
+
+    def __init__(self, measurements: Sequence[Measurement], check: Check) -> None:
+        self.subject = measurements[0].subject if len(measurements) == 1 else CLUSTER
+        self.failed = any(measurement.error for measurement in measurements)
+        self.facts = measurements[0].facts
+        if len(measurements) > 1:
+            self.facts = {}
+            for measurement in measurements:
+                self.facts |= measurement.facts
+        self.metrics: dict[str, list[Metric]] = {}
+        for measurement in measurements:
+            for metric in measurement.metrics:
+                self.metrics.setdefault(metric.name, []).append(metric)
+        self.of_device = check.scope is Scope.GPU
+        self.many, self.per = len(measurements) > 1, check.per
+        self._measurements, self._unlike = measurements, dict[str, str]()
+
+    def contradiction(self, names: Iterable[str]) -> str:
+        """Which of these facts the ranks tell otherwise than each other, and who; empty where all that tell agree."""
+        for name in names:
+            if name not in self._unlike:
+                self._unlike[name] = _unlike(name, self._measurements)
+        return "; ".join(filter(None, map(self._unlike.__getitem__, names)))
+
+    def absent(self, metric: str) -> str:
+        """Of which places a metric is missing that is given of some, where the check gives it of every one."""
+        kind = next((kind for family, kind in self.per.items() if fnmatchcase(metric, family)), "")
+        if not kind or self.failed:  # an error has been told already
+            return ""
+        places = [measurement.subject for measurement in self._measurements]
+        expected = places if kind == "place" else _pairs(places)
+        excused = self.facts.get(EXCUSED)
+        found = {one.subject for one in self.metrics[metric]}.union(excused if isinstance(excused, Mapping) else ())
+        missing = [place for place in expected if place not in found]
+        return f"{len(missing)} of {len(expected)}: {_some(missing)}" if missing else ""
+
+
+def groups_of(check: Check, measured: Sequence[Measurement]) -> list[Group]:
+    """All ranks of a collective together, else each place alone."""
+    if check.scope is Scope.CLUSTER:
+        return [Group(measured, check)] if measured else []
+    return [Group([measurement], check) for measurement in measured]
+
+
+class Fleets:
+    """The values of one metric on like GPUs: unlike ones are never compared.
+
+    Two nodes cannot outvote each other, however many GPUs each has: of two, each is compared with itself alone.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, list[float]]] = {}  # by model and node
+        self._fleets: dict[tuple[str, str], Fleet] = {}
+
+    def add(self, model: str, subject: str, value: float) -> None:
+        self._values.setdefault(model, {}).setdefault(subject.partition("/")[0], []).append(value)
+
+    def of(self, facts: Mapping[str, JsonValue], subject: str) -> Fleet:
+        """The fleet that ``subject`` is one of, which told these ``facts`` of its model."""
+        model = model_of(facts)
+        nodes = self._values.get(model, {})
+        node = subject.partition("/")[0] if len(nodes) == 2 else ""
+        if (model, node) not in self._fleets:
+            chosen = [nodes.get(node, [])] if node else list(nodes.values())
+            values = tuple(value for some in chosen for value in some)
+            self._fleets[model, node] = Fleet(model, values, node)
+        return self._fleets[model, node]
+
+
+def fleets_of(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, Fleets]:
+    """All values of each metric of ``names``."""
+    found = {name: Fleets() for name in names}
+    for measurement in measured if names else ():
+        model = model_of(measurement.facts)
+        for metric in measurement.metrics:
+            if metric.name in found:
+                found[metric.name].add(model, metric.subject, metric.value)
+    return found
+
+
+def model_of(facts: Mapping[str, JsonValue]) -> str:
+    """NVML's name of the GPU; empty where the check told of none."""
+    return str(facts.get("gpu") or "")
+
+
+def outside(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+    """The facts that are otherwise than a rule asks; one that nobody told does not count as otherwise."""
+    if where.items() <= facts.items():
+        return []
+    return [fact for fact, value in where.items() if facts.get(fact, value) != value]
+
+
+class Alike:
+    """Where a rule applies, by device, asked of a fleet once: what applies to one device applies to its like."""
+
+    def __init__(self, groups: Sequence[Group], where: Mapping[str, str]) -> None:
+        self._groups, self._where = groups, where
+
+    @cached_property
+    def _applies(self) -> dict[tuple[str, str], str]:
+        inside = (one for one in reversed(self._groups) if one.of_device and not outside(self._where, one.facts))
+        return {_device(one.facts): one.subject for one in inside}
+
+    def to(self, group: Group, otherwise: Sequence[str]) -> str:
+        """A like place where the rule applies, though it does not to ``group``; empty where there is none.
+
+        A place without a GPU, among others with one, has lost it. Of NVLink one card may have less than the next of
+        its model: bridges are bought apart. Nodes may be unlike in everything.
+        """
+        if not group.of_device or all("nvlink" in fact for fact in otherwise):
+            return ""
+        own, found = _device(group.facts), self._applies
+        lost = (place for (gpu, _), place in found.items() if gpu and not own[0])
+        return found.get(own) or next(lost, "")
+
+
+def _device(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
+    """The GPU, or without one the CPU."""
+    gpu = model_of(facts)
+    return gpu, "" if gpu else str(facts.get("cpu") or "")
+
+
+def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
+    told: dict[str, str] = {}
+    for one in measurements:
+        if name in one.facts:
+            told.setdefault(str(one.facts[name]), one.subject)
+    return f"{name} is " + _some([f"{value} at {place}" for value, place in told.items()]) if len(told) > 1 else ""
+
+
+def _pairs(places: Sequence[str]) -> list[str]:
+    """Every ordered pair of the places of one node: n0/gpu0->gpu1."""
+    by_node: dict[str, list[str]] = {}
+    for place in places:
+        node, _, name = place.rpartition("/")
+        by_node.setdefault(node, []).append(name)
+    return [f"{node}/{a}->{b}" for node, names in by_node.items() for a in names for b in names if a != b]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -1,0 +1,133 @@
+"""Who is judged together: no place may be missing, no rank may contradict another, and two nodes are no fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from seatrial.checks import catalog
+from seatrial.judge.baselines import Known, skus
+from seatrial.judge.rules import judge_check
+from seatrial.model import Limit, Measurement, Metric, Outcome, Verdict
+
+H200, STRANGE = "NVIDIA H200", "NVIDIA Strange"
+
+
+def rank(  # "one_way@gpu0->gpu1" is a figure of that place, "copy" one of the rank's own GPU
+    number: int, check: str, figures: Mapping[str, float], *, node: str = "n0", unit: str = "GB/s", **facts: Any
+) -> Measurement:
+    subject = f"{node}/gpu{number}"
+    told: dict[str, JsonValue] = {"gpu": H200, "backend": "cuda", "world_size": 1, "nodes": 1, **facts}
+    named = ((*key.split("@"), f"gpu{number}")[:2] for key in figures)
+    metrics = tuple(
+        Metric(name=name, value=value, unit=unit, subject=f"{node}/{where}")
+        for (name, where), value in zip(named, figures.values(), strict=True)
+    )
+    return Measurement(check=check, subject=subject, rank=number, metrics=metrics, facts=told)
+
+
+def judged(check: str, *ranks: Measurement, expect: str = "", metric: str = "") -> list[Verdict]:
+    limits = {metric: Limit.parse(expect)} if expect else {}
+    said = judge_check(catalog()[check], ranks, limits, "mine", Known(None, skus()))
+    return [one for one in said if not metric or one.metric == metric]
+
+
+def errors(said: list[Verdict]) -> list[str]:
+    return [one.reason for one in said if one.outcome is Outcome.ERROR]
+
+
+def test_a_figure_of_each_gpu_is_missing_where_one_gpu_has_none() -> None:
+    ranks = [rank(number, "transfer.host", {"h2d_alone": 55, "d2h_alone": 55}) for number in range(4)]
+    assert errors(judged("transfer.host", *ranks, metric="h2d_alone")) == []
+    alone = rank(2, "transfer.host", {"d2h_alone": 55})
+    (missing,) = errors(judged("transfer.host", *ranks[:2], alone, ranks[3], metric="h2d_alone"))
+    assert missing == "h2d_alone was not measured everywhere; not of 1 of 4: n0/gpu2"
+
+
+def test_a_figure_of_each_pair_is_missing_where_one_pair_has_none() -> None:
+    pairs = {f"one_way@gpu{a}->gpu{b}": 390.0 for a, b in permutations(range(3), 2)}
+    others = [rank(number, "transfer.peers", {}) for number in (1, 2)]
+    assert errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="one_way")) == []
+    del pairs["one_way@gpu2->gpu0"]
+    (missing,) = errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="one_way"))
+    assert missing == "one_way was not measured everywhere; not of 1 of 6: n0/gpu2->gpu0"
+
+
+def test_who_has_no_twin_is_excused_and_nobody_else() -> None:
+    twins = {"odd_rounds@gpu0": 0.0, "odd_rounds@gpu1": 0.0, "without_a_twin": 1.0}
+    others = [rank(number, "device.digests", {}) for number in (1, 2)]
+    first = rank(0, "device.digests", twins, unit="rounds", excused={"n0/gpu2": "nothing like it"})
+    assert errors(judged("device.digests", first, *others, metric="odd_rounds")) == []
+    (missing,) = errors(judged("device.digests", first, *others, rank(3, "device.digests", {}), metric="odd_rounds"))
+    assert missing.endswith("not of 1 of 4: n0/gpu3")
+
+
+def test_ranks_that_contradict_each_other_prove_nothing() -> None:
+    """The last rank's word was everybody's: one that said gloo let any figure pass."""
+    ranks = [rank(0, "collectives.all_gather", {"busbw.1GiB": 0.01}, backend="nccl")]
+    liar = rank(3, "collectives.all_gather", {}, backend="gloo")
+    (said,) = judged("collectives.all_gather", *ranks, liar, metric="busbw.1GiB")
+    assert said.outcome is Outcome.ERROR
+    assert said.reason.endswith("backend is nccl at n0/gpu0, gloo at n0/gpu3")
+
+
+@pytest.mark.parametrize(
+    ("odd", "outcome"),
+    [({"backend": "cpu"}, Outcome.ERROR), ({"backend": "cpu", "gpu": None}, Outcome.ERROR), ({}, Outcome.PASS)],
+)
+def test_what_applies_to_a_gpu_applies_to_its_like(odd: dict[str, Any], outcome: Outcome) -> None:
+    ranks = [rank(number, "device.memory", {"tested_share": 90}, unit="%") for number in range(3)]
+    ranks[2] = rank(2, "device.memory", {"tested_share": 90}, unit="%", **odd)
+    said = judged("device.memory", *ranks, metric="tested_share")
+    assert [one.outcome for one in said] == [Outcome.PASS, Outcome.PASS, outcome]
+
+
+def test_unlike_gpus_and_bridges_may_differ() -> None:
+    """A model without bf16 beside one with it; a card with an NVLink bridge beside one without."""
+    ranks = [rank(number, "device.gemm", {}, has_bf16="yes") for number in (0, 1)]
+    other = rank(2, "device.gemm", {}, has_bf16="no", gpu=STRANGE)
+    said = judged("device.gemm", *ranks, other, metric="tflops.bf16")
+    assert [one.outcome for one in said] == [Outcome.ERROR, Outcome.ERROR, Outcome.SKIP]  # those two were not measured
+    burnt = [rank(number, "device.burn", {"new_errors.nvlinks_down": 0}, unit="links") for number in (0, 1)]
+    bare = rank(2, "device.burn", {}, reads_nvlinks_down="no: no NVLink")
+    said = judged("device.burn", *burnt, bare, metric="new_errors.nvlinks_down")
+    assert [one.outcome for one in said] == [Outcome.PASS, Outcome.PASS, Outcome.SKIP]
+
+
+def gemm(node: str, *values: float) -> list[Measurement]:
+    return [
+        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", gpu=STRANGE, has_bf16="yes")
+        for number, value in enumerate(values)
+    ]
+
+
+def test_two_nodes_never_outvote_each_other() -> None:
+    eight, four = gemm("n0", *[300.0] * 8), gemm("n1", *[200.0] * 4)
+    said = judged("device.gemm", *eight, *four, metric="tflops.bf16")
+    assert {one.outcome for one in said} == {Outcome.UNJUDGED}, "either node may be the good one"
+    three = judged("device.gemm", *eight, *four, *gemm("n2", *[300.0] * 4), metric="tflops.bf16")
+    assert {one.outcome for one in three if one.subject.startswith("n1")} == {Outcome.FAIL}
+
+
+def test_of_two_nodes_each_tells_who_is_slower_in_it() -> None:
+    said = judged("device.gemm", *gemm("n0", *[300.0] * 4), *gemm("n1", 200, 200, 200, 90), metric="tflops.bf16")
+    assert [one.subject for one in said if one.outcome is Outcome.FAIL] == ["n1/gpu3"]
+    assert said[-1].judged_by.startswith("median of 4 subjects on NVIDIA Strange in n1: 200 TFLOP/s")
+
+
+def test_a_threshold_of_the_trial_does_not_hide_who_is_far_behind() -> None:
+    said = judged("device.gemm", *gemm("n0", 664, 670, 677, 300), metric="tflops.bf16", expect="> 280 TFLOP/s")
+    assert [one.outcome for one in said] == [Outcome.PASS] * 3 + [Outcome.WARN]
+    assert said[-1].reason.startswith("tflops.bf16 is 300 TFLOP/s, and far under the others of this trial")
+
+
+def test_thousands_of_gpus_are_not_each_compared_with_each() -> None:
+    ranks = [rank(number, "device.gemm", {}, backend="cpu", has_bf16="yes") for number in range(4000)]
+    began = time.process_time()
+    judged("device.gemm", *ranks)
+    assert time.process_time() - began < 10, "each of each took a minute"
