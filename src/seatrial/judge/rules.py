@@ -124,7 +124,7 @@ def _apply(
             reason = f"the ranks are not of one mind, so that {name} is not to be judged: {unlike}"
             yield _valueless(check, subject, name, Outcome.ERROR, reason)
             continue
-        if where and (otherwise := outside(where, facts)):
+        if not where.items() <= facts.items() and (otherwise := outside(where, facts)):
             reason, like = inapplicable(where, otherwise, facts), alike.to(group, otherwise)
             if like:  # what applies to one device applies to its like
                 reason = f"{name} is not judged here: {reason}; it applies to {like}, and nothing says why not here"
