@@ -334,7 +334,7 @@ def test_what_the_device_needs_is_a_curve_over_all_its_sizes(tmp_path: Path, mon
     )
     modes = _Modes(OPERATIONS["all_gather"], sizes_of("all_gather"), CollectiveOptions(modes=("device",)), place, ["n"])
     curves = {one.name: one for one in modes.on_device() if isinstance(one, Series)}
-    assert list(curves["device_latency"].x) == [8, 2**10, 2**14, 2**16, 2**18, 2**20]
+    assert list(curves["device_latency"].x) == [16, 2**10, 2**14, 2**16, 2**18, 2**20]
     assert set(curves["device_latency"].y) == {10.0}
     assert curves["device_busbw"].y[-1] == pytest.approx(0.75 * 2**20 / 10e-6 / 1e9)
 

@@ -238,7 +238,7 @@ def test_the_learning_rate_ends_where_it_should() -> None:
 
 def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
     assert metrics.peak_tflops("NVIDIA H200") == 989.5
-    assert metrics.peak_tflops("NVIDIA H200 NVL") is None
+    assert metrics.peak_tflops("NVIDIA H2000") is None
 
 
 def test_the_slowest_rank_is_named_by_its_own_pace() -> None:
