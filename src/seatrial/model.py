@@ -233,7 +233,7 @@ class Rule(Frozen):
 
     A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
     ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
-    ``breach`` is what a broken ``expect`` means: FAIL, WARN of what is unwise but works, ERROR of what was not measured.
+    ``breach``, what a broken ``expect`` means: FAIL, WARN of what is unwise but works, ERROR of what was not measured.
     ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
     ``signed``: the metric may be below 0. Of any other such a value is an ERROR, not a good one.
     ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.

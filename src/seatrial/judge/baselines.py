@@ -130,7 +130,7 @@ class Known:
     skus: Sequence[Sku] = ()
     fabric: str = ""
     sliced: frozenset[str] = frozenset()
-    _said: dict[tuple[str, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
+    _said: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], fleet: Fleet, unit: str) -> Reference | str:
         """The reference for ``key`` on the GPU and shape that ``facts`` name, or a sentence on what is not known.
@@ -151,10 +151,12 @@ class Known:
 
         Where models are mixed, the one of which least is expected sets the pace, if it is known of all of them.
         """
-        asked = key, repr(facts.get("gpu")), repr(facts.get("world_size")), repr(facts.get("nodes"))
-        if asked not in self._said:  # thousands of GPUs ask the same
-            self._said[asked] = self._published(key, facts)
-        return self._said[asked]
+        gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
+        plain = type(gpu) is str and type(ranks) is int and type(nodes) is int
+        asked = (key, gpu, ranks, nodes) if plain else (key, repr(gpu), repr(ranks), repr(nodes))
+        if (said := self._said.get(asked)) is None:  # thousands of GPUs ask the same
+            said = self._said[asked] = self._published(key, facts)
+        return said
 
     @cached_property
     def hardware(self) -> Known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -118,6 +119,11 @@ def _apply(
     name, where = rule.metric, rule.where
     asked = (*where, *_SHAPE) if rule.baseline else tuple(where)
     alike = Alike(groups, where)
+    # none of thousands has an error: a threshold of the check itself says the same of a value wherever it was measured
+    fixed, said = (
+        rule.expect is not None and not rule.baseline and not trial,
+        dict[tuple[float, str], tuple[dict[str, Any], str]](),
+    )
     for group in groups:
         facts, subject = group.facts, group.subject
         if group.many and (unlike := group.contradiction(asked)):
@@ -138,9 +144,20 @@ def _apply(
             yield _valueless(check, subject, name, Outcome.ERROR, reason)
         orders = {metric.subject: metric.value for metric in metrics} if rule.mirrored else {}
         for metric in metrics:
+            if fixed and not metric.samples and (same := said.get((metric.value, metric.unit))):
+                yield Verdict.made(**same[0], subject=metric.subject, evidence=same[1] + metric.subject)
+                continue
             fleet = fleets.of(facts, metric.subject) if fleets else NOBODY
             verdict = _verdict(check, rule, metric, facts, trial, known, fleet)
             yield _mirrored(verdict, rule, metric, orders) if orders else verdict
+            if fixed and verdict.outcome is Outcome.PASS and not metric.samples:
+                said[metric.value, metric.unit] = _anywhere(verdict)
+
+
+def _anywhere(verdict: Verdict) -> tuple[dict[str, Any], str]:
+    """What the same value gets elsewhere, and how the evidence begins."""
+    fields = {name: value for name, value in verdict.__dict__.items() if name not in ("subject", "evidence")}
+    return fields, verdict.evidence.removesuffix(verdict.subject)
 
 
 def _mirrored(verdict: Verdict, rule: Rule, metric: Metric, orders: Mapping[str, float]) -> Verdict:
