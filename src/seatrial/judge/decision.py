@@ -37,15 +37,14 @@ def decide(
         reason = "; ".join([*missing, *unheld[Outcome.ERROR]])
         return Decision(value=Verb.INCOMPLETE, reason=reason, scope=scope, unjudged=unjudged)
     told = [_praise(required, said), *unheld[Outcome.SKIP], *unheld[Outcome.ERROR]]
-    told += [f"recorded, judged by nothing: {'; '.join(map(_shortly, unjudged))}"] if unjudged else []
+    told += [_unspoken(unjudged)] if unjudged else []
     return Decision(value=Verb.ACCEPTED, reason="; ".join(told), scope=scope, unjudged=unjudged)
 
 
-def _shortly(figures: str) -> str:
-    """Of a line of ``unjudged``, the checks, and the figures that each names first."""
-    names, _, families = figures.partition(": ")
-    first, *others = families.split(", ")
-    return f"{names} {first}" + (f" and {len(others)} more" if others else "")
+def _unspoken(unjudged: Sequence[str]) -> str:
+    """Of how many checks there are figures that nothing judged; the report has the list."""
+    names = [name for line in unjudged for name in line.partition(": ")[0].split(", ")]
+    return f"of {_count(names)} the report lists figures that were recorded and judged by nothing"
 
 
 def _praise(required: Mapping[str, bool], outcomes: Said) -> str:
