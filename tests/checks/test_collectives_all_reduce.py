@@ -23,6 +23,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
 from tests.bench import driver
 
+TOO = ["float16 64KiB", "bfloat16 64KiB"]  # of float32 the data is checked wherever it is timed
 Records = dict[str, list[dict[str, Any]]]  # scenario → one record a rank
 
 SMALL = {"sizes": ["4KiB"], "seconds_per_size": 0.05}
@@ -120,7 +121,8 @@ def test_every_rank_reports_its_own_time(records: Records) -> None:
 
 def test_sizes_run_downwards_and_are_announced(records: Records) -> None:
     lead, other = records["honest"]
-    assert lead["notes"] == other["notes"] == ["1MiB", "64KiB", "12B"]
+    assert lead["notes"] == other["notes"] == ["1MiB", "64KiB", "12B", *TOO]
+    assert lead["facts"]["data_checked_too"] == TOO
     curve = {series["name"]: series for series in lead["series"]}["busbw"]
     assert (curve["x"], curve["x_unit"], curve["y_unit"]) == ([12, 65536, 1048576], "B", "GB/s")
     assert curve["y"] == [metrics(lead)[f"busbw.{label}"]["value"] for label in ("12B", "64KiB", "1MiB")]
@@ -161,9 +163,11 @@ def expected_sum(position: int) -> int:
 
 def test_a_wrong_contribution_is_seen_by_both_ranks(records: Records) -> None:
     lead = records["wrong_contribution"][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 2
+    assert metrics(lead)["wrong_elements"]["value"] == 6
     right = expected_sum(driver.WRONG_OFFSET)
     wrong = lead["facts"]["wrong_data"]
+    assert [found["size"] for found in wrong[::2]] == ["4KiB", *TOO]
+    wrong = wrong[:2]
     assert [(found["rank"], found["subject"]) for found in wrong] == [(0, "node0/rank0"), (1, "node1/rank1")]
     for found in wrong:
         assert (found["size"], found["offset"], found["wrong"]) == ("4KiB", driver.WRONG_OFFSET, 1)
@@ -172,8 +176,9 @@ def test_a_wrong_contribution_is_seen_by_both_ranks(records: Records) -> None:
 
 def test_a_bit_flipped_after_the_sum_names_rank_offset_and_bit(records: Records) -> None:
     lead = records["flipped_bit"][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 1
-    (found,) = lead["facts"]["wrong_data"]
+    assert metrics(lead)["wrong_elements"]["value"] == 3
+    found, *others = lead["facts"]["wrong_data"]
+    assert [one["size"] for one in others] == TOO
     assert (found["rank"], found["offset"]) == (driver.VICTIM, driver.WRONG_OFFSET)
     assert found["xor"] == f"0x{1 << driver.FLIPPED_BIT:08x}"
 
@@ -255,7 +260,7 @@ def test_single_operations_have_percentiles_as_far_as_their_number_goes(records:
 
 def test_all_modes_run_in_their_order_and_gloo_has_no_graph(records: Records) -> None:
     lead = records["modes"][0]
-    assert lead["notes"] == ["1KiB", "8B", "distribution 64KiB", "distribution 4KiB"]
+    assert lead["notes"] == ["1KiB", "8B", "distribution 64KiB", "distribution 4KiB", *TOO]
     assert lead["facts"]["device_mode"] == NO_GRAPH
     assert "; parity: each figure is" in lead["facts"]["how"]
     assert lead["facts"]["how"].endswith(figures.MODES["distribution"])
@@ -278,7 +283,7 @@ def test_buffers_that_do_not_exist_are_an_error_and_no_others_are_taken(records:
 
 def test_a_wrong_bit_is_found_in_every_mode(records: Records) -> None:
     lead = records["flipped_one_by_one"][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 1
+    assert metrics(lead)["wrong_elements"]["value"] == 3
     assert lead["facts"]["wrong_data"][0]["size"] == "distribution 4KiB"
 
 

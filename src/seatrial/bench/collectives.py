@@ -168,6 +168,18 @@ def measure_each(
     return _measure(operation, size, dtype, device, buffers, time_it)
 
 
+def check_data(
+    operation: Operation, size: int, dtype: str, device: str, *, buffers: str = "torch"
+) -> dict[int, Mismatch]:
+    """What is wrong, by rank, when ``operation`` moves about ``size`` bytes once; nothing is timed. Raises NoMemory."""
+    kind, target = DTYPES[dtype], torch.device(device)
+    count = operation.elements(size, kind.itemsize, dist.get_world_size())
+    source = open_buffers(buffers, target)
+    prepared = _prepare(operation, count, kind, target, source)
+    with source.registered():
+        return _check(prepared, prepared.run)
+
+
 def _measure(
     operation: Operation,
     size: int,

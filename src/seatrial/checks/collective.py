@@ -33,6 +33,7 @@ from seatrial.model import (
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import Result
+    from seatrial.bench.exact import Mismatch
     from seatrial.bench.operations import Operation
 
 # The largest shows the links. At 1 MiB the host's start of each operation shows: two runs of one machine gave 13 and
@@ -46,6 +47,10 @@ DEVICE_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256KiB",
 # One at which the 300 operations that a 99th percentile takes end within a second or two.
 GPU_DISTRIBUTION = (parse_bytes("1GiB"),)
 CPU_DISTRIBUTION = (parse_bytes("1MiB"),)
+
+# NCCL carries the one by LL and the other by Simple, where it has not been told otherwise.
+GPU_DATA = tuple(map(parse_bytes, ("64KiB", "64MiB")))
+CPU_DATA = (parse_bytes("64KiB"),)
 
 ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -137,6 +142,7 @@ class _Modes:
     place: Place
     subjects: list[str]
     results: list[tuple[str, Result]] = field(default_factory=list)  # all, by what each is called
+    checked: list[tuple[str, Mapping[int, Mismatch]]] = field(default_factory=list)  # what of their data was wrong
     refused: dict[str, object] = field(default_factory=dict)
     parity: dict[int, Result] = field(default_factory=dict)
 
@@ -239,7 +245,24 @@ class _Modes:
                 self.refused[name] = {self.subjects[rank]: reason for rank, reason in error.refusals.items()}
                 continue
             self.results.append((name, result))
+            self.checked.append((name, result.mismatches))
             yield size, result
+
+    def check_other_types(self) -> Fact:
+        """Other types are added up by other code: of those that are not timed, the data is checked."""
+        from seatrial.bench.collectives import NoMemory, check_data
+
+        names = []
+        for dtype in (one for one in ELEMENT_SIZES if one != self.options.dtype):
+            for size in GPU_DATA if self.gpu else CPU_DATA:
+                names.append(f"{dtype} {figures.label(size)}")
+                self.place.note(names[-1])
+                how = {"device": self.place.device, "buffers": self.options.buffers}
+                try:
+                    self.checked.append((names[-1], check_data(self.operation, size, dtype, **how)))
+                except NoMemory as error:
+                    self.refused[names[-1]] = {self.subjects[rank]: why for rank, why in error.refusals.items()}
+        return Fact(name="data_checked_too", value=names)
 
 
 # Other than usual: 8 GiB is what published acceptance figures use. On a CPU: kept to about ten seconds on two cores.
@@ -288,10 +311,12 @@ def measure(name: str, place: Place, options: CollectiveOptions) -> Iterator[Obs
         raise SeatrialError(f"no buffer could be allocated: {modes.refused}")
     if not modes.results:
         raise NotApplicable(NO_GRAPH)
+    others = modes.check_other_types()
     if modes.parity:
         yield figures.rank_time(place.subject, place.rank, max(modes.parity), modes.parity[max(modes.parity)].timings)
     if leads:
-        yield from figures.data_check(modes.results, modes.subjects)
+        yield from figures.data_check(modes.checked, modes.subjects)
+        yield others
         yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
         yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
         yield from modes.left_out()

@@ -15,6 +15,7 @@ from seatrial.statistics import median_interval
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import Result, Timings
+    from seatrial.bench.exact import Mismatch
     from seatrial.bench.operations import Operation
     from seatrial.bench.subgroups import GroupResult
 
@@ -172,14 +173,14 @@ def distribution_fact(results: Results, subjects: Sequence[str]) -> Fact:
     return Fact(name="distribution", value=told)
 
 
-def data_check(results: Sequence[tuple[str, Result]], subjects: Sequence[str]) -> Iterator[Observation]:
-    """How much data was wrong, of all that was measured: a pair is what it is called, and its result."""
+def data_check(checked: Sequence[tuple[str, Mapping[int, Mismatch]]], subjects: Sequence[str]) -> Iterator[Observation]:
+    """How much data was wrong, of all that was moved: what each is called, and what was wrong by rank."""
     wrong: list[JsonValue] = [
         {"size": name, "rank": rank, "subject": subjects[rank], **asdict(mismatch)}
-        for name, result in results
-        for rank, mismatch in result.mismatches.items()
+        for name, mismatches in checked
+        for rank, mismatch in mismatches.items()
     ]
-    total = sum(mismatch.wrong for _, result in results for mismatch in result.mismatches.values())
+    total = sum(mismatch.wrong for _, mismatches in checked for mismatch in mismatches.values())
     yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
     if wrong:
         yield Fact(name="wrong_data", value=wrong)
