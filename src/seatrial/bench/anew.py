@@ -130,6 +130,15 @@ def join(task: Mapping[str, Any], backend: str = "") -> str:
     return str(device)
 
 
+def serve(run: Callable[[Mapping[str, Any], str], Any], argument: str) -> None:
+    """The whole life of a child whose answer is what ``run`` makes of the task and the device. Ends the process."""
+    task = json.loads(argument)
+    answer = run(task, join(task))
+    group.close_group()
+    print(json.dumps(answer))
+    group.end_process()
+
+
 def _attend(child: shell.Child, name: str, limit_s: float, look: Callable[[], None]) -> Answer:
     """Wait for the child's end; why there is no answer of it, if so. A failure is told to its group at once."""
     store, key = dist.distributed_c10d._get_default_store(), f"{name}/failed"

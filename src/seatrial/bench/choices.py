@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from math import inf
@@ -58,13 +57,5 @@ def _written(log: Path) -> int:
     return log.stat().st_size if log.is_file() else 0
 
 
-def main(argument: str) -> None:
-    task = json.loads(argument)
-    answer = run(task, anew.join(task))
-    group.close_group()
-    print(json.dumps(answer))
-    group.end_process()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    anew.serve(run, sys.argv[1])

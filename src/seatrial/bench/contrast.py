@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,13 +60,5 @@ def _once_each(sizes: Sequence[int], device: str) -> None:
             torch.cuda.empty_cache()
 
 
-def main(argument: str) -> None:
-    task = json.loads(argument)
-    answer = run(task, anew.join(task))
-    group.close_group()
-    print(json.dumps(answer))
-    group.end_process()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    anew.serve(run, sys.argv[1])
