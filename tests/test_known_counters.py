@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from seatrial.checks import catalog
 from seatrial.discover.counters import COUNTERS
-from seatrial.known_counters import known
+from seatrial.known_counters import grown, known
 from seatrial.model import Outcome
 
 
@@ -34,3 +34,7 @@ def test_checks_that_use_gpus_are_counted_but_for_the_burn_which_counts_itself()
     counted = {name for name, check in catalog().items() if check.counted}
     assert {"device.gemm", "transfer.peers", "collectives.all_reduce", "train.fsdp", "train.cnn"} <= counted
     assert not {"device.burn", "gpu.inventory", "filesystem.speed"} & counted
+
+
+def test_a_counter_that_was_cleared_meanwhile_did_not_shrink() -> None:
+    assert (grown(7, 9), grown(7, 7), grown(7, 0), grown(7, 2)) == (2, 0, 0, 2)

@@ -12,6 +12,11 @@ from pydantic import Field
 from seatrial.records import Frozen
 
 
+def grown(before: int, after: int) -> int:
+    """What a counter gained. One that went back was cleared meanwhile: what it shows is the least that it gained."""
+    return after - before if after >= before else after
+
+
 class Counter(Frozen):
     """``limit``: a counter of the port that stands there counts no further. ``per_minute``: so many are normal."""
 

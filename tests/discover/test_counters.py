@@ -7,7 +7,7 @@ from typing import Any
 import pynvml as real
 import pytest
 
-from seatrial.discover.counters import COUNTERS, Counters, grown
+from seatrial.discover.counters import COUNTERS, Counters
 from tests.fakes.counting import loaded, nvlink_5, nvml
 
 
@@ -46,7 +46,3 @@ def test_a_healthy_gpu_has_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = counted(monkeypatch)
     assert seen.faults == {}
     assert {name: seen.new(name) for name in COUNTERS} == dict.fromkeys(COUNTERS, 0)
-
-
-def test_a_counter_that_was_cleared_meanwhile_did_not_shrink() -> None:
-    assert (grown(7, 9), grown(7, 7), grown(7, 0), grown(7, 2)) == (2, 0, 0, 2)

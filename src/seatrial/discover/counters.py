@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seatrial.discover.nvml import Interview, kind_of
+from seatrial.known_counters import grown
 
 # Our name of a counter → NVML's, which it keeps for each link up to NVLink 4.
 _NVLINK = {
@@ -103,11 +104,6 @@ class Counters:
                 if kind_of(error) != "Timeout":
                     self._meanwhile.refuse("xid", "nvmlEventSetWait_v2", error)
                 return
-
-
-def grown(before: int, after: int) -> int:
-    """What a counter gained. One that went back was cleared meanwhile: what it shows is the least that it gained."""
-    return after - before if after >= before else after
 
 
 def _count(interview: Interview, handle: Any, links: Sequence[int]) -> dict[str, int]:

@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from seatrial.discover.counters import Counters, grown
+from seatrial.discover.counters import Counters
 from seatrial.discover.nvml import NvmlUnavailableError, session
 from seatrial.discover.port_counters import PortCounters
-from seatrial.known_counters import known
+from seatrial.known_counters import grown, known
 from seatrial.model import Metric
 
 NO_PORT = "no RDMA port in /sys/class/infiniband"

@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from seatrial.checks.base import NEW_ERRORS, Check
-from seatrial.discover.counters import grown
-from seatrial.known_counters import Counter, known
+from seatrial.known_counters import Counter, grown, known
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Insight, Measurement, Outcome, Verdict
 
 _NAMED = 6  # how many counters or places a sentence names
