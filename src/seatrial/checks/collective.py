@@ -142,7 +142,6 @@ class _Modes:
     place: Place
     subjects: list[str]
     results: list[tuple[str, Result]] = field(default_factory=list)  # all, by what each is called
-    checked: list[tuple[str, Mapping[int, Mismatch]]] = field(default_factory=list)  # what of their data was wrong
     refused: dict[str, object] = field(default_factory=dict)
     parity: dict[int, Result] = field(default_factory=dict)
 
@@ -245,24 +244,21 @@ class _Modes:
                 self.refused[name] = {self.subjects[rank]: reason for rank, reason in error.refusals.items()}
                 continue
             self.results.append((name, result))
-            self.checked.append((name, result.mismatches))
             yield size, result
 
-    def check_other_types(self) -> Fact:
-        """Other types are added up by other code: of those that are not timed, the data is checked."""
+    def check_other_types(self) -> Iterator[tuple[str, Mapping[int, Mismatch]]]:
+        """Other types are added up by other code: of those not timed the data is checked: what is wrong, by rank."""
         from seatrial.bench.collectives import NoMemory, check_data
 
-        names = []
         for dtype in (one for one in ELEMENT_SIZES if one != self.options.dtype):
             for size in GPU_DATA if self.gpu else CPU_DATA:
-                names.append(f"{dtype} {figures.label(size)}")
-                self.place.note(names[-1])
+                name = f"{dtype} {figures.label(size)}"
+                self.place.note(name)
                 how = {"device": self.place.device, "buffers": self.options.buffers}
                 try:
-                    self.checked.append((names[-1], check_data(self.operation, size, dtype, **how)))
+                    yield name, check_data(self.operation, size, dtype, **how)
                 except NoMemory as error:
-                    self.refused[names[-1]] = {self.subjects[rank]: why for rank, why in error.refusals.items()}
-        return Fact(name="data_checked_too", value=names)
+                    self.refused[name] = {self.subjects[rank]: why for rank, why in error.refusals.items()}
 
 
 # Other than usual: 8 GiB is what published acceptance figures use. On a CPU: kept to about ten seconds on two cores.
@@ -311,12 +307,13 @@ def measure(name: str, place: Place, options: CollectiveOptions) -> Iterator[Obs
         raise SeatrialError(f"no buffer could be allocated: {modes.refused}")
     if not modes.results:
         raise NotApplicable(NO_GRAPH)
-    others = modes.check_other_types()
+    others = list(modes.check_other_types())
     if modes.parity:
         yield figures.rank_time(place.subject, place.rank, max(modes.parity), modes.parity[max(modes.parity)].timings)
     if leads:
-        yield from figures.data_check(modes.checked, modes.subjects)
-        yield others
+        timed = [(name, result.mismatches) for name, result in modes.results]
+        yield from figures.data_check([*timed, *others], modes.subjects)
+        yield Fact(name="data_checked_too", value=[name for name, _ in others])
         yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
         yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
         yield from modes.left_out()
