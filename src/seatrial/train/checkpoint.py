@@ -116,8 +116,8 @@ class Saves:
         self.results: list[Result] = []
         # a group of its own, on the CPU: a save in the background must not mix with the training's exchanges
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
-        # Pinned memory that is kept: of 5.9 GB the first copy took 2.5 s, each later one 0.11; into memory that is new
-        # each time, as DCP has it by default, 4 to 6 s (H200)
+        # Pinned memory that is kept: the copy of 5.9 GB by itself took 2.5 s the first time, then 0.11; into memory
+        # that is new each time, as DCP has it by default, 4 to 6 s (H200; of a whole save more is left: docs/results)
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[Result] | None = None
