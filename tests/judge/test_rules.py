@@ -533,7 +533,8 @@ def test_a_size_that_was_not_asked_for_is_passed_over_where_the_trial_has_a_thre
     at_another = {"busbw.1GiB": Limit.parse("> 300 GB/s")}
     verdict = of_8gib(at_1gib({"busbw.8GiB": ONLY}), expect=at_another)
     assert verdict.outcome is Outcome.SKIP
-    assert verdict.reason == f"{ONLY}, and the trial has a threshold on busbw.1GiB"
+    assert verdict.reason == f"c busbw.8GiB is not judged: {ONLY}, and it has a threshold on busbw.1GiB"
+    assert verdict.judged_by, "the decision tells of what nothing was held to"
 
 
 def test_a_size_that_was_not_asked_for_is_missed_where_nothing_judges_another() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
+from seatrial.judge.wording import some
 from seatrial.model import WORST_FIRST, Measurement, Outcome, Verdict, format_value
 
 CHANGED = "retry"  # the fact of a second measurement that says what was different
@@ -99,7 +100,7 @@ class _Short:
         if key not in self.first or key in self._second:
             return ""
         others = sorted(subject for metric, subject in self._second - self.first if metric == key[0])
-        return f"; instead {', '.join(others[:4])}{', …' if len(others) > 4 else ''} fell short" if others else ""
+        return f"; instead {some(others, 4)} fell short" if others else ""
 
 
 def _by_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict[str, str]:

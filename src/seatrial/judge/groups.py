@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import Fleet
+from seatrial.judge.wording import some
 from seatrial.model import CLUSTER, EXCUSED, Measurement, Metric, Scope
 
 NOBODY = Fleet("", ())
@@ -55,7 +56,7 @@ class Group:
         excused = self.facts.get(EXCUSED)
         found = {one.subject for one in self.metrics[metric]}.union(excused if isinstance(excused, Mapping) else ())
         missing = [place for place in expected if place not in found]
-        return f"{len(missing)} of {len(expected)}: {_some(missing)}" if missing else ""
+        return f"{len(missing)} of {len(expected)}: {some(missing, _NAMED)}" if missing else ""
 
 
 def groups_of(check: Check, measured: Sequence[Measurement]) -> list[Group]:
@@ -146,7 +147,8 @@ def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
     for one in measurements:
         if name in one.facts:
             told.setdefault(str(one.facts[name]), one.subject)
-    return f"{name} is " + _some([f"{value} at {place}" for value, place in told.items()]) if len(told) > 1 else ""
+    words = [f"{value} at {place}" for value, place in told.items()]
+    return f"{name} is {some(words, _NAMED)}" if len(words) > 1 else ""
 
 
 def _pairs(places: Sequence[str]) -> list[str]:
@@ -156,7 +158,3 @@ def _pairs(places: Sequence[str]) -> list[str]:
         node, _, name = place.rpartition("/")
         by_node.setdefault(node, []).append(name)
     return [f"{node}/{a}->{b}" for node, names in by_node.items() for a in names for b in names if a != b]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

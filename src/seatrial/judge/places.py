@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from seatrial.judge.wording import some
 from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
 from seatrial.settings import CheckSettings, Cluster
 
@@ -54,7 +55,7 @@ def _absent(job: Job, own: Sequence[Measurement], nodes: Sequence[str]) -> Itera
     subjects = {one.rank: one.subject for one in own}
     missing = sorted(set(range(job.places)) - subjects.keys())
     if missing:
-        names = ", ".join(str(rank) for rank in missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+        names = some([str(rank) for rank in missing], _NAMED)
         yield f"not measured everywhere: {len(missing)} of {job.places} ranks are missing ({names})"
         return
     if len(nodes) != job.nodes:
@@ -69,7 +70,7 @@ def _here_and_there(own: Sequence[Measurement]) -> Iterator[str]:
     """What applies at one place applies at all: the places of a job are to be alike."""
     without = [one for one in own if one.skipped]
     if without and len(without) < len(own):
-        names = ", ".join(one.subject for one in without[:_NAMED]) + (", …" if len(without) > _NAMED else "")
+        names = some([one.subject for one in without], _NAMED)
         yield f"measured at {len(own) - len(without)} of {len(own)} places; not at {names}: {without[0].skipped}"
 
 

@@ -120,10 +120,8 @@ def _apply(
     asked = (*where, *_SHAPE) if rule.baseline else tuple(where)
     alike = Alike(groups, where)
     # none of thousands has an error: a threshold of the check itself says the same of a value wherever it was measured
-    fixed, said = (
-        rule.expect is not None and not rule.baseline and not trial,
-        dict[tuple[float, str], tuple[dict[str, Any], str]](),
-    )
+    fixed = rule.expect is not None and not rule.baseline and not trial
+    said: dict[tuple[float, str], tuple[dict[str, Any], str]] = {}
     for group in groups:
         facts, subject = group.facts, group.subject
         if group.many and (unlike := group.contradiction(asked)):
@@ -183,11 +181,15 @@ def _instead(rule: Rule, expect: Mapping[str, Limit]) -> str:
 
 
 def _missing(check: str, group: Group, rule: Rule, instead: str) -> Verdict:
-    """Not measured: an ERROR, but for a size that the trial does not ask for and has a threshold in place of."""
+    """Not measured: an ERROR, but for a size that the trial does not ask for and has a threshold in place of.
+
+    Whoever accepts is told of that one: it names its judge.
+    """
     left_out, withheld = (_reason(group.facts.get(fact), rule.metric) for fact in (LEFT_OUT, WITHHELD))
     if left_out and instead:
-        reason = f"{left_out}, and the trial has a threshold on {instead}"
-        return _valueless(check, group.subject, rule.metric, Outcome.SKIP, reason)
+        reason = f"{check} {rule.metric} is not judged: {left_out}, and it has a threshold on {instead}"
+        passed_over = _valueless(check, group.subject, rule.metric, Outcome.SKIP, reason)
+        return passed_over.model_copy(update={"judged_by": "rule: where the trial measures this size"})
     why = f"{left_out}, with a threshold on none of them" if left_out else withheld
     said = f" ({why})" if why else ""
     reason = f"{rule.metric} was not measured{said}, so that nothing is known of this: {rule.why}"

@@ -34,6 +34,11 @@ def inapplicable(where: Mapping[str, str], outside: Sequence[str], facts: Mappin
     return "does not apply: " + "; ".join(dict.fromkeys(_otherwise(name, where[name], facts) for name in outside))
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """The first of them, as many as a sentence holds."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
 def opposite(subject: str) -> str:
     """The other order of a pair: ``n/gpu1->gpu0`` of ``n/gpu0->gpu1``, ``n2->n1`` of ``n1->n2``."""
     before, _, target = subject.partition("->")
