@@ -76,7 +76,7 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
         times = Counter(metric.name for metric in own if metric.subject != CLUSTER)
         of_all = {name for name, count in times.items() if count > 1 and job.placement == "ranks"}
         metrics = tuple(_moved(one, node, subject, template.subject) for one in own if one.name not in of_all)
-        for name in of_all:
+        for name in sorted(of_all):
             metrics += tuple(_everywhere([one for one in own if one.name == name], node, job.ranks_per_node))
         facts = template.facts
         if "world_size" in facts and facts["world_size"] != 1:
