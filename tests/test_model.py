@@ -13,7 +13,6 @@ from seatrial.model import (
     Metric,
     Outcome,
     Series,
-    Verdict,
     format_bytes,
     format_value,
     parse_bytes,
@@ -105,17 +104,6 @@ def test_a_changed_copy_of_a_metric_leaves_all_others_as_they_were() -> None:
     copy = first.model_copy(update={"value": 2.0})
     assert (copy.value, first.value, second.model_fields_set) == (2.0, 1.0, set())
     assert Metric.model_validate_json(first.model_dump_json()) == first
-
-
-def test_a_record_made_without_validation_is_the_one_that_validation_makes() -> None:
-    fields = {"check": "c", "subject": "n0", "metric": "m", "outcome": Outcome.PASS, "reason": "r"}
-    fields |= {"evidence": "e", "remedy": "", "judged_by": "j"}
-    made, validated = Verdict.made(**fields), Verdict.model_validate(fields)
-    assert made == validated
-    assert made.model_dump_json() == validated.model_dump_json()
-    assert made.model_copy(update={"reason": "s"}).reason == "s"
-    with pytest.raises(ValidationError):
-        made.reason = "changed"  # type: ignore[misc]
 
 
 def test_a_curve_has_a_y_for_each_x() -> None:

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from seatrial.gauges import Telemetry
 from seatrial.records import Frozen as Frozen
 from seatrial.records import Many
+from seatrial.verdict import WORST_FIRST as WORST_FIRST
+from seatrial.verdict import Outcome as Outcome
+from seatrial.verdict import Verdict as Verdict
+from seatrial.verdict import worst as worst
 
 CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
@@ -72,26 +84,6 @@ def format_bytes(count: float) -> str:
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
-
-
-class Outcome(StrEnum):
-    """What one verdict says. The six are never merged: "measured bad" is not "could not be measured"."""
-
-    PASS = "PASS"
-    WARN = "WARN"
-    FAIL = "FAIL"
-    SKIP = "SKIP"  # does not apply here; the reason says why
-    UNJUDGED = "UNJUDGED"  # measured, and nothing known to judge it by
-    ERROR = "ERROR"  # could not be measured
-
-
-# Worst first: the order in which a report and a summary of several verdicts care.
-WORST_FIRST = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS, Outcome.SKIP)
-
-
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome that a summary shows. No outcome at all is UNJUDGED: nothing was said."""
-    return min(outcomes, key=WORST_FIRST.index, default=Outcome.UNJUDGED)
 
 
 class Scope(StrEnum):
@@ -287,19 +279,6 @@ class Baseline(Frozen):
     def title(self) -> str:
         """What it is called where it judges, in ``judged_by``."""
         return f"site {self.name}"
-
-
-class Verdict(Many):
-    """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty)."""
-
-    check: str
-    subject: str
-    metric: str = ""
-    outcome: Outcome
-    reason: str
-    evidence: str = ""
-    remedy: str = ""
-    judged_by: str = ""
 
 
 class Finding(Frozen):

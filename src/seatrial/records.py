@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError
@@ -56,14 +56,3 @@ class Many(Frozen):
 
     def model_post_init(self, _context: Any) -> None:
         _set(self, "__pydantic_fields_set__", _ANY)
-
-    @classmethod
-    def made(cls, **fields: Any) -> Self:
-        """A record of our own making, of all its fields, each of its type: to validate them would take three times as
-        long."""
-        one = cls.__new__(cls)
-        _set(one, "__dict__", fields)
-        _set(one, "__pydantic_fields_set__", _ANY)
-        _set(one, "__pydantic_extra__", None)
-        _set(one, "__pydantic_private__", None)
-        return one

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class TestWhatIsTold:
     )
     def test_an_innocent_rank_beside_the_right_one(self, fault: Fault, change: dict[str, Any]) -> None:
         record = trial(fault)
-        other = record.verdicts[0].model_copy(update=change)
+        other = replace(record.verdicts[0], **change)
         accused = record.model_copy(update={"verdicts": (*record.verdicts, other)})
         assert next(iter(change.values())) in failed(told(victim(fault), accused, ALLOWED))[f"named.{fault}"]
 

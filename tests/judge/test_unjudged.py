@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from seatrial.checks import catalog
 from seatrial.judge.decision import decide
 from seatrial.judge.unjudged import unjudged
@@ -27,7 +29,7 @@ def test_figures_of_performance_that_no_verdict_is_on_are_told_together() -> Non
 
 
 def test_what_did_not_apply_judged_nothing() -> None:
-    skipped = JUDGED.model_copy(update={"outcome": Outcome.SKIP})
+    skipped = replace(JUDGED, outcome=Outcome.SKIP)
     one = measured("collectives.all_gather", "busbw.1GiB")
     assert unjudged(catalog(), [one], [skipped]) == ("collectives.all_gather: busbw.1GiB",)
     assert unjudged(catalog(), [one], [JUDGED]) == ()
@@ -42,5 +44,5 @@ def test_acceptance_says_of_what_it_does_not_speak() -> None:
         == "1 check passed; of 3 checks the report lists figures that were recorded and judged by nothing"
     )
     assert decision.unjudged == lines
-    failed = JUDGED.model_copy(update={"outcome": Outcome.FAIL})
+    failed = replace(JUDGED, outcome=Outcome.FAIL)
     assert decide({JUDGED.check: True}, [failed], {}, "", unjudged=lines).unjudged == lines

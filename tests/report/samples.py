@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,7 @@ def hostile() -> Trial:
         telemetry=telemetry(place, 2, check=HOSTILE, phase="Other"),
         name=HOSTILE,
         measurements=(measurement,),
-        verdicts=(verdict, verdict.model_copy(update={"outcome": Outcome.WARN, "subject": "node1"})),
+        verdicts=(verdict, replace(verdict, outcome=Outcome.WARN, subject="node1")),
         findings=(finding,),
         results=(_result(HOSTILE, JobState.FAILED, 1.0, 1.0, culprit=HOSTILE, cause=HOSTILE),),
         left_out={HOSTILE: HOSTILE},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -94,10 +95,9 @@ def test_every_trouble_has_its_evidence_and_remedy() -> None:
 
 def test_why_a_check_brought_back_no_number_stands_in_the_overview() -> None:
     trial = samples.rejected()
-    skip = {"outcome": Outcome.SKIP, "metric": "", "reason": "does not apply: one GPU has nobody to talk to"}
-    skipped = trial.model_copy(
-        update={"verdicts": (trial.verdicts[0].model_copy(update=skip),), "measurements": (), "jobs": ()}
-    )
+    why = "does not apply: one GPU has nobody to talk to"
+    none = replace(trial.verdicts[0], outcome=Outcome.SKIP, metric="", reason=why)
+    skipped = trial.model_copy(update={"verdicts": (none,), "measurements": (), "jobs": ()})
     overview = render(skipped).partition('id="overview"')[2].partition("</table>")[0]
     assert "<td>does not apply: one GPU has nobody to talk to</td>" in overview
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -92,7 +93,5 @@ def test_hostile_text_is_kept_as_text() -> None:
 @given(st.text())
 def test_any_text_is_well_formed(text: str) -> None:
     trial = with_verdicts(Outcome.FAIL, Outcome.WARN)
-    verdict = trial.verdicts[0].model_copy(
-        update={"subject": text, "metric": text, "reason": text, "evidence": text, "remedy": text}
-    )
+    verdict = replace(trial.verdicts[0], subject=text, metric=text, reason=text, evidence=text, remedy=text)
     ET.fromstring(render(trial.model_copy(update={"verdicts": (verdict,), "left_out": {text: text}})).encode())

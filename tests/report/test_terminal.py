@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -69,7 +70,7 @@ def test_a_trouble_of_many_names_a_few_and_counts_the_rest() -> None:
 def test_long_evidence_is_cut_and_says_so() -> None:
     trial = samples.incomplete()
     lines = "\n".join(f"line {number}" for number in range(50))
-    verdict = trial.verdicts[-1].model_copy(update={"evidence": lines})
+    verdict = replace(trial.verdicts[-1], evidence=lines)
     text = printed(trial.model_copy(update={"verdicts": (verdict,)}))
     assert "line 7\n" in text.replace(" \n", "\n").replace("  ", "")
     assert "line 8" not in text
@@ -82,7 +83,7 @@ def test_what_was_left_out_is_told() -> None:
 
 def test_how_many_the_sites_baseline_judged_is_told() -> None:
     trial = samples.rejected()
-    own = trial.verdicts[0].model_copy(update={"judged_by": "site hall-2: 363 GB/s (3 runs)"})
+    own = replace(trial.verdicts[0], judged_by="site hall-2: 363 GB/s (3 runs)")
     site = Baseline(name="hall-2", learned_from=("a.json",), expected={})
     told = trial.model_copy(update={"verdicts": (own, *trial.verdicts[1:]), "baseline": site})
     assert "2 SKIP; 1 of them by the site's baseline hall-2" in printed(told, width=120)

@@ -161,7 +161,7 @@ def test_one_cause_that_stopped_many_checks_is_told_once() -> None:
         for name in ("a.one", "b.two", "c.three")
     ]
     other = Verdict(check="d.four", subject="cluster", outcome=Outcome.ERROR, reason="exit code 1")
-    failed = [one.model_copy(update={"outcome": Outcome.FAIL}) for one in refused[:2]]
+    failed = [replace(one, outcome=Outcome.FAIL) for one in refused[:2]]
     trial = samples.accepted().model_copy(update={"verdicts": (*refused, other, *failed)})
     told = [(group.first.outcome, group.what, group.stopped) for group in troubles(trial)]
     assert told == [

@@ -6,6 +6,7 @@ Corruption is another matter: seen once, in either of the two, it has been seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
@@ -63,7 +64,7 @@ def weighed(
     for one in second:  # of what no repetition excuses
         new = one.outcome is Outcome.FAIL and (one.metric, one.subject) not in short.first
         if new and not repeatable[one.metric]:
-            yield one.model_copy(update={"reason": _with(one, "seen when it was measured a second time")})
+            yield replace(one, reason=_with(one, "seen when it was measured a second time"))
 
 
 class _Repeatable(dict[str, bool]):
@@ -112,9 +113,7 @@ def _by_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict
 def _of_the_rank(first: Verdict, figures: str, evidence: str) -> Verdict:
     """A fault that went with the rank to another device is the host's: its cores, its memory, its settings."""
     words = f"reproduced by the same rank ({figures}): it goes with the rank, not with the device"
-    return first.model_copy(
-        update={"reason": _with(first, words), "evidence": f"{first.evidence}; measured again{evidence}"}
-    )
+    return replace(first, reason=_with(first, words), evidence=f"{first.evidence}; measured again{evidence}")
 
 
 def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
@@ -132,7 +131,7 @@ def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
         case _:
             return first
     evidence = f"{first.evidence}; measured again{how}: {second.evidence}"
-    return leading.model_copy(update={"outcome": outcome, "reason": _with(leading, words), "evidence": evidence})
+    return replace(leading, outcome=outcome, reason=_with(leading, words), evidence=evidence)
 
 
 def _unrepeated(verdict: Verdict, trouble: str) -> Verdict:
@@ -141,7 +140,7 @@ def _unrepeated(verdict: Verdict, trouble: str) -> Verdict:
         return verdict
     words = "not repeated" + (", though it was tried" if trouble else "")
     evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
-    return verdict.model_copy(update={"reason": _with(verdict, words), "evidence": evidence})
+    return replace(verdict, reason=_with(verdict, words), evidence=evidence)
 
 
 def _trouble(repeats: Sequence[Measurement]) -> str:

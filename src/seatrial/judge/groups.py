@@ -18,26 +18,40 @@ from seatrial.model import CLUSTER, EXCUSED, Measurement, Metric, Scope
 
 NOBODY = Fleet("", ())
 _NAMED = 4  # how many places a sentence names
+# What a baseline of the check as a whole depends on: its ranks must be of one mind about it.
+SHAPE = ("gpu", "world_size", "nodes")
+_PLAIN = (str, int, type(None))
 
 
 class Group:
     """Measurements that together must hold what a rule asks for, their facts as one, their metrics by name."""
 
     def __init__(self, measurements: Sequence[Measurement], check: Check) -> None:
-        self.subject = measurements[0].subject if len(measurements) == 1 else CLUSTER
-        self.failed = any(measurement.error for measurement in measurements)
-        self.facts = measurements[0].facts
-        if len(measurements) > 1:
-            self.facts = {}
+        first, self.many = measurements[0], len(measurements) > 1
+        self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
+        if self.many:
+            self.subject, self.failed, self.facts = CLUSTER, any(one.error for one in measurements), {}
             for measurement in measurements:
                 self.facts |= measurement.facts
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
-                self.metrics.setdefault(metric.name, []).append(metric)
-        self.of_device = check.scope is Scope.GPU
-        self.many, self.per = len(measurements) > 1, check.per
+                if (named := self.metrics.get(metric.name)) is None:
+                    self.metrics[metric.name] = [metric]
+                else:
+                    named.append(metric)
+        self.of_device, self.per = check.scope is Scope.GPU, check.per
         self._measurements, self._unlike = measurements, dict[str, str]()
+
+    @cached_property
+    def model(self) -> str:
+        return model_of(self.facts)
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """What a baseline depends on, to look things up by, whatever a record holds in its place."""
+        told = (self.facts.get(name) for name in SHAPE)
+        return tuple(one if type(one) in _PLAIN else (repr(one),) for one in told)
 
     def contradiction(self, names: Iterable[str]) -> str:
         """Which of these facts the ranks tell otherwise than each other, and who; empty where all that tell agree."""
@@ -79,16 +93,15 @@ class Fleets:
     def add(self, model: str, subject: str, value: float) -> None:
         self._values.setdefault(model, {}).setdefault(subject.partition("/")[0], []).append(value)
 
-    def of(self, facts: Mapping[str, JsonValue], subject: str) -> Fleet:
-        """The fleet that ``subject`` is one of, which told these ``facts`` of its model."""
-        model = model_of(facts)
+    def of(self, model: str, subject: str) -> Fleet:
+        """The fleet that ``subject``, a GPU of this ``model``, is one of."""
         nodes = self._values.get(model, {})
         node = subject.partition("/")[0] if len(nodes) == 2 else ""
-        if (model, node) not in self._fleets:
+        if (found := self._fleets.get((model, node))) is None:
             chosen = [nodes.get(node, [])] if node else list(nodes.values())
-            values = tuple(value for some in chosen for value in some)
-            self._fleets[model, node] = Fleet(model, values, node)
-        return self._fleets[model, node]
+            found = Fleet(model, tuple(value for some in chosen for value in some), node)
+            self._fleets[model, node] = found
+        return found
 
 
 def fleets_of(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, Fleets]:
