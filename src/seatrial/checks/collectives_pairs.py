@@ -75,12 +75,12 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
     alone: list[Line] = []
     for number, paired in enumerate(rounds, 1):
         place.note(f"round {number} of {len(rounds)}")
-        lines += pairs.exchange(_partners(paired, members), size, place.device, options.seconds)
+        lines += pairs.exchange(pairs.partners(paired, members), size, place.device, options.seconds)
     figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects))
     again = (AGAIN if on_gpus else 0) if options.again is None else options.again
     for a, b in figures.slow_paths(LEAST)[:again]:  # the same on all ranks: they all know all times
         place.note(f"{a}->{b} alone")
-        partners = _partners([(0, 1)], [nodes[a], nodes[b]])
+        partners = pairs.partners([(0, 1)], [nodes[a], nodes[b]])
         alone += pairs.exchange(partners, size, place.device, options.seconds)
     path["transports"] = nccl_told.transports(place.device)
     if place.rank == 0:
@@ -89,15 +89,6 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
         yield from (Fact(name=name, value=value) for name, value in facts.items())
         yield from _facts(figures, len(rounds), carrier(path))
         yield from _metrics(figures)
-
-
-def _partners(paired: Sequence[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → rank, both ways. Raises ValueError for nodes with unlike numbers of ranks."""
-    found: dict[int, int] = {}
-    for a, b in paired:
-        for one, other in zip(members[a], members[b], strict=True):
-            found |= {one: other, other: one}
-    return found
 
 
 def _metrics(figures: Figures) -> Iterator[Metric]:
