@@ -102,7 +102,10 @@ def _exchange(
 
 @dataclass(frozen=True)
 class Figures:
-    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all."""
+    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all.
+
+    ``nodes``: the ranks of each of those that were paired, by name: of a node, or a single one where GPUs were.
+    """
 
     lines: tuple[Line, ...]
     size: int
@@ -126,8 +129,16 @@ class Figures:
     @cached_property
     def best(self) -> dict[int, tuple[float, ...]]:
         """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
+        return self._best(self.lines)
+
+    @cached_property
+    def reached(self) -> dict[int, tuple[float, ...]]:
+        """The same, where what was tried again counts as well."""
+        return self._best((*self.lines, *self.alone))
+
+    def _best(self, lines: Sequence[Line]) -> dict[int, tuple[float, ...]]:
         found: dict[int, tuple[float, ...]] = {}
-        for line in self.lines:
+        for line in lines:
             rates = self.rates(line)
             if line.rank not in found or median(rates) > median(found[line.rank]):
                 found[line.rank] = rates
@@ -151,6 +162,11 @@ class Figures:
         """Pairs that reach less than ``least`` of what their ends do with others, the slowest first."""
         shares = {pair: median(found) for pair, lines in self.pairs.items() if (found := self.pair_shares(lines))}
         return sorted((pair for pair, share in shares.items() if share < least), key=lambda pair: shares[pair])
+
+    def slow_pairs(self, least: float) -> list[tuple[str, str]]:
+        """Pairs that reach less than ``least`` of what is usual, whoever is at fault, the slowest first."""
+        rates = {pair: median(self.pair_rates(lines)) for pair, lines in self.pairs.items()}
+        return sorted((pair for pair, rate in rates.items() if rate < least * self.usual), key=rates.__getitem__)
 
     def _by_pair(self, lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
         home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}

@@ -10,8 +10,8 @@ other pair at work: it may share an uplink.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from seatrial.checks import nccl_told
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.collective_figures import carrier, intact
+from seatrial.checks.collective_figures import carrier, intact, wrong_data
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -118,7 +118,7 @@ def _facts(figures: Figures, rounds: int, carried: str) -> Iterator[Fact]:
     yield Fact(name="told_apart", value=_told_apart(count, rounds))
     yield Fact(name="pair_matrix", value=_matrix(figures))
     if figures.corrupted:
-        yield Fact(name="wrong_data", value=[_wrong(line, figures.subjects) for line in figures.corrupted])
+        yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
     if figures.alone:
         yield Fact(name="alone", value=_alone(figures))
     yield Fact(name="guarantee", value=_guarantee(count, rounds))
@@ -165,11 +165,6 @@ def _alone(figures: Figures) -> dict[str, dict[str, float]]:
         }
         for (a, b), lines in figures.pairs_alone.items()
     }
-
-
-def _wrong(line: Line, subjects: Sequence[str]) -> dict[str, object]:
-    assert line.mismatch
-    return {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
 
 
 _WHERE = {"backend": "nccl", "comparable": "yes"}

@@ -235,7 +235,7 @@ def _compare(
     if rule.siblings:
         return _among(rule, metric, figure, fleet)
     key = rule.baseline or metric.name
-    found = known.find(key, facts, fleet, metric.unit)
+    found = known.find(key, facts, NOBODY if rule.if_known else fleet, metric.unit)
     if isinstance(found, str):
         return _unknown(rule, figure, found)
     return _against(found, rule, metric, figure, fleet, weakness(found, key, facts, known))
