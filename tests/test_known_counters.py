@@ -32,7 +32,14 @@ def test_an_xid_that_nobody_listed_is_a_fault() -> None:
 
 def test_checks_that_use_gpus_are_counted_but_for_the_burn_which_counts_itself() -> None:
     counted = {name for name, check in catalog().items() if check.counted}
-    assert {"device.gemm", "transfer.peers", "collectives.all_reduce", "train.fsdp", "train.cnn"} <= counted
+    assert {
+        "device.gemm",
+        "transfer.peers",
+        "collectives.all_reduce",
+        "collectives.gpu_pairs",
+        "train.fsdp",
+        "train.cnn",
+    } <= counted
     assert not {"device.burn", "gpu.inventory", "filesystem.speed"} & counted
 
 

@@ -232,7 +232,7 @@ class Rule(Frozen):
     ``siblings``: judged by the others of this trial alone; what is under ``warn_below`` of their median, and far from
     them, warns. ``mirrored``: a pair of which one order is under that share of the other warns.
     ``own`` is what the check asks by itself where a trial asks something else. ``if_known``: where nobody knows what
-    good hardware reaches, the figure is recorded and not judged, and it is said so.
+    good hardware reaches, the figure is recorded and not judged, by its siblings neither, and it is said so.
     """
 
     metric: str

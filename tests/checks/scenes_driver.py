@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from seatrial.bench import buffers
 from tests.bench import cluster
 
 RANKS = 4
 LATE_S = 0.05  # far more than an exchange of 64 KiB takes on a busy machine
 WRONG_OFFSET = 7
+LINK_S = 0.1  # by a link that is shared, with one pair on it at a time: far more than processes are apart
+SHARING = ({0, 3}, {1, 2})  # the pairs of the first round
 
 _exchange = dist.batch_isend_irecv
 
@@ -31,9 +36,31 @@ def _corrupt(operations: list[Any]) -> Any:
     return _exchange(operations)
 
 
+def _over_links(operations: list[Any]) -> Any:
+    """Every exchange takes as long as its link does; of two that share one, twice as long while both are at work."""
+    me, peer = dist.get_rank(), operations[0].peer
+    together = {me, peer} in SHARING and _is_at_work(me, [rank for rank in range(RANKS) if rank not in (me, peer)])
+    time.sleep(2 * LINK_S if together else LINK_S)
+    return _exchange(operations)
+
+
+def _is_at_work(me: int, others: list[int]) -> bool:
+    """Whether one of the others has been on the link since an exchange could have ended; says that ``me`` is."""
+    folder = Path(sys.argv[2])
+    (folder / f"link{me}").touch()
+    marks = [folder / f"link{rank}" for rank in others]
+    return any(mark.exists() and time.time() - mark.stat().st_mtime < 2.5 * LINK_S for mark in marks)
+
+
+def _refused(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
 FAULTS = {
+    "no_memory": cluster.on(1, buffers.TorchBuffers, "empty", _refused),
     "late": cluster.on(2, dist, "batch_isend_irecv", _late),
     "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),
+    "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_links),
     "corrupt": cluster.on(3, dist, "batch_isend_irecv", _corrupt),
 }
 

@@ -349,8 +349,10 @@ def test_transports_are_counted_over_the_logs_of_all_ranks(monkeypatch: pytest.M
     monkeypatch.setattr(group, "nccl_log", lambda: log)
     monkeypatch.setattr(rank, "gather", lambda value: [value, {"NET/IB": 1, **value}])
     assert nccl_told.transports("cuda:0") == {"P2P/CUMEM": 112, "NET/IB": 1}
+    assert nccl_told.transports("cuda:0", nccl_told.written("cuda:0")) == {"NET/IB": 1}, "nothing since"
     monkeypatch.setattr(group, "nccl_log", lambda: tmp_path / "gone")
     assert nccl_told.transports("cuda:0") == {"NET/IB": 1}
+    assert nccl_told.written("cuda:0") == nccl_told.written("cpu") == 0
     assert nccl_told.transports("cpu") == {}
 
 

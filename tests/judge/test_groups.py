@@ -58,6 +58,16 @@ def test_a_figure_of_each_pair_is_missing_where_one_pair_has_none() -> None:
     assert missing == "one_way was not measured everywhere; not of 1 of 6: n0/gpu2->gpu0"
 
 
+def test_a_pair_that_has_one_figure_for_both_ways_may_name_either_first() -> None:
+    pairs = {f"busbw.1GiB@{pair}": 359.0 for pair in ("gpu0->gpu1", "gpu2->gpu0", "gpu1->gpu2")}
+    name = "collectives.gpu_pairs"
+    others = [rank(number, name, {}, backend="nccl") for number in (1, 2)]
+    assert errors(judged(name, rank(0, name, pairs, backend="nccl"), *others, metric="busbw.1GiB")) == []
+    del pairs["busbw.1GiB@gpu2->gpu0"]
+    (missing,) = errors(judged(name, rank(0, name, pairs, backend="nccl"), *others, metric="busbw.1GiB"))
+    assert missing == "busbw.1GiB was not measured everywhere; not of 1 of 3: n0/gpu0->gpu2"
+
+
 def test_who_has_no_twin_is_excused_and_nobody_else() -> None:
     twins = {"odd_rounds@gpu0": 0.0, "odd_rounds@gpu1": 0.0, "without_a_twin": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.config import CheckSchema, resolve
 from seatrial.judge.baselines import Known, Sku, skus
-from seatrial.judge.lint import bound, flaw, impossible, key_of, laxness, passes, refuse, refuse_site
+from seatrial.judge.lint import bound, complaints, flaw, impossible, key_of, laxness, passes, refuse, refuse_site
 from seatrial.model import Baseline, Expected, Limit, UsageError
 from seatrial.settings import CheckSettings, Cluster, Config
 
@@ -46,6 +46,7 @@ def complaint(check: str, metric: str, limit: str, gpus: tuple[str, ...], nodes:
         ("transfer.host", "h2d_alone", "> 64 GB/s", "63 GB/s of pcie"),
         ("transfer.peers", "one_way", "> 451 GB/s", "450 GB/s of nvlink"),
         ("transfer.peers", "both_ways", "> 901 GB/s", "; × 2 ways is 900 GB/s"),
+        ("collectives.gpu_pairs", "busbw.1GiB", "> 451 GB/s", "450 GB/s of nvlink"),
         ("transfer.host", "h2d_alone", "> 0.05 GB/s", "1/1,108 of the 55.4 GB/s of SKU NVIDIA H100 SXM"),
         ("collectives.all_reduce", "busbw.8GiB", "> 0.46 GB/s", "is it meant in another unit?"),
     ],
@@ -101,6 +102,15 @@ def test_what_an_h100_reaches_is_not_asked_of_what_cannot(gpu: str, words: str) 
     said = complaint("collectives.all_reduce", "busbw.8GiB", "> 350 GB/s", (gpu,) * 8)
     assert "> 350 GB/s is above what the hardware can do: " in said
     assert words in said
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [(2, 1), (8, 1), (8, 4)])
+def test_a_pair_of_gpus_is_a_pair_however_many_there_are(gpus: int, nodes: int) -> None:
+    pair = Expected(gpus=2, nodes=1, value=360, unit="GB/s", source="a test")
+    known = Known(None, [Sku(name="H", nvml_names=(H100,), expected={"gpu_pairs.busbw.1GiB": (pair,)})])
+    asked = config("collectives.gpu_pairs", "busbw.1GiB", "> 400 GB/s", nodes)
+    (said,) = complaints(asked, ALL, H100, gpus, known)
+    assert "would reject good hardware, which reaches 360 GB/s in this shape" in said
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])

@@ -429,6 +429,13 @@ def test_what_is_judged_only_where_it_is_known_is_told_as_recorded() -> None:
     assert judged(check(rule), measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
 
 
+def test_what_is_judged_only_where_it_is_known_is_not_judged_by_its_siblings() -> None:
+    """Pairs of GPUs on a board with two sockets: what is slower than most is so on every such board."""
+    rule = BY_BASELINE.model_copy(update={"if_known": True})
+    said = verdicts(check(rule, scope=Scope.NODE), *fleet(100, 101, 99, 100, 40))
+    assert {one.outcome for one in said} == {Outcome.SKIP}
+
+
 @pytest.mark.parametrize(
     ("own", "limit", "unit", "value", "mark"),
     [

@@ -1,12 +1,12 @@
-"""Exchanges between two nodes at a time, in rounds of disjoint pairs.
+"""Exchanges between two nodes, or two GPUs of a node, at a time: in rounds of disjoint pairs.
 
-They go through the group of all ranks: what two of its ranks send each other is no other rank's affair, so that no
-groups need to be made, however many pairs there are.
+What two ranks of a group send each other is no other rank's affair, so that no group needs to be made for a pair,
+however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
@@ -14,9 +14,10 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.collectives import algorithm_bandwidth, time_operation
-from seatrial.bench.exact import Mismatch, Part, blank, fill, verify
-from seatrial.bench.rank import gather
+from seatrial.bench.collectives import NoMemory, algorithm_bandwidth, measure
+from seatrial.bench.exact import Mismatch, Part
+from seatrial.bench.operations import Allocate, Operation, Prepared
+from seatrial.model import SeatrialError, format_bytes
 
 
 @dataclass(frozen=True)
@@ -44,29 +45,55 @@ def circle(nodes: int, most: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def exchange(partners: Mapping[int, int], size: int, device: str, seconds: float) -> list[Line]:
+def partners(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Rank → rank, both ways, of one round; ``members`` are the ranks of each that is paired.
+
+    Raises ValueError where two that are paired have unlike numbers of ranks.
+    """
+    found: dict[int, int] = {}
+    for a, b in paired:
+        for one, other in zip(members[a], members[b], strict=True):
+            found |= {one: other, other: one}
+    return found
+
+
+def exchange(
+    partners: Mapping[int, int], size: int, device: str, seconds: float, group: dist.ProcessGroup | None = None
+) -> list[Line]:
     """Let all ranks send ``size`` bytes to their partner and receive as many from it, both at once, again and again.
 
-    ``partners`` holds both directions of each pair; who is not in it looks on. Called by all ranks with the same.
-    Windows begin together on all ranks; see ``time_operation``. One more exchange is checked bit by bit.
+    ``partners`` holds both directions of each pair; who is not in it looks on. Called by all ranks with the same, each
+    with the ``group`` that it shares with its partner (None: that of all ranks). Windows begin together on all ranks;
+    see ``collectives.measure``. Raises SeatrialError on all ranks where the buffers do not fit on one of them.
     """
-    rank = dist.get_rank()
-    partner = partners.get(rank)
-    count = 0 if partner is None else size // 4
-    sent, received = (torch.empty(count, dtype=torch.float32, device=device) for _ in range(2))
-    fill(sent, rank, added=1)
-    run = _exchange(sent, received, partner)
-    timings = time_operation(run, torch.device(device), seconds)
-    blank(received)
-    run()
-    mismatches = gather(None if partner is None else verify(received, 1, [Part(count, 0, partner)]))
-    return [Line(one, other, timings.of_rank(one), mismatches[one]) for one, other in sorted(partners.items())]
+    try:
+        result = measure(_operation(partners, group), size, "float32", device, seconds)
+    except NoMemory as error:
+        refused = "; ".join(f"rank {rank}: {why}" for rank, why in error.refusals.items())
+        raise SeatrialError(f"no memory for two buffers of {format_bytes(size)}: {refused}") from error
+    return [
+        Line(one, other, result.timings.of_rank(one), result.mismatches.get(one))
+        for one, other in sorted(partners.items())
+    ]
 
 
-def _exchange(sent: torch.Tensor, received: torch.Tensor, partner: int | None) -> Callable[[], None]:
+def _operation(partners: Mapping[int, int], group: dist.ProcessGroup | None) -> Operation:
+    partner = partners.get(dist.get_rank())
+
+    def prepare(count: int, allocate: Allocate) -> Prepared:
+        sent, received = (allocate(0 if partner is None else count) for _ in range(2))
+        parts = [] if partner is None else [Part(count, 0, partner)]
+        return Prepared(_exchange(sent, received, partner, group), sent, received, parts)
+
+    return Operation("exchange", "1", lambda _: 1.0, prepare)
+
+
+def _exchange(
+    sent: torch.Tensor, received: torch.Tensor, partner: int | None, group: dist.ProcessGroup | None
+) -> Callable[[], None]:
     def run() -> None:
         if partner is not None:
-            both = [dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, received, partner)]
+            both = [dist.P2POp(dist.isend, sent, partner, group), dist.P2POp(dist.irecv, received, partner, group)]
             for work in dist.batch_isend_irecv(both):
                 work.wait()
 
@@ -75,7 +102,10 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, partner: int | None) -
 
 @dataclass(frozen=True)
 class Figures:
-    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all."""
+    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all.
+
+    ``nodes``: the ranks of each of those that were paired, by name: of a node, or a single one where GPUs were.
+    """
 
     lines: tuple[Line, ...]
     size: int
@@ -99,8 +129,16 @@ class Figures:
     @cached_property
     def best(self) -> dict[int, tuple[float, ...]]:
         """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
+        return self._best(self.lines)
+
+    @cached_property
+    def reached(self) -> dict[int, tuple[float, ...]]:
+        """The same, where what was tried again counts as well."""
+        return self._best((*self.lines, *self.alone))
+
+    def _best(self, lines: Sequence[Line]) -> dict[int, tuple[float, ...]]:
         found: dict[int, tuple[float, ...]] = {}
-        for line in self.lines:
+        for line in lines:
             rates = self.rates(line)
             if line.rank not in found or median(rates) > median(found[line.rank]):
                 found[line.rank] = rates
@@ -124,6 +162,11 @@ class Figures:
         """Pairs that reach less than ``least`` of what their ends do with others, the slowest first."""
         shares = {pair: median(found) for pair, lines in self.pairs.items() if (found := self.pair_shares(lines))}
         return sorted((pair for pair, share in shares.items() if share < least), key=lambda pair: shares[pair])
+
+    def slow_pairs(self, least: float) -> list[tuple[str, str]]:
+        """Pairs that reach less than ``least`` of what is usual, whoever is at fault, the slowest first."""
+        rates = {pair: median(self.pair_rates(lines)) for pair, lines in self.pairs.items()}
+        return sorted((pair for pair, rate in rates.items() if rate < least * self.usual), key=rates.__getitem__)
 
     def _by_pair(self, lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
         home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}

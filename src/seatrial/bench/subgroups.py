@@ -5,7 +5,8 @@ Everything here needs an open process group and is called by all ranks together,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,20 +46,19 @@ def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds:
 
     Windows begin together on all ranks; see ``time_operation``. One more sum is checked bit by bit.
     """
-    group, own = _open(groups)
-    buffer = torch.empty(size // 4 if own else 0, dtype=torch.float32, device=device)
-    run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else _look_on
-    index = own.index(dist.get_rank()) if own else 0
-    if own:
-        fill(buffer, index, len(own))
-    timings = time_operation(run, torch.device(device), seconds)
-    mismatch = None
-    if own:
-        fill(buffer, index, len(own))
-        run()
-        mismatch = verify(buffer, len(own))
-    mismatches = gather(mismatch)
-    _close(group, device)
+    with opened(groups, device) as (group, own):
+        buffer = torch.empty(size // 4 if own else 0, dtype=torch.float32, device=device)
+        run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else _look_on
+        index = own.index(dist.get_rank()) if own else 0
+        if own:
+            fill(buffer, index, len(own))
+        timings = time_operation(run, torch.device(device), seconds)
+        mismatch = None
+        if own:
+            fill(buffer, index, len(own))
+            run()
+            mismatch = verify(buffer, len(own))
+        mismatches = gather(mismatch)
     return [
         GroupResult(tuple(ranks), among(timings, ranks), {rank: found for rank in ranks if (found := mismatches[rank])})
         for ranks in groups
@@ -75,22 +75,25 @@ def _look_on() -> None:
     """What a rank does that belongs to no group."""
 
 
-def _open(groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
+@contextmanager
+def opened(groups: Sequence[Sequence[int]], device: str) -> Iterator[tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
     """Our group (None: all ranks) and its ranks; no ranks where we are in none. Every rank makes all groups, in order.
 
-    NCCL splits the communicator of all ranks for each, and those outside have a part in that.
+    NCCL splits the communicator of all ranks for each, and those outside have a part in that. It ends with nothing in
+    flight: a group that is left over would be ended in whatever order Python chooses.
     """
+    group, own = _open(groups)
+    yield group, own
+    if group is not None:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+        dist.destroy_process_group(group)
+
+
+def _open(groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
     everybody, me = range(dist.get_world_size()), dist.get_rank()
     if [list(ranks) for ranks in groups] == [list(everybody)]:
         return None, tuple(everybody)
     made = [dist.new_group(list(ranks)) for ranks in groups]
     mine = next((number for number, ranks in enumerate(groups) if me in ranks), None)
     return (None, ()) if mine is None else (made[mine], tuple(groups[mine]))
-
-
-def _close(group: dist.ProcessGroup | None, device: str) -> None:
-    """End our group, with nothing in flight: one that is left over would be ended in whatever order Python chooses."""
-    if group is not None:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        dist.destroy_process_group(group)

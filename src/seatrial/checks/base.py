@@ -73,9 +73,9 @@ class Check:
     # Metrics, or families such as "busbw.*", that differ from run to run: a shortfall of these fails only when a second
     # measurement shows it too, as one of a rule with a baseline does. Of all others, corruption say, once is enough.
     performance: tuple[str, ...] = ()
-    # Of a CLUSTER check: metrics, or families, that are given of every place that took part, or of every ordered pair
-    # of places of a node. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
-    per: Mapping[str, Literal["place", "pair"]] = field(default_factory=dict)
+    # Of a CLUSTER check: metrics, or families, that are given of every place that took part, or of every two places of
+    # a node: once, or in either order. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
+    per: Mapping[str, Literal["place", "pair", "ordered pair"]] = field(default_factory=dict)
 
     @property
     def counted(self) -> bool:

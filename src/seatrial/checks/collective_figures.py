@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from seatrial.bench.collectives import Result, Timings
     from seatrial.bench.exact import Mismatch
     from seatrial.bench.operations import Operation
+    from seatrial.bench.pairs import Line
     from seatrial.bench.subgroups import GroupResult
 
 Results = Mapping[int, "Result"]  # by the size asked for, in bytes
@@ -197,6 +198,15 @@ def group_data_check(results: Mapping[str, GroupResult]) -> Iterator[Observation
             for rank, mismatch in one.mismatches.items()
         ]
         yield Fact(name="wrong_data", value=wrong)
+
+
+def wrong_data(corrupted: Sequence[Line], subjects: Sequence[str]) -> list[JsonValue]:
+    """Data that was wrong when it came from one rank to another: who sent it, who received it, and what."""
+    return [
+        {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
+        for line in corrupted
+        if line.mismatch
+    ]
 
 
 def intact(remedy: str) -> Rule:

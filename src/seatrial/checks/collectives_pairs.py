@@ -10,8 +10,8 @@ other pair at work: it may share an uplink.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from seatrial.checks import nccl_told
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.collective_figures import carrier, intact
+from seatrial.checks.collective_figures import carrier, intact, wrong_data
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -75,12 +75,12 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
     alone: list[Line] = []
     for number, paired in enumerate(rounds, 1):
         place.note(f"round {number} of {len(rounds)}")
-        lines += pairs.exchange(_partners(paired, members), size, place.device, options.seconds)
+        lines += pairs.exchange(pairs.partners(paired, members), size, place.device, options.seconds)
     figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects))
     again = (AGAIN if on_gpus else 0) if options.again is None else options.again
     for a, b in figures.slow_paths(LEAST)[:again]:  # the same on all ranks: they all know all times
         place.note(f"{a}->{b} alone")
-        partners = _partners([(0, 1)], [nodes[a], nodes[b]])
+        partners = pairs.partners([(0, 1)], [nodes[a], nodes[b]])
         alone += pairs.exchange(partners, size, place.device, options.seconds)
     path["transports"] = nccl_told.transports(place.device)
     if place.rank == 0:
@@ -89,15 +89,6 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
         yield from (Fact(name=name, value=value) for name, value in facts.items())
         yield from _facts(figures, len(rounds), carrier(path))
         yield from _metrics(figures)
-
-
-def _partners(paired: Sequence[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → rank, both ways. Raises ValueError for nodes with unlike numbers of ranks."""
-    found: dict[int, int] = {}
-    for a, b in paired:
-        for one, other in zip(members[a], members[b], strict=True):
-            found |= {one: other, other: one}
-    return found
 
 
 def _metrics(figures: Figures) -> Iterator[Metric]:
@@ -127,7 +118,7 @@ def _facts(figures: Figures, rounds: int, carried: str) -> Iterator[Fact]:
     yield Fact(name="told_apart", value=_told_apart(count, rounds))
     yield Fact(name="pair_matrix", value=_matrix(figures))
     if figures.corrupted:
-        yield Fact(name="wrong_data", value=[_wrong(line, figures.subjects) for line in figures.corrupted])
+        yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
     if figures.alone:
         yield Fact(name="alone", value=_alone(figures))
     yield Fact(name="guarantee", value=_guarantee(count, rounds))
@@ -174,11 +165,6 @@ def _alone(figures: Figures) -> dict[str, dict[str, float]]:
         }
         for (a, b), lines in figures.pairs_alone.items()
     }
-
-
-def _wrong(line: Line, subjects: Sequence[str]) -> dict[str, object]:
-    assert line.mismatch
-    return {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
 
 
 _WHERE = {"backend": "nccl", "comparable": "yes"}

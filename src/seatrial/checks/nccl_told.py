@@ -7,17 +7,25 @@ from collections import Counter
 from seatrial.discover import nccl
 
 
-def transports(device: str) -> dict[str, int]:
+def written(device: str) -> int:
+    """How many bytes NCCL's log of this process has by now; 0 where there is none."""
+    from seatrial.bench import group
+
+    log = group.nccl_log()
+    return log.stat().st_size if device.startswith("cuda") and log.is_file() else 0
+
+
+def transports(device: str, since: int = 0) -> dict[str, int]:
     """Connections of all ranks by kind, by the logs of this job so far; of none where no log tells.
 
-    Called by all ranks together.
+    ``since``: what this process had ``written`` when those of interest began. Called by all ranks together.
     """
     from seatrial.bench import group, rank
 
     if not device.startswith("cuda"):
         return {}
     try:
-        own = nccl.read(group.nccl_log()).transports
+        own = nccl.read(group.nccl_log(), start=since).transports
     except OSError:  # collectives.path says why
         own = {}
     return dict(sum((Counter(found) for found in rank.gather(own)), Counter[str]()).most_common())

@@ -100,5 +100,5 @@ CHECK = Check(
     needs=Needs(gpus=True, ranks=2),
     options=PeerOptions,
     performance=("one_way", "both_ways"),
-    per={"*": "pair"},
+    per={"*": "ordered pair"},
 )

@@ -1,28 +1,37 @@
-"""Measurements → the node, the GPU's way out of it, or the path between two nodes that is at fault. Pure."""
+"""Measurements → the node, the GPU or its way out of the node, or the path between two of them at fault. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from seatrial.checks import collectives_gpu_pairs
 from seatrial.checks.collectives_pairs import CHECK
 from seatrial.model import Finding, Measurement, Metric
 
-_RULES = {rule.metric: rule for rule in CHECK.rules}
+GPUS = collectives_gpu_pairs.CHECK
+_RULES = {rule.metric: rule for rule in (*CHECK.rules, *GPUS.rules) if rule.metric.endswith("_share")}
 
 
 def localize(measurements: Sequence[Measurement]) -> Iterator[Finding]:
-    """Who is slow with every partner, and which two good ones meet slowly; see checks.collectives_pairs."""
+    """Who is slow with every partner, and which two good ones meet slowly.
+
+    See checks.collectives_pairs and collectives_gpu_pairs.
+    """
     for measured in measurements:
-        if measured.check == CHECK.name and _applies(measured):
+        if measured.check == CHECK.name and _applies(measured, "best_share"):
             slow = _short(measured, "best_share")
             certain = len({_node(metric) for metric in slow}) <= _told_apart(measured)
             yield from _ends(measured, slow, certain=certain)
             yield from _paths(measured)
+        elif measured.check == GPUS.name and _applies(measured, "gpu_share"):
+            yield from _gpus(measured)
+            yield from _paths_of_gpus(measured)
 
 
-def _applies(measured: Measurement) -> bool:
-    return all(measured.facts.get(name) == value for name, value in _RULES["best_share"].where.items())
+def _applies(measured: Measurement, metric: str) -> bool:
+    return all(measured.facts.get(name) == value for name, value in _RULES[metric].where.items())
 
 
 def _short(measured: Measurement, name: str) -> list[Metric]:
@@ -67,6 +76,39 @@ def _paths(measured: Measurement) -> Iterator[Finding]:
             first_command=f"ibtracert between {metric.subject.replace('->', ' and ')}",
             remedy=_RULES["pair_share"].remedy,
             source=f"pair_share of {CHECK.name}",
+        )
+
+
+def _gpus(measured: Measurement) -> Iterator[Finding]:
+    slow = _short(measured, "gpu_share")
+    of_node = Counter(map(_node, slow))
+    for metric in slow:
+        few = of_node[_node(metric)] <= _told_apart(measured)
+        sure = "" if few else "; so many of its node are slow that some may only have met slow partners"
+        yield Finding(
+            what="A GPU is slow with every other GPU of its node",
+            where=metric.subject,
+            confidence="high" if few else "low",
+            why=f"With its fastest partner it reaches {metric.value:.0%} of what the others do with theirs{sure}",
+            first_command=f"on {_node(metric)}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
+            remedy=_RULES["gpu_share"].remedy,
+            source=f"gpu_share of {GPUS.name}",
+        )
+
+
+def _paths_of_gpus(measured: Measurement) -> Iterator[Finding]:
+    alone = measured.facts.get("alone")
+    for metric in _short(measured, "path_share"):
+        again = isinstance(alone, dict) and metric.subject in alone
+        yield Finding(
+            what="The path between two GPUs of a node is slow",
+            where=metric.subject,
+            confidence="high" if again else "medium",
+            why=f"{'With no other pair at work it' if again else 'It'} reaches {metric.value:.0%} of what both GPUs do "
+            "with other partners",
+            first_command=f"on {_node(metric)}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
+            remedy=_RULES["path_share"].remedy,
+            source=f"path_share of {GPUS.name}",
         )
 
 

@@ -1,11 +1,18 @@
-"""Which NVLinks of a GPU should be active, told from what NVML says of it and of the others of its model."""
+"""Which NVLinks of a GPU should be active, told from what NVML says of it and of the others of its model.
+
+And whether it is NVLinks that join the GPUs of a machine.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import permutations
 
+from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
+
+NVLINK, UNTOLD = "NVLink", "a way that the driver does not tell"
 
 # Models that plug into PCIe, by their NVML names. Such cards may be run without an NVLink bridge
 # (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Any other may be of a board.
@@ -21,14 +28,15 @@ def links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
     ports = max(len(twin.nvlinks) for twin in twins)
     if not ports or not gpu.links_known:
         return None
-    if gpu.links_up or any(_switched(twin) for twin in twins):
+    if gpu.links_up or any(switched(twin) for twin in twins):
         return ports - gpu.links_up
     if _CARD.search(gpu.name or ""):
         return 0
     return ports if any(twin.links_up for twin in twins) else None
 
 
-def _switched(gpu: Gpu) -> bool:
+def switched(gpu: Gpu) -> bool:
+    """Whether the GPU hangs on NVSwitches, as far as it tells."""
     joined = gpu.fabric is not None and gpu.fabric.state != "not supported"
     return joined or any(link.remote == "switch" for link in gpu.nvlinks)
 
@@ -52,3 +60,18 @@ def in_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 def fabric_ready(gpu: Gpu) -> bool:
     fabric = gpu.fabric
     return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
+
+
+def joined_by(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
+    """What joins any two of the GPUs that NVML has by these ``indices``: NVLink, else as nvidia-smi topo -m names it.
+
+    NVLink alone where there are switches: they join all alike, and a GPU that has lost its links is no other kind.
+    """
+    at = {one.index: number for number, one in enumerate(facts.gpus)}
+    places = [at[index] for index in indices if index in at]
+    if len(places) < len(indices):
+        return frozenset({UNTOLD})
+    if any(switched(facts.gpus[number]) for number in places):
+        return frozenset({NVLINK})
+    names = {facts.topology[a][b] for a, b in permutations(places, 2)}
+    return frozenset(NVLINK if name.startswith("NV") else UNTOLD if name == "?" else name for name in names)

@@ -8,10 +8,15 @@ from seatrial.checks.base import Check
 from seatrial.judge.links import Links
 from seatrial.model import Insight, Limit, Measurement, Rule
 
-_PARTS = {
+_BETWEEN_NODES = {
     "best_share": "a GPU's way out of its node",
     "pair_share": "the path between two nodes",
     "rail_share": "a rail",
+}
+_PARTS = {
+    **_BETWEEN_NODES,
+    "gpu_share": "a GPU's way to all others of its node",
+    "path_share": "the path between two GPUs of a node",
 }
 _GAIN = "p2p_gain"
 
@@ -38,7 +43,7 @@ def relative(measurements: Sequence[Measurement], checks: Mapping[str, Check], l
 def _part(check: str, rule: Rule, limit: Limit, links: Links) -> Insight:
     missing = 1 - limit.value
     port = ""
-    if links.network == "rdma" and links.ports:
+    if rule.metric in _BETWEEN_NODES and links.network == "rdma" and links.ports:
         port = (
             f", one at {limit.value * links.ports.gbps:.0f} of {links.ports.gbps:g} Gb/s where the others fill theirs"
         )

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import combinations, permutations
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.judge.baselines import Fleet
-from seatrial.judge.wording import some
+from seatrial.judge.wording import opposite, some
 from seatrial.model import CLUSTER, EXCUSED, Measurement, Metric, Scope
 
 NOBODY = Fleet("", ())
@@ -66,9 +67,11 @@ class Group:
         if not kind or self.failed:  # an error has been told already
             return ""
         places = [measurement.subject for measurement in self._measurements]
-        expected = places if kind == "place" else _pairs(places)
+        expected = places if kind == "place" else _pairs(places, ordered=kind == "ordered pair")
         excused = self.facts.get(EXCUSED)
         found = {one.subject for one in self.metrics[metric]}.union(excused if isinstance(excused, Mapping) else ())
+        if kind == "pair":  # whichever of the two it names first
+            found |= {opposite(subject) for subject in found}
         missing = [place for place in expected if place not in found]
         return f"{len(missing)} of {len(expected)}: {some(missing, _NAMED)}" if missing else ""
 
@@ -164,10 +167,11 @@ def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
     return f"{name} is {some(words, _NAMED)}" if len(words) > 1 else ""
 
 
-def _pairs(places: Sequence[str]) -> list[str]:
-    """Every ordered pair of the places of one node: n0/gpu0->gpu1."""
+def _pairs(places: Sequence[str], *, ordered: bool) -> list[str]:
+    """Every two places of one node: n0/gpu0->gpu1, and ``ordered`` n0/gpu1->gpu0 too."""
     by_node: dict[str, list[str]] = {}
     for place in places:
         node, _, name = place.rpartition("/")
         by_node.setdefault(node, []).append(name)
-    return [f"{node}/{a}->{b}" for node, names in by_node.items() for a in names for b in names if a != b]
+    twos = permutations if ordered else combinations
+    return [f"{node}/{a}->{b}" for node, names in by_node.items() for a, b in twos(names, 2)]

@@ -40,6 +40,7 @@ _SPEC = {
     **{f"{of}{ways}": _LINKS for of in ("transfer.peer_", "") for ways in ("one_way", "both_ways")},
 }
 _BANDWIDTHS = re.compile(r"(?:(?P<operation>\w+)\.busbw|(?P<alone>\w*busbw\w*|algbw\w*))(?:\.|$)")
+_PAIRS = "gpu_pairs."  # figures of two GPUs of a node, however many there are
 _FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
 TIMES = ("s", "ms", "us")
 _SIGNED = ("%", "nats", "°C")  # a drift, what a loss lost
@@ -167,11 +168,18 @@ def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int,
         for metric, limit in setting.expect.items() if check else ():
             assert check
             key, unit = key_of(metric, check.rules) or metric, declared_unit(metric, check.metrics) or limit.unit
-            ranks, width = (gpus * nodes, nodes) if _BANDWIDTHS.match(key) else (1, 1)  # all others are of a device
+            ranks, width = _shape(key, gpus, nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
             wrong = flaw(limit, unit, key, facts, known) or beyond(limit, unit, key, facts, known)
             if wrong := wrong or gives_up(limit, unit, metric, check.rules):
                 yield f"checks.{name}.expect.{metric}: {wrong}"
+
+
+def _shape(key: str, gpus: int, nodes: int) -> tuple[int, int]:
+    """Of how many ranks on how many nodes a figure is, by its baseline key, as the checks record it."""
+    if key.startswith(_PAIRS):
+        return 2, 1
+    return (gpus * nodes, nodes) if _BANDWIDTHS.match(key) else (1, 1)  # all others are of a device
 
 
 def refuse(config: Config, checks: Mapping[str, Check], gpus: Sequence[str], site: Baseline | None) -> None:

@@ -83,7 +83,7 @@ class Standard:
             return _Asked(self, self.rule.expect).judged
         if self.rule.siblings:
             return self._among
-        found = self.known.find(self.key, self.facts, self.fleet, self.unit)
+        found = self.known.find(self.key, self.facts, NOBODY if self.rule.if_known else self.fleet, self.unit)
         return self._unknown(found) if isinstance(found, str) else _Compared(self, found).judged
 
     @cached_property

@@ -16,6 +16,7 @@ _MEANING = {
     "has_memory_repair": "the GPUs have neither row remapping nor page retirement",
     "has_usable_gpu": "there is no usable GPU",
     "inodes_limited": "the filesystem has no fixed number of inodes",
+    "joined": "the GPUs are joined by {}, where pairs may share links by design",
     "memory_limit_tested": "Slurm enforces no memory limit",
     "nvlink": "no NVLink joins the GPUs",
     "paths_from": "the paths are those of the {}",

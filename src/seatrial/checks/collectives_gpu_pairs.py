@@ -1,0 +1,345 @@
+"""Which GPU of a node, or which path between two of them, is slower than the others through NCCL?
+
+Every two GPUs of a node send to and receive from each other at the same time, as pipelines and experts do. They are
+paired in rounds by the circle method; in a round all pairs of all nodes work at once, and all rounds are run. What is
+slow with every partner is at fault itself; where two good ones meet slowly, it is their path. Two GPUs never outvote
+each other. A pair that is slow among others is tried again with no other pair of its node at work, and judged by that:
+on PCIe pairs share links, which is no fault of any path. Which of the two ways is slow only ``transfer.peers`` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, zip_longest
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import Field, JsonValue
+
+from seatrial.checks import nccl_told
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.collective_figures import carrier, intact, label, wrong_data
+from seatrial.discover import gpu
+from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
+from seatrial.model import (
+    CLUSTER,
+    LEFT_OUT,
+    ByteSize,
+    Fact,
+    Metric,
+    NotApplicable,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    format_bytes,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from seatrial.bench.pairs import Figures, Line
+
+# 3 ms on an H200: 17 fill a window. By send_receive on two of them (docs/results) 1 GiB comes to 359.8 and 360.0 GB/s,
+# of the 369 that its time over size has without the start; 64 MiB to 263 and 266, its windows 2 % apart. On a CPU: a
+# rehearsal.
+GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
+LEAST = 0.90  # of what the others reach; the judge's own limit for a shortfall
+
+Partners = dict[int, int]  # rank → rank, both ways
+
+
+class GpuPairOptions(Options):
+    """``size``: bytes that each GPU sends and receives at a time; by default what suits the device.
+
+    ``seconds`` cap the timed part of each round. ``again``: whether slow pairs are tried once more, alone; by default
+    not on CPUs, whose pairs are not judged.
+    """
+
+    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
+    seconds: float = Field(default=0.4, gt=0, allow_inf_nan=False)  # 8 windows: an interval takes six
+    again: bool | None = None
+
+
+def measure(place: Place, options: GpuPairOptions) -> Iterator[Observation]:
+    """Yield all figures on rank 0, and the matrix of every node on its first rank.
+
+    Raises NotApplicable where no node has two GPUs, SeatrialError where the buffers do not fit.
+    """
+    from seatrial.bench import collectives, rank, subgroups
+
+    nodes = subgroups.ranks_by_node(place.node)
+    if max(map(len, nodes.values())) < 2:
+        raise NotApplicable("nodes with one GPU have no pair of them")
+    path, subjects = collectives.describe_group(), rank.gather(place.subject)
+    # Of one node the connections may be there already; several have a group each, which connects anew
+    since = nccl_told.written(place.device) if len(nodes) > 1 else 0
+    ways = _joined(place, nodes) if place.device.startswith("cuda") else ""
+    found = _exchanged(place, options, nodes, subjects)
+    path["transports"] = nccl_told.transports(place.device, since)
+    if place.rank == nodes[place.node][0] and place.node in found:
+        yield Fact(name="matrix", value=_matrix(found[place.node]))
+    if place.rank == 0:
+        size = _size(place, options)
+        # the figures are of two GPUs of one node, however many there are: SKU data is kept by such counts
+        facts = {**path, "world_size": 2, "nodes": 1, "size": size, "comparable": _comparable(found, ways)}
+        facts |= {"joined": ways} if ways else {}
+        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from _figures(list(found.values()), subjects)
+        yield from _left_out(size, place)
+        yield Fact(name="how", value=_how(carrier(path), list(found.values())))
+
+
+def _size(place: Place, options: GpuPairOptions) -> int:
+    return options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+
+
+def _exchanged(
+    place: Place, options: GpuPairOptions, nodes: Mapping[str, Sequence[int]], subjects: Sequence[str]
+) -> dict[str, Figures]:
+    """What came of all rounds, and of what was slow and tried again, by node: the same on all ranks.
+
+    Each node has a group of its own. In one of several nodes NCCL moves data inside of them by as few channels, and in
+    as small pieces, as it does between them (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src): the
+    figures of a node would be others than those of the same node by itself.
+    """
+    from seatrial.bench import pairs, subgroups
+
+    size = _size(place, options)
+    lines: list[Line] = []
+    alone: list[Line] = []
+    with subgroups.opened(list(nodes.values()), place.device) as (group, _):
+        exchange = partial(pairs.exchange, size=size, device=place.device, seconds=options.seconds, group=group)
+        rounds = side_by_side([_rounds(ranks) for ranks in nodes.values()])
+        for number, partners in enumerate(rounds, 1):
+            place.note(f"round {number} of {len(rounds)}")
+            lines += exchange(partners)
+        again = place.device.startswith("cuda") if options.again is None else options.again
+        first = by_node(nodes, subjects, size, lines) if again else {}
+        tries = side_by_side([_tries(figures) for figures in first.values()])
+        for number, partners in enumerate(tries, 1):  # the same on all ranks: they all know all times
+            place.note(f"what is slow, alone: {number} of {len(tries)}")
+            alone += exchange(partners)
+    return by_node(nodes, subjects, size, lines, alone)
+
+
+def _rounds(ranks: Sequence[int]) -> list[Partners]:
+    from seatrial.bench import pairs
+
+    return [pairs.partners(paired, [(rank,) for rank in ranks]) for paired in pairs.circle(len(ranks), len(ranks))]
+
+
+def _tries(figures: Figures) -> list[Partners]:
+    """One after the other, the pairs of a node that are slow. Of two or three GPUs no other pair was at work."""
+    from seatrial.bench import pairs
+
+    slow = figures.slow_pairs(LEAST) if len(figures.nodes) > 3 else []
+    return [pairs.partners([(0, 1)], [figures.nodes[a], figures.nodes[b]]) for a, b in slow]
+
+
+def side_by_side(plans: Iterable[Sequence[Partners]]) -> list[Partners]:
+    """All nodes at once: the first steps of all ``plans`` together, the second ones …"""
+    steps = zip_longest(*plans, fillvalue=Partners())
+    return [dict(chain.from_iterable(one.items() for one in step)) for step in steps]
+
+
+def by_node(
+    nodes: Mapping[str, Sequence[int]],
+    subjects: Sequence[str],
+    size: int,
+    lines: Iterable[Line],
+    alone: Iterable[Line] = (),
+) -> dict[str, Figures]:
+    """The figures of each node that has pairs: its GPUs are compared with each other and with no other node's."""
+    from seatrial.bench.pairs import Figures
+
+    home = {rank: node for node, ranks in nodes.items() for rank in ranks}
+    own: dict[str, tuple[list[Line], list[Line]]] = {node: ([], []) for node, ranks in nodes.items() if len(ranks) > 1}
+    for kind, every in enumerate((lines, alone)):
+        for line in every:
+            own[home[line.rank]][kind].append(line)
+    # by name: in a second measurement the ranks go the other way round, and a pair is called the same
+    named = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in own}
+    return {
+        node: Figures(tuple(all_of), size, {subjects[rank]: (rank,) for rank in named[node]}, subjects, tuple(again))
+        for node, (all_of, again) in own.items()
+    }
+
+
+def _joined(place: Place, nodes: Mapping[str, Sequence[int]]) -> str:
+    """What joins the GPUs of every node, several kinds with " + " between them. Called by all ranks together."""
+    from seatrial.bench import rank
+
+    indices, ranks = rank.gather(place.gpu_index), nodes[place.node]
+    leads = place.rank == ranks[0]
+    own = joined_by(gpu.read(place.root), [indices[one] for one in ranks]) if leads else frozenset[str]()
+    return " + ".join(sorted(frozenset().union(*rank.gather(own))))
+
+
+def _comparable(found: Mapping[str, Figures], ways: str) -> str:
+    if min(len(figures.nodes) for figures in found.values()) < 3:
+        return "no: two GPUs of a node cannot outvote each other"
+    if " + " in ways or ways == UNTOLD:
+        return f"no: GPUs are compared where all are joined alike, and these are by {ways}"
+    return "yes"
+
+
+def _figures(found: Sequence[Figures], subjects: Sequence[str]) -> Iterator[Observation]:
+    for figures in found:
+        yield from metrics(figures)
+    corrupted = [line for figures in found for line in figures.corrupted]
+    wrong = sum(line.mismatch.wrong for line in corrupted if line.mismatch)
+    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
+    if corrupted:
+        yield Fact(name="wrong_data", value=wrong_data(corrupted, subjects))
+    if alone := {subject: rates for figures in found for subject, rates in _alone(figures).items()}:
+        yield Fact(name="alone", value=alone)
+    yield Fact(name="told_apart", value=min(told_apart(len(figures.nodes)) for figures in found))
+
+
+def metrics(figures: Figures) -> Iterator[Metric]:
+    """Of one node: every pair, as it was alone where it was tried again; every GPU with its fastest partner."""
+    for (a, b), lines in figures.pairs.items():
+        judged = figures.pairs_alone.get((a, b), lines)
+        yield _metric(f"busbw.{label(figures.size)}", "GB/s", _pair(a, b), figures.pair_rates(judged))
+        if shares := figures.pair_shares(judged):
+            yield _metric("path_share", "of the best", _pair(a, b), shares)
+    for rank, rates in figures.reached.items():
+        yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
+        if figures.usual:
+            shares = tuple(rate / figures.usual for rate in rates)
+            yield _metric("gpu_share", "of the median", figures.subjects[rank], shares)
+    shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
+    node = next(iter(figures.nodes)).rpartition("/")[0]
+    yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
+
+
+def _is_good(figures: Figures, lines: Sequence[Line]) -> bool:
+    return all(median(figures.rates(line)) >= LEAST * figures.usual for line in lines)
+
+
+def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> Metric:
+    return Metric(name=name, value=median(samples), unit=unit, subject=subject, samples=samples)
+
+
+def _pair(a: str, b: str) -> str:
+    """``node/gpu0->gpu1``: once for both ways, which one operation carries and nobody can time apart."""
+    return f"{a}->{b.rpartition('/')[2]}"
+
+
+def _alone(figures: Figures) -> dict[str, JsonValue]:
+    """GB/s of the pairs that were tried again."""
+    return {
+        _pair(a, b): {
+            "among others": median(figures.pair_rates(figures.pairs[a, b])),
+            "alone": median(figures.pair_rates(lines)),
+        }
+        for (a, b), lines in figures.pairs_alone.items()
+    }
+
+
+def _matrix(figures: Figures) -> dict[str, JsonValue]:
+    """GB/s each way between the GPUs of a node, as they are judged; None of a GPU and itself."""
+    names = list(figures.nodes)
+    gb_s: list[list[JsonValue]] = [[None] * len(names) for _ in names]
+    for (a, b), lines in figures.pairs.items():
+        row, column = names.index(a), names.index(b)
+        rate = median(figures.pair_rates(figures.pairs_alone.get((a, b), lines)))
+        gb_s[row][column] = gb_s[column][row] = round(rate, 3)
+    return {"gpus": [name.rpartition("/")[2] for name in names], "gb_s": [*gb_s]}
+
+
+def told_apart(gpus: int) -> int:
+    """How many bad GPUs of a node are found exactly, in all rounds: most are good, and so each good one meets one."""
+    return (gpus - 1) // 2 if gpus > 2 else 0
+
+
+def _left_out(size: int, place: Place) -> Iterator[Fact]:
+    if place.device.startswith("cuda") and size != GPU_SIZE:
+        why = f"the trial's options ask for {label(size)}"
+        yield Fact(name=LEFT_OUT, value={f"busbw.{label(GPU_SIZE)}": why})
+
+
+def _how(carried: str, found: Sequence[Figures]) -> str:
+    pairs, most = sum(len(figures.pairs) for figures in found), max(len(figures.nodes) for figures in found)
+    rounds, least = most - 1 + most % 2, min(told_apart(len(figures.nodes)) for figures in found)
+    few = f"up to {least} slow {'rank is' if least == 1 else 'ranks are'} told apart in each"
+    nodes = f"{len(found)} {'node' if len(found) == 1 else 'nodes'} of up to {most} ranks"
+    return (
+        f"{carried}: {pairs} pairs on {nodes} in {rounds} {'round' if rounds == 1 else 'rounds'} of the circle method, "
+        f"all disjoint pairs at once; each rank sends {format_bytes(found[0].size)} to its partner and receives as "
+        f"much at the same time; GB/s each way, medians of {len(found[0].lines[0].seconds)} windows; "
+        f"{few if least else 'two of a node cannot outvote each other'}"
+    )
+
+
+_WHERE = {"backend": "nccl", "comparable": "yes"}
+_LOOK = (
+    "transfer.peers tells which way is slow; nvidia-smi nvlink -s -i INDEX, nvidia-smi nvlink -e -i INDEX (links that "
+    "are down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
+)
+
+CHECK = Check(
+    name="collectives.gpu_pairs",
+    title="GPU to GPU through NCCL, every pair of a node",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={
+        "busbw.*": "GB/s",
+        "path_share": "of the best",
+        "best_busbw": "GB/s",
+        "gpu_share": "of the median",
+        "shared_links": "pairs",
+        "wrong_elements": "count",
+    },
+    rules=(
+        Rule(
+            metric=f"busbw.{label(GPU_SIZE)}",
+            baseline=f"gpu_pairs.busbw.{label(GPU_SIZE)}",
+            where={"backend": "nccl"},
+            shows=("alone",),
+            if_known=True,  # of GPUs on PCIe it depends on the board as well
+            why="these two exchange less than two GPUs of their model do: a collective goes at the pace of its slowest "
+            "link",
+            remedy=_LOOK,
+        ),
+        Rule(
+            metric="gpu_share",
+            expect=f">= {LEAST} of the median",
+            where=_WHERE,
+            shows=("alone",),
+            why="this GPU is slow with every other GPU of its node, so that it is its own: its links, its clocks, its "
+            "memory or the process that drives it",
+            remedy=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+        ),
+        Rule(
+            metric="path_share",
+            expect=f">= {LEAST} of the best",
+            where=_WHERE,
+            shows=("alone",),
+            why="both GPUs are faster with others: it is the path between these two that is slow, alone too",
+            remedy=_LOOK,
+        ),
+        Rule(
+            metric="shared_links",
+            expect="== 0 pairs",
+            where={"backend": "nccl", "joined": NVLINK},
+            breach=Outcome.WARN,
+            shows=("alone",),
+            why="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "
+            "where NVLinks join all GPUs",
+            remedy=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
+        ),
+        intact(
+            "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
+            "fault. On its node: nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid",
+        ),
+    ),
+    measure=measure,
+    performance=("busbw.*", "gpu_share", "path_share"),
+    per={"busbw.*": "pair", "best_busbw": "place", "gpu_share": "place"},
+    limit_s=300.0,
+    needs=Needs(ranks=2),
+    options=GpuPairOptions,
+)
