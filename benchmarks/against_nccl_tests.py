@@ -2,7 +2,7 @@
 
     python benchmarks/against_nccl_tests.py --nccl-tests nccl-tests/build --gpus 8 --out against.json
 
-It runs nccl-tests and seatrial's own instrument in turn, five times each, so that how much either repeats itself
+It runs nccl-tests and seatrial's own instrument in turn, seven times each, so that how much either repeats itself
 stands beside how far the two are apart. It ends with 1 where they differ by more than the gates, with 2 where they
 cannot be compared. nccl-tests runs as one process with ``-g N``: one thread starts the work of all GPUs, where torch
 has a process for each. With ``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has a process for each as
@@ -33,7 +33,7 @@ PROGRAMS = {
 }
 IN_PLACE = {"all_reduce"}  # what torch does in place, as the operations of seatrial do
 LARGE, SMALL = (64 * 2**20, 256 * 2**20, 2**30), (8, 2**10, 64 * 2**10)
-ROUNDS = 5  # an odd number, for the median: at 1 GiB rounds were up to 3 % apart, on either side (2 H200)
+ROUNDS = 7  # an odd number, for the median: rounds of all-to-all of 64 MiB are up to 6 % apart, on either side (4 H200)
 RATIO_GATE, US_GATE = 0.01, 3.0
 
 # one line of nccl-tests' table (src/util.cu): size, count, type, redop, root, then both placements
@@ -130,7 +130,7 @@ def run_nccl_tests(folder: Path, start: Start, environment: Mapping[str, str]) -
     for operation, program in PROGRAMS.items():
         printed = _run(folder / program, start, large, environment)
         found |= {f"parity {operation} {size}": one for size, one in _of(printed, operation).items() if size in LARGE}
-    graph = _run(folder / PROGRAMS["all_reduce"], start, [*small, "-n", "100", "-w", "20", "-G", "1"], environment)
+    graph = _run(folder / PROGRAMS["all_reduce"], start, [*small, "-n", "100", "-w", "20", "-G", "20"], environment)
     found |= {f"device all_reduce {size}": one for size, one in _of(graph, "all_reduce").items() if size in SMALL}
     return graph.nccl, found
 
