@@ -224,6 +224,11 @@ def test_two_nodes_of_h100_cannot_reach_what_one_suite_asks_of_them() -> None:
     assert "× 1.76, if all 16 GPUs sum in the switch (NVLS), is 794.1 GB/s" in said
 
 
+def test_of_each_node_no_more_is_asked_than_one_can() -> None:
+    asked = ("collectives.each_node", "busbw.8GiB", "> 510 GB/s", (H100,) * 8, 2)
+    assert "would reject good hardware, which reaches 480 GB/s in this shape" in complaint(*asked)
+
+
 def test_of_mixed_models_the_best_bounds() -> None:
     assert not complaint("device.gemm", "tflops.bf16", "> 1000 TFLOP/s", (H100, "NVIDIA B200"))
     assert complaint("device.gemm", "tflops.bf16", "> 2300 TFLOP/s", (H100, "NVIDIA B200"))

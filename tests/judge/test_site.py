@@ -89,6 +89,25 @@ def test_figures_across_nodes_are_learned_for_their_network_only() -> None:
     assert [one.fabric for one in learned.expected["gemm.bf16"]] == [""]
 
 
+def test_what_each_node_reaches_is_learned_of_one_node() -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "backend": "nccl", "world_size": 8, "nodes": 1}
+    each = [
+        Measurement(
+            check="collectives.each_node",
+            subject=f"{node}/gpu0",
+            rank=rank,
+            metrics=(
+                Metric(name="busbw.8GiB", value=busbw, unit="GB/s", subject=node),
+                Metric(name="wrong_elements", value=0, unit="count", subject=node),
+            ),
+            facts=facts,
+        )
+        for rank, node, busbw in ((0, "n0", 300.0), (8, "n1", 310.0))
+    ]
+    (learned,) = site.learn("lab", {"a": of(*each)}, catalog()).expected["all_reduce.busbw.8GiB"]
+    assert (learned.gpus, learned.nodes, learned.value, learned.fabric) == (8, 1, 305, "")
+
+
 def test_models_are_learned_apart() -> None:
     learned = site.learn("lab", {"a": run(600), "b": run(300, gpu="NVIDIA Small")}, catalog())
     assert [(one.gpu, one.value) for one in learned.expected["gemm.bf16"]] == [

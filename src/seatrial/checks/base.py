@@ -76,6 +76,9 @@ class Check:
     # Of a CLUSTER check: metrics, or families, that are given of every place that took part, or of every two places of
     # a node: once, or in either order. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
     per: Mapping[str, Literal["place", "pair", "ordered pair"]] = field(default_factory=dict)
+    # Of a CLUSTER check: each node is judged by itself. Its ranks work among themselves, the first of them tells for
+    # all of it, and the facts gpu, world_size and nodes are those of that node: what ONE node reaches is the reference.
+    by_node: bool = False
 
     @property
     def counted(self) -> bool:

@@ -168,7 +168,7 @@ def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int,
         for metric, limit in setting.expect.items() if check else ():
             assert check
             key, unit = key_of(metric, check.rules) or metric, declared_unit(metric, check.metrics) or limit.unit
-            ranks, width = _shape(key, gpus, nodes)
+            ranks, width = _shape(key, gpus, 1 if check.by_node else nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
             wrong = flaw(limit, unit, key, facts, known) or beyond(limit, unit, key, facts, known)
             if wrong := wrong or gives_up(limit, unit, metric, check.rules):
