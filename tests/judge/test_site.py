@@ -108,6 +108,26 @@ def test_what_each_node_reaches_is_learned_of_one_node() -> None:
     assert (learned.gpus, learned.nodes, learned.value, learned.fabric) == (8, 1, 305, "")
 
 
+@pytest.mark.parametrize(("backend", "learned"), [("nccl", True), ("gloo", False)])
+def test_what_is_only_recorded_while_nobody_knows_it_is_learned_and_then_judges(backend: str, learned: bool) -> None:
+    def broadcast(busbw: float) -> Measurement:
+        units = {"busbw.1GiB": (busbw, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
+        return Measurement(
+            check="collectives.broadcast",
+            subject="n0/gpu0",
+            rank=0,
+            metrics=tuple(Metric(name=name, value=v, unit=u, subject="cluster") for name, (v, u) in units.items()),
+            facts={"gpu": "NVIDIA Strange", "world_size": 8, "nodes": 1, "backend": backend},
+        )
+
+    runs = {"a": of(run(600).measurements[0], broadcast(360))}
+    found = site.learn("lab", runs, catalog())
+    assert ("broadcast.busbw.1GiB" in found.expected) is learned
+    said = judge_check(catalog()["collectives.broadcast"], [broadcast(300)], {}, "t", Known(found))
+    (verdict,) = [one for one in said if one.metric == "busbw.1GiB"]
+    assert verdict.outcome is (Outcome.FAIL if learned else Outcome.SKIP)
+
+
 def test_models_are_learned_apart() -> None:
     learned = site.learn("lab", {"a": run(600), "b": run(300, gpu="NVIDIA Small")}, catalog())
     assert [(one.gpu, one.value) for one in learned.expected["gemm.bf16"]] == [
