@@ -248,6 +248,20 @@ def test_a_weak_value_is_marked_where_it_judges(value: float, floor: float | Non
     assert (HARDLY in said.judged_by) is weak
 
 
+def test_a_training_is_not_weak_for_being_far_from_its_bound() -> None:
+    """None comes near an MFU of 100 %: a third of it is what many good ones reach."""
+    one = {"gpus": 8, "nodes": 1, "value": 10_000, "unit": "tokens/s/GPU", "gpu": "NVIDIA H200", "source": "a person"}
+    lab = Baseline(name="s", learned_from=(), expected={"train.lora.native": (Expected.model_validate(one),)})
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
+    facts["run.native"] = {"precision": "bf16 compute", "flops_per_token": 29.77e9}
+    speed = Metric(name="tokens_per_second_per_gpu.native", value=10_000, unit="tokens/s/GPU", subject="cluster")
+    measured = Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=(speed,), facts=facts)
+    said = judge_check(catalog()["train.lora"], [measured], {}, "t", Known(lab, skus()))
+    (verdict,) = [one for one in said if one.metric == speed.name]
+    assert verdict.outcome is Outcome.PASS
+    assert HARDLY not in verdict.judged_by
+
+
 def test_a_figure_across_nodes_is_of_its_own_network() -> None:
     across: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
     for fabric, seen in (("", ""), ("tcp", ""), ("tcp", "ib-8x400")):
