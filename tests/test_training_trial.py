@@ -38,6 +38,7 @@ def test_the_ladder_is_climbed_on_two_cores(tmp_path: Path) -> None:
     facts = {one["check"]: one["facts"] for one in trial["measurements"] if one["facts"]}
     assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920
     assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"
+    assert facts["train.fsdp"]["run.hf"]["flops_per_token"] == facts["train.fsdp"]["run.native"]["flops_per_token"] > 0
     assert all("rehearsal" in found for name, found in facts.items() if name.startswith("train."))
     assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", err)  # live, of one of ten trainings at least
 

@@ -56,7 +56,18 @@ def _refused(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
 
+_all_reduce = dist.all_reduce
+
+
+def _wrong_sum(tensor: torch.Tensor, **more: Any) -> Any:
+    done = _all_reduce(tensor, **more)
+    if tensor.numel() > WRONG_OFFSET:
+        tensor.view(torch.int32)[WRONG_OFFSET] += 1
+    return done
+
+
 FAULTS = {
+    "wrong_sums": cluster.on(2, dist, "all_reduce", _wrong_sum),
     "no_memory": cluster.on(1, buffers.TorchBuffers, "empty", _refused),
     "late": cluster.on(2, dist, "batch_isend_irecv", _late),
     "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),

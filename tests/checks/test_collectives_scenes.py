@@ -10,7 +10,13 @@ import pytest
 from seatrial.bench.collectives import Timings
 from seatrial.bench.exact import Mismatch
 from seatrial.bench.subgroups import GroupResult
-from seatrial.checks import catalog, collectives_pairs, collectives_rails, collectives_scaling
+from seatrial.checks import (
+    catalog,
+    collectives_each_node,
+    collectives_pairs,
+    collectives_rails,
+    collectives_scaling,
+)
 from seatrial.checks import collective_figures as figures
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
@@ -21,8 +27,10 @@ from tests.checks import scenes_driver
 Runs = dict[str, list[Measurement]]
 FOUR = ("node0", "node1", "node2", "node3")
 TWO = ("node0", "node0", "node1", "node1")
+UNLIKE = ("node0", "node0", "node0", "node1")
 ONE = ("node0",) * 4
 PAIRS, RAILS, SCALING = (check.CHECK.name for check in (collectives_pairs, collectives_rails, collectives_scaling))
+EACH_NODE = collectives_each_node.CHECK.name
 BRIEF = {"size": "64KiB", "seconds": 0.1}
 BOTH = {"sizes": ["4B", "8B", "64KiB"], "placement": "both", "dtype": "bfloat16", "seconds_per_size": 0.05}
 
@@ -39,10 +47,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "rails": Scenario(RAILS, TWO, BRIEF),
         "scaling": Scenario(SCALING, FOUR, BRIEF),
         "scaling_of_two": Scenario(SCALING, TWO, BRIEF),
+        "each_node": Scenario(EACH_NODE, TWO, BRIEF),
+        "each_node_of_three_and_one": Scenario(EACH_NODE, UNLIKE, BRIEF),
+        "one_node_wrong": Scenario(EACH_NODE, TWO, BRIEF, faults=("wrong_sums",)),
+        "no_room": Scenario(EACH_NODE, TWO, BRIEF, faults=("no_memory",)),
+        "one_rank_a_node": Scenario(EACH_NODE, FOUR, BRIEF),
         "both_placements": Scenario("collectives.all_gather", ONE, BOTH),
         "pairs_of_one": Scenario(PAIRS, ONE),
         "rails_of_one": Scenario(RAILS, ONE),
         "scaling_of_one": Scenario(SCALING, ONE),
+        "each_node_of_one": Scenario(EACH_NODE, ONE),
     }
     out = tmp_path_factory.mktemp("scenes")
     return run(out, scenes_driver.__name__, scenarios, scenes_driver.RANKS)
@@ -73,7 +87,7 @@ def found(measurements: list[Measurement]) -> list[Finding]:
     return list(localize(on_a_fabric(measurements)))
 
 
-@pytest.mark.parametrize("name", ["pairs_of_one", "rails_of_one", "scaling_of_one"])
+@pytest.mark.parametrize("name", ["pairs_of_one", "rails_of_one", "scaling_of_one", "each_node_of_one"])
 def test_one_node_is_a_skip_everywhere(runs: Runs, name: str) -> None:
     assert all("one node" in str(one.skipped) for one in runs[name])
 
@@ -191,3 +205,47 @@ def test_the_steps_of_scaling(nodes: int, counts: list[int]) -> None:
     steps = collectives_scaling.steps(members)
     assert list(steps) == counts
     assert steps[nodes] == list(range(2 * nodes))
+
+
+def test_each_node_tells_its_own_figure_and_shape(runs: Runs) -> None:
+    measured = runs["each_node"]
+    assert [[metric.subject for metric in one.metrics] for one in measured] == [["node0"] * 2, [], ["node1"] * 2, []]
+    for one in (measured[0], measured[2]):
+        assert {metric.name for metric in one.metrics} == {"busbw.64KiB", "wrong_elements"}
+        assert (one.facts["world_size"], one.facts["nodes"], one.facts["gpu"]) == (2, 1, None)
+        assert "among the 2 ranks of this node, 2 nodes at the same time" in str(one.facts["how"])
+
+
+def test_of_another_size_than_is_known_it_is_said_that_nothing_judges_it(runs: Runs) -> None:
+    judged = judge_check(catalog()[EACH_NODE], on_a_fabric(runs["each_node"]), {}, "t")
+    told = [one for one in judged if one.metric == "busbw.8GiB"]
+    assert [(one.subject, one.outcome) for one in told] == [("node0", Outcome.ERROR), ("node1", Outcome.ERROR)]
+    assert "the trial's options ask for a size of 64KiB" in told[0].reason
+    assert outcomes(runs["each_node"]) == {"busbw.8GiB": {Outcome.SKIP}, "wrong_elements": {Outcome.PASS}}
+
+
+def test_wrong_sums_are_those_of_their_node(runs: Runs) -> None:
+    said = judge_check(catalog()[EACH_NODE], runs["one_node_wrong"], {}, "t")
+    wrong = [one for one in said if one.remedy]
+    assert {one.subject for one in said} == {"node0", "node1"}
+    assert [(one.subject, one.metric, one.outcome) for one in wrong] == [("node1", "wrong_elements", Outcome.FAIL)]
+    assert f'"offset": {scenes_driver.WRONG_OFFSET}' in wrong[0].evidence
+
+
+def test_a_node_without_a_figure_is_not_passed_over(runs: Runs) -> None:
+    """One of its ranks alone: of unlike nodes something is missing."""
+    judged = judge_check(catalog()[EACH_NODE], on_a_fabric(runs["each_node_of_three_and_one"]), {}, "t")
+    assert {one.metric for one in judged if one.subject == "node1" and one.outcome is Outcome.ERROR} == {
+        "busbw.8GiB",
+        "wrong_elements",
+    }
+
+
+def test_one_rank_a_node_has_nobody_beside_it(runs: Runs) -> None:
+    assert all("one rank a node" in str(one.skipped) for one in runs["one_rank_a_node"])
+
+
+def test_what_does_not_fit_on_one_rank_is_an_error_on_all(runs: Runs) -> None:
+    for one in runs["no_room"]:
+        assert "no memory on rank 1: CUDA out of memory. Tried to allocate 1.00 GiB" in str(one.error)
+        assert not one.metrics

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch.distributed as dist
@@ -125,6 +126,8 @@ def test_speed_is_counted_in_tokens_of_all_ranks(runs: Runs) -> None:
     assert total > RANKS * 2 * 16 / slowest * 0.99
     assert len(next(m for m in healthy[0].metrics if m.name == "tokens_per_second").samples) == SMALL["steps"]
     assert len(next(m for m in healthy[0].metrics if m.name == "scaling_excess").samples) == SMALL["steps"]
+    load = cast("dict[str, int]", healthy[0].facts["load"])
+    assert load["flops_per_token"] == 6 * load["parameters"] + 12 * load["layers"] * load["dim"] * load["seq_len"]
     assert "without communication" in str(healthy[0].facts["scaling_baseline"])
     assert "says nothing of any GPU" in str(healthy[0].facts["speed_means"])
 

@@ -15,7 +15,7 @@ from seatrial.judge.baselines import Known, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Limit, Measurement, Metric, Outcome, Verdict
 
-H200, STRANGE = "NVIDIA H200", "NVIDIA Strange"
+H100, H200, STRANGE = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Strange"
 
 
 def rank(  # "one_way@gpu0->gpu1" is a figure of that place, "copy" one of the rank's own GPU
@@ -141,3 +141,64 @@ def test_thousands_of_gpus_are_not_each_compared_with_each() -> None:
     began = time.process_time()
     judged("device.gemm", *ranks)
     assert time.process_time() - began < 10, "each of each took a minute"
+
+
+EACH_NODE = "collectives.each_node"
+
+
+def nodes(*busbw: float | None, gpu: str = H200, first: int = 0) -> list[Measurement]:
+    """Every node's own all-reduce on eight GPUs, told by the first of its ranks; None: it told nothing."""
+    shape: dict[str, JsonValue] = {"gpu": gpu, "backend": "nccl", "world_size": 8, "nodes": 1}
+    found = []
+    for number, value in enumerate(busbw, first):
+        metrics = (
+            Metric(name="busbw.8GiB", value=value or 0, unit="GB/s", subject=f"n{number}"),
+            Metric(name="wrong_elements", value=0, unit="count", subject=f"n{number}"),
+        )
+        told: dict[str, Any] = {"metrics": metrics, "facts": shape} if value else {}
+        places = [f"n{number}/gpu{one}" for one in range(8)]
+        found += [Measurement(check=EACH_NODE, subject=places[0], **told)]
+        found += [Measurement(check=EACH_NODE, subject=place) for place in places[1:]]
+    return found
+
+
+def on_busbw(*measured: Measurement) -> dict[str, Verdict]:
+    return {one.subject: one for one in judged(EACH_NODE, *measured, metric="busbw.8GiB")}
+
+
+def test_each_node_is_held_to_what_one_node_of_its_gpus_reaches() -> None:
+    said = on_busbw(*nodes(475, 300))
+    assert {node: one.outcome for node, one in said.items()} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
+    assert "63.4% of the 473 GB/s that SKU NVIDIA H200 SXM gives" in said["n1"].reason
+
+
+def test_a_node_that_passes_and_is_far_under_the_others_is_told() -> None:
+    said = on_busbw(*nodes(475, 474, 476, 475, 452))
+    assert {node: one.outcome for node, one in said.items() if one.outcome is not Outcome.PASS} == {"n4": Outcome.WARN}
+    assert "far under the others of this trial" in said["n4"].reason
+    assert {one.outcome for one in on_busbw(*nodes(475, 452)).values()} == {Outcome.PASS}  # of two nobody knows
+
+
+def test_of_unknown_gpus_the_other_nodes_tell_who_is_slow_and_not_whether_all_are() -> None:
+    said = on_busbw(*nodes(100, 101, 99, 60, gpu=STRANGE))
+    assert [one.outcome for one in said.values()] == [*[Outcome.UNJUDGED] * 3, Outcome.FAIL]
+    assert "median of 4 subjects on NVIDIA Strange" in said["n3"].judged_by
+    assert [one.outcome for one in on_busbw(*nodes(100, 60, gpu=STRANGE)).values()] == [Outcome.UNJUDGED] * 2
+
+
+def test_unlike_nodes_are_each_held_to_their_own() -> None:
+    said = on_busbw(*nodes(475), *nodes(400, gpu=H100, first=1))
+    assert "SKU NVIDIA H200 SXM" in said["n0"].judged_by
+    assert "SKU NVIDIA H100 SXM" in said["n1"].judged_by
+
+
+def test_a_node_that_told_nothing_is_an_error_of_its_own() -> None:
+    said = on_busbw(*nodes(475, None, 474))
+    assert said["n1"].outcome is Outcome.ERROR
+    assert {said["n0"].outcome, said["n2"].outcome} == {Outcome.PASS}
+
+
+def test_a_threshold_is_asked_of_each_node() -> None:
+    said = judged(EACH_NODE, *nodes(475, 440), expect="> 450 GB/s", metric="busbw.8GiB")
+    assert {one.subject: one.outcome for one in said} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
+    assert {one.judged_by for one in said} == {"trial mine: > 450 GB/s"}

@@ -79,9 +79,55 @@ def test_what_can_be_meant_so_is_left_alone(check: str, metric: str, limit: str,
 
 
 def test_another_unit_is_told_upwards_too() -> None:
-    name = "tokens_per_second_per_gpu.native"
-    said = complaint("train.lora", name, "> 100000000 tokens/s/GPU", ("NVIDIA H200",))
+    """Of a training whose arithmetic nobody told, such as one of a model that is not here."""
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
+    said = flaw(Limit.parse("> 100000000 tokens/s/GPU"), "tokens/s/GPU", "train.lora.native", facts, KNOWN)
     assert "is 5,625 times the 17,777 tokens/s/GPU of SKU NVIDIA H200 SXM: is it meant in another unit?" in said
+
+
+H200 = ("NVIDIA H200",)
+_BF16 = "989.5 TFLOP/s of bf16"
+
+
+@pytest.mark.parametrize(
+    ("check", "run", "options", "least", "words"),
+    [  # ``least`` tokens a second are refused, and nine tenths of them are not
+        ("train.lora", ".native", {}, 33_300, f"a token takes 29.77 GFLOP, and NVIDIA H200 SXM has {_BF16}"),
+        ("train.lora", ".hf", {}, 33_300, _BF16),
+        ("train.lora", ".native", {"overrides": ["use_lora=false"]}, 22_400, "a token takes 44.26 GFLOP"),
+        ("train.lora", ".native", {"overrides": ["fp8=true"]}, 66_500, "1,979 TFLOP/s of fp8"),
+        ("train.lora", ".native", {"overrides": ["bf16=false"]}, 16_700, "494.5 TFLOP/s of tf32"),
+        ("train.fsdp", ".native", {"layers": 32}, 22_400, _BF16),
+        ("train.fsdp", ".native", {}, 342_000, _BF16),  # one layer may be all that fits
+        ("train.throughput", ".cluster", {}, 72_500, _BF16),  # eight layers, 4096 tokens
+        ("train.throughput", ".gpu", {"config": "tiny/throughput"}, 6.1e8, "494.5 TFLOP/s of tf32"),
+        ("train.sft_mistral", "", {}, 22_400, _BF16),
+        ("train.toolcalls", "", {}, 28_000, _BF16),
+    ],
+)
+def test_no_gpu_trains_faster_than_it_multiplies(
+    check: str, run: str, options: dict[str, JsonValue], least: float, words: str
+) -> None:
+    def said(value: float) -> str:
+        expect = {f"tokens_per_second_per_gpu{run}": Limit.parse(f"> {value:g} tokens/s/GPU")}
+        asked = Config(name="t", checks={check: CheckSettings(expect=expect, options=options)})
+        try:
+            refuse(asked, ALL, H200, None)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    assert "is above what the hardware can do: a token takes " in said(least)
+    assert words in said(least)
+    assert "above what the hardware can do" not in said(0.9 * least)
+
+
+def test_of_a_model_that_is_not_known_here_nothing_is_foretold() -> None:
+    overrides: list[JsonValue] = ["model.name=/models/of/another/machine"]
+    expect = {"tokens_per_second_per_gpu.native": Limit.parse("> 1e6 tokens/s/GPU")}
+    asked = {"train.lora": CheckSettings(expect=expect, options={"overrides": overrides})}
+    refuse(Config(name="t", checks=asked), ALL, H200, None)
+    refuse(Config(name="t", checks={"train.lora": CheckSettings(expect=expect)}), ALL, ("NVIDIA Strange",), None)
 
 
 @pytest.mark.parametrize(("limit", "refused"), [("> -3 GB/s", True), (">= 0 GB/s", True), ("> 0 GB/s", False)])
@@ -222,6 +268,11 @@ def test_two_nodes_of_h100_cannot_reach_what_one_suite_asks_of_them() -> None:
     """800 GB/s, a shipped gate (research on peers): 16 GPUs in one switch would reach 794."""
     said = complaint("collectives.all_reduce", "busbw.8GiB", "> 800 GB/s", (H100,) * 8, nodes=2)
     assert "× 1.76, if all 16 GPUs sum in the switch (NVLS), is 794.1 GB/s" in said
+
+
+def test_of_each_node_no_more_is_asked_than_one_can() -> None:
+    asked = ("collectives.each_node", "busbw.8GiB", "> 510 GB/s", (H100,) * 8, 2)
+    assert "would reject good hardware, which reaches 480 GB/s in this shape" in complaint(*asked)
 
 
 def test_of_mixed_models_the_best_bounds() -> None:

@@ -7,11 +7,14 @@ from statistics import median
 
 import pytest
 
+from seatrial.checks import catalog
+from seatrial.judge import judge
 from seatrial.judge.baselines import Known, Sku, Spec, skus
 from seatrial.judge.peaks import achieved
-from seatrial.model import Insight, Measurement, Metric
+from seatrial.model import Insight, Limit, Measurement, Metric, Outcome, Verdict
 from seatrial.report import render
 from seatrial.rundir import load_trial
+from seatrial.settings import CheckSettings, Config
 from seatrial.trial import rejudge
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"
@@ -147,3 +150,77 @@ def test_what_an_h200_reached_is_what_the_shipped_runs_say(key: str, metric: str
     (known,) = next(sku for sku in skus() if sku.name == "NVIDIA H200 SXM").expected[key]
     assert f"median of {len(found)} from {min(found):.1f} to {max(found):.1f}" in known.source
     assert known.value == round(median(found))
+
+
+BF16, FP8 = "bf16 compute, fp32 trained weights", "fp8 products in blocks (MFU is of bf16's peak), else bf16 compute"
+MISTRAL = 29.77e9  # FLOP a token, LoRA
+
+
+def trained(
+    speed: float, mfu: float, precision: str = BF16, gpu: str | None = "NVIDIA H200", **run: float
+) -> Measurement:
+    figures = (("tokens_per_second_per_gpu.native", speed, "tokens/s/GPU"), ("mfu.native", mfu, "%"))
+    metrics = tuple(Metric(name=name, value=value, unit=unit, subject="cluster") for name, value, unit in figures)
+    facts = {"gpu": gpu, "world_size": 1, "nodes": 1, "run.native": {"precision": precision, **run}}
+    return Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=metrics, facts=facts)
+
+
+def impossible(one: Measurement, repeats: tuple[Measurement, ...] = ()) -> dict[str, Verdict]:
+    """What is said to have been measured wrongly, though the trial's threshold holds."""
+    expect = {"tokens_per_second_per_gpu.native": Limit.parse("> 500 tokens/s/GPU")}
+    config = Config(name="t", checks={"train.lora": CheckSettings(expect=expect)})
+    said = judge(config, [], [one], catalog(), {}, repeats=repeats)
+    return {one.metric: one for one in said if "measured wrongly" in one.reason and one.outcome is Outcome.ERROR}
+
+
+def test_a_training_faster_than_its_gpu_multiplies_was_measured_wrongly() -> None:
+    speed = "tokens_per_second_per_gpu.native"
+    assert not impossible(trained(33_000, 99.3, flops_per_token=MISTRAL))
+    wrong = impossible(trained(40_000, 120.3, flops_per_token=MISTRAL))
+    assert set(wrong) == {speed, "mfu.native"}
+    assert wrong[speed].reason.startswith(
+        f"{speed} is 40,000 tokens/s/GPU, which no GPU here can reach: it was measured wrongly: "
+        "a token takes 29.77 GFLOP, and NVIDIA H200 SXM has 989.5 TFLOP/s of bf16 ("
+    )
+    assert wrong[speed].reason.endswith("): 33,238 tokens/s/GPU")
+
+
+def test_a_record_that_tells_no_arithmetic_tells_its_mfu() -> None:
+    assert set(impossible(trained(40_000, 120.3))) == {"mfu.native"}
+    assert not impossible(trained(40_000, 120.3, gpu="NVIDIA Strange", flops_per_token=MISTRAL))
+    assert not impossible(trained(40_000, 120.3, gpu=None, flops_per_token=MISTRAL))
+
+
+def test_eight_bits_have_a_peak_of_their_own() -> None:
+    """MFU stays a share of bf16's, so that it may be beyond 100 %."""
+    assert not impossible(trained(40_000, 120.3, FP8, flops_per_token=MISTRAL))
+    assert set(impossible(trained(67_000, 201, FP8, flops_per_token=MISTRAL))) == {
+        "tokens_per_second_per_gpu.native",
+        "mfu.native",
+    }
+
+
+def test_a_threshold_beyond_it_says_nothing_where_the_gpu_was_not_known_on_load() -> None:
+    expect = {"tokens_per_second_per_gpu.native": Limit.parse("> 40000 tokens/s/GPU")}
+    config = Config(name="t", checks={"train.lora": CheckSettings(expect=expect)})
+    said = judge(config, [], [trained(17_000, 51, flops_per_token=MISTRAL)], catalog(), {})
+    (asked,) = [one for one in said if one.metric in expect]
+    assert asked.outcome is Outcome.ERROR
+    assert (
+        "the threshold says nothing: > 40,000 tokens/s/GPU is above what the hardware can do: a token " in asked.reason
+    )
+
+
+def test_a_second_measurement_is_held_to_it_too() -> None:
+    again = trained(40_000, 120.3).model_copy(update={"again": True})
+    assert set(impossible(trained(17_000, 51), (again,))) == {"mfu.native"}
+
+
+def test_the_small_transformer_of_ddp_is_bounded_too() -> None:
+    load = {"precision": "bf16 autocast over fp32 weights", "flops_per_token": 5.7e8}
+    metric = Metric(name="tokens_per_second_per_gpu", value=2e6, unit="tokens/s/GPU", subject="cluster")
+    facts = {"gpu": "NVIDIA H200", "world_size": 2, "nodes": 1, "load": load}
+    one = Measurement(check="train.ddp", subject="n0/gpu0", rank=0, metrics=(metric,), facts=facts)
+    config = Config(name="t", checks={"train.ddp": CheckSettings()})
+    wrong = [one for one in judge(config, [], [one], catalog(), {}) if "measured wrongly" in one.reason]
+    assert [(one.metric, one.outcome) for one in wrong] == [("tokens_per_second_per_gpu", Outcome.ERROR)]

@@ -89,6 +89,45 @@ def test_figures_across_nodes_are_learned_for_their_network_only() -> None:
     assert [one.fabric for one in learned.expected["gemm.bf16"]] == [""]
 
 
+def test_what_each_node_reaches_is_learned_of_one_node() -> None:
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "backend": "nccl", "world_size": 8, "nodes": 1}
+    each = [
+        Measurement(
+            check="collectives.each_node",
+            subject=f"{node}/gpu0",
+            rank=rank,
+            metrics=(
+                Metric(name="busbw.8GiB", value=busbw, unit="GB/s", subject=node),
+                Metric(name="wrong_elements", value=0, unit="count", subject=node),
+            ),
+            facts=facts,
+        )
+        for rank, node, busbw in ((0, "n0", 300.0), (8, "n1", 310.0))
+    ]
+    (learned,) = site.learn("lab", {"a": of(*each)}, catalog()).expected["all_reduce.busbw.8GiB"]
+    assert (learned.gpus, learned.nodes, learned.value, learned.fabric) == (8, 1, 305, "")
+
+
+@pytest.mark.parametrize(("backend", "learned"), [("nccl", True), ("gloo", False)])
+def test_what_is_only_recorded_while_nobody_knows_it_is_learned_and_then_judges(backend: str, learned: bool) -> None:
+    def broadcast(busbw: float) -> Measurement:
+        units = {"busbw.1GiB": (busbw, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
+        return Measurement(
+            check="collectives.broadcast",
+            subject="n0/gpu0",
+            rank=0,
+            metrics=tuple(Metric(name=name, value=v, unit=u, subject="cluster") for name, (v, u) in units.items()),
+            facts={"gpu": "NVIDIA Strange", "world_size": 8, "nodes": 1, "backend": backend},
+        )
+
+    runs = {"a": of(run(600).measurements[0], broadcast(360))}
+    found = site.learn("lab", runs, catalog())
+    assert ("broadcast.busbw.1GiB" in found.expected) is learned
+    said = judge_check(catalog()["collectives.broadcast"], [broadcast(300)], {}, "t", Known(found))
+    (verdict,) = [one for one in said if one.metric == "busbw.1GiB"]
+    assert verdict.outcome is (Outcome.FAIL if learned else Outcome.SKIP)
+
+
 def test_models_are_learned_apart() -> None:
     learned = site.learn("lab", {"a": run(600), "b": run(300, gpu="NVIDIA Small")}, catalog())
     assert [(one.gpu, one.value) for one in learned.expected["gemm.bf16"]] == [
@@ -207,6 +246,20 @@ def test_a_weak_value_is_marked_where_it_judges(value: float, floor: float | Non
     (said,) = [v for v in judge_check(catalog()[one.check], [one], {}, "t", known) if v.metric == "busbw.1GiB"]
     assert said.outcome is Outcome.PASS
     assert (HARDLY in said.judged_by) is weak
+
+
+def test_a_training_is_not_weak_for_being_far_from_its_bound() -> None:
+    """None comes near an MFU of 100 %: a third of it is what many good ones reach."""
+    one = {"gpus": 8, "nodes": 1, "value": 10_000, "unit": "tokens/s/GPU", "gpu": "NVIDIA H200", "source": "a person"}
+    lab = Baseline(name="s", learned_from=(), expected={"train.lora.native": (Expected.model_validate(one),)})
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
+    facts["run.native"] = {"precision": "bf16 compute", "flops_per_token": 29.77e9}
+    speed = Metric(name="tokens_per_second_per_gpu.native", value=10_000, unit="tokens/s/GPU", subject="cluster")
+    measured = Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=(speed,), facts=facts)
+    said = judge_check(catalog()["train.lora"], [measured], {}, "t", Known(lab, skus()))
+    (verdict,) = [one for one in said if one.metric == speed.name]
+    assert verdict.outcome is Outcome.PASS
+    assert HARDLY not in verdict.judged_by
 
 
 def test_a_figure_across_nodes_is_of_its_own_network() -> None:

@@ -131,6 +131,7 @@ def test_metrics_have_the_names_that_scripts_print(tmp_path: Path) -> None:
     assert {"train_runtime_s", "train_loss", "train_samples_per_second", "train_steps_per_second"} < report.keys()
     assert {"wall_time_s", "approx_tokens_per_s_per_rank", "gpu0", "torch", "dataset", "use_lora"} < report.keys()
     assert (report["mfu_percent"], report["peak_tflops"]) == (None, None)
+    assert report["flops_per_token"] == config().architecture().flops_per_token(16)
     assert report["steps_measured"] == 3
     assert report["strategy"] == "single"
     assert report["precision"] == "fp32 compute, fp32 trained weights, fp32 Adam"

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 from statistics import fmean, median
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,8 @@ from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
 from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
+
+T = TypeVar("T")
 
 # Long against the 1 ms that ranks need to agree, and against what surrounds the operations of a window (with 20 ms
 # all-reduce of 64 MiB on H200 was 1.1 % under nccl-tests', with 50 ms 0.03 % over: docs/results); ten fit in LEAST_S
@@ -55,7 +58,7 @@ class NoMemory(Exception):
     """A buffer did not fit on some ranks; raised on all of them. ``refusals`` says why, by rank."""
 
     def __init__(self, refusals: dict[int, str]) -> None:
-        super().__init__(f"no memory on rank {', '.join(map(str, refusals))}")
+        super().__init__("; ".join(f"no memory on rank {rank}: {why}" for rank, why in refusals.items()))
         self.refusals = refusals
 
 
@@ -335,24 +338,34 @@ def _prepare(
     operation: Operation, count: int, dtype: torch.dtype, device: torch.device, source: TorchBuffers | NcclBuffers
 ) -> Prepared:
     """The operation with filled buffers; NoMemory on all ranks unless all have them."""
-    prepared, refusal = None, ""
-    try:
+
+    def prepare() -> Prepared:
         prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
         # the scratch memory of the data check must fit as well, that of filling and that of comparing
         rank, first = dist.get_rank(), prepared.sent[:CHUNK]
         fill(prepared.sent, rank, prepared.added)
         verify(first, prepared.added, [Part(first.numel(), 0, rank)])
+        return prepared
+
+    return on_all_or_none(prepare, device)
+
+
+def on_all_or_none(make: Callable[[], T], device: torch.device) -> T:
+    """What ``make`` allocates; NoMemory on all ranks where it does not fit on one of them. Called by all together."""
+    made, refusal = None, ""
+    try:
+        made = make()
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
         refusal = str(error).splitlines()[0]
     refusals = {rank: text for rank, text in enumerate(gather(refusal)) if text}
-    if refusals or prepared is None:
-        del prepared
+    if refusals or made is None:
+        del made
         if device.type == "cuda":
             torch.cuda.empty_cache()  # NCCL, for its own buffers, takes none of what torch keeps for later
         raise NoMemory(refusals)
-    return prepared
+    return made
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -13,8 +13,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.collectives import Timings, algorithm_bandwidth, time_operation
-from seatrial.bench.exact import Mismatch, fill, verify
+from seatrial.bench.buffers import TorchBuffers
+from seatrial.bench.collectives import Timings, algorithm_bandwidth, on_all_or_none, time_operation
+from seatrial.bench.exact import CHUNK, Mismatch, fill, verify
 from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.rank import gather
 
@@ -44,10 +45,12 @@ def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
 def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
     """Sum ``size`` bytes of float32 in each of the disjoint ``groups`` (two ranks or more), all at the same time.
 
-    Windows begin together on all ranks; see ``time_operation``. One more sum is checked bit by bit.
+    Windows begin together on all ranks; see ``time_operation``. One more sum is checked bit by bit. Raises NoMemory on
+    all ranks where the buffer does not fit on one of them.
     """
+    count = size // 4 if any(dist.get_rank() in ranks for ranks in groups) else 0
+    buffer = on_all_or_none(lambda: _buffer(count, device), torch.device(device))
     with opened(groups, device) as (group, own):
-        buffer = torch.empty(size // 4 if own else 0, dtype=torch.float32, device=device)
         run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else _look_on
         index = own.index(dist.get_rank()) if own else 0
         if own:
@@ -63,6 +66,14 @@ def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds:
         GroupResult(tuple(ranks), among(timings, ranks), {rank: found for rank in ranks if (found := mismatches[rank])})
         for ranks in groups
     ]
+
+
+def _buffer(count: int, device: str) -> torch.Tensor:
+    """Filled and compared once: what the data check needs for itself must fit as well."""
+    buffer = TorchBuffers().empty(count, torch.float32, torch.device(device))
+    fill(buffer, 0, 2)
+    verify(buffer[:CHUNK], 2)
+    return buffer
 
 
 def among(timings: Timings, ranks: Sequence[int]) -> Timings:

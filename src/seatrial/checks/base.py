@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import JsonValue
+
 from seatrial.model import Frozen, Observation, Phase, Rule, Scope
 
 NEW_ERRORS = "new_errors."  # metrics: by how much an error counter grew meanwhile
@@ -48,6 +50,10 @@ class Options(Frozen):
     """Options of a check that a trial file may set. A check without options uses this empty one."""
 
 
+def _nothing(_options: Any) -> dict[str, JsonValue]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """What must be there for a check to apply. What is missing gives SKIP, or ERROR where it was promised."""
@@ -76,6 +82,12 @@ class Check:
     # Of a CLUSTER check: metrics, or families, that are given of every place that took part, or of every two places of
     # a node: once, or in either order. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
     per: Mapping[str, Literal["place", "pair", "ordered pair"]] = field(default_factory=dict)
+    # Of a CLUSTER check: each node is judged by itself. Its ranks work among themselves, the first of them tells for
+    # all of it, and the facts gpu, world_size and nodes are those of that node: what ONE node reaches is the reference.
+    by_node: bool = False
+    # Facts that the options alone decide, as far as anybody can tell before anything is measured, such as what a
+    # training has to compute for a token: a trial's thresholds are weighed by them when it is loaded
+    foretold: Callable[[Any], Mapping[str, JsonValue]] = _nothing
 
     @property
     def counted(self) -> bool:

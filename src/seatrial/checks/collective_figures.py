@@ -187,10 +187,10 @@ def data_check(checked: Sequence[tuple[str, Mapping[int, Mismatch]]], subjects: 
         yield Fact(name="wrong_data", value=wrong)
 
 
-def group_data_check(results: Mapping[str, GroupResult]) -> Iterator[Observation]:
+def group_data_check(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
     """How much data was wrong, of all groups that were measured, by what each is called."""
     total = sum(mismatch.wrong for result in results.values() for mismatch in result.mismatches.values())
-    yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
+    yield Metric(name="wrong_elements", value=total, unit="count", subject=subject)
     if total:
         wrong: list[JsonValue] = [
             {"group": name, "rank": rank, **asdict(mismatch)}

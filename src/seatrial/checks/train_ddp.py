@@ -198,7 +198,8 @@ def _speed(speed: Speed, device: str) -> Iterator[Observation]:
     yield _metric("tokens_per_second_per_gpu", median(each), each)
     yield from _scaling(speed.scaling_efficiency())
     yield Fact(name="scaling_baseline", value=SCALING_BASELINE)
-    yield Fact(name="load", value={**asdict(speed.load), "parameters": speed.parameters, "precision": speed.precision})
+    model = {"parameters": speed.parameters, "flops_per_token": speed.flops_per_token(), "precision": speed.precision}
+    yield Fact(name="load", value={**asdict(speed.load), **model})
     if not device.startswith("cuda"):
         yield Fact(name="speed_means", value=CPU_SPEED)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks import workload, workload_figures
 from seatrial.checks.base import Check, Place
@@ -75,6 +75,12 @@ def _spread(runs: Mapping[str, Trained]) -> Iterator[Observation]:
     yield from workload_figures.memory([native])
 
 
+def _foretold(options: FsdpOptions) -> dict[str, JsonValue]:
+    """How many layers fit is known only on the GPUs, and that it will be one at least."""
+    own = [f"model.layers={options.layers or 1}"]
+    return workload_figures.foretold(options, NAME, "native", "hf", own=own)
+
+
 def _how(config: str, layers: int | None, own: Mapping[str, tuple[str, ...]]) -> str:
     cut = f" with {layers} of its layers, which is what fits" if layers else ""
     return (
@@ -124,6 +130,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    foretold=_foretold,
     limit_s=900.0,
     options=FsdpOptions,
     performance=workload_figures.PERFORMANCE,

@@ -138,6 +138,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    foretold=lambda options: workload_figures.foretold(options, NAME, *STACKS),
     limit_s=1200.0,
     options=WorkloadOptions,
     performance=(*workload_figures.PERFORMANCE, "efficiency.*", "native_over_hf"),

@@ -35,6 +35,7 @@ CHECK = Check(
     metrics=workload_figures.units(),
     rules=workload_figures.RULES,
     measure=measure,
+    foretold=lambda options: workload_figures.foretold(options, NAME),
     limit_s=700.0,
     options=WorkloadOptions,
     performance=workload_figures.PERFORMANCE,

@@ -61,6 +61,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    foretold=lambda options: workload_figures.foretold(options, NAME),
     limit_s=700.0,
     options=WorkloadOptions,
     performance=workload_figures.PERFORMANCE,

@@ -40,9 +40,8 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
     nodes = subgroups.ranks_by_node(place.node)
     config = options.config or workload.config_for(place, NAME)
     shipped = place.device.startswith("cuda") and not options.config
-    cut = [f"model.layers={options.layers}"] if shipped and options.layers else []
     samples = f"data.samples={max(SAMPLES, 4 * place.world_size)}"
-    overrides = (*cut, *((*GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
+    overrides = (*((*cut(options), *GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
     if place.rank == 0:
         yield from facts
         yield Fact(name="how", value=_how(config, overrides))
@@ -64,6 +63,11 @@ def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
         every = [one for found in runs.values() for one in found]
         yield Fact(name="spread", value=" and ".join(sorted({str(one.value("strategy")) for one in every})))
         yield from workload_figures.memory(every)
+
+
+def cut(options: ThroughputOptions) -> tuple[str, ...]:
+    """The overrides that leave so many layers of the shipped model on GPUs."""
+    return (f"model.layers={options.layers}",) if options.layers and not options.config else ()
 
 
 def stages(nodes: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
@@ -123,6 +127,7 @@ CHECK = Check(
     },
     rules=(*workload_figures.RULES, workload_figures.memory_rule(spread="fsdp2", offload="no")),
     measure=measure,
+    foretold=lambda options: workload_figures.foretold(options, NAME, *STAGES, own=cut(options)),
     limit_s=900.0,
     options=ThroughputOptions,
     performance=(*workload_figures.PERFORMANCE, "efficiency.*"),

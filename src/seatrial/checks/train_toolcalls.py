@@ -312,6 +312,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    foretold=lambda options: workload_figures.foretold(options, NAME),
     limit_s=1500.0,  # a training and an evaluation, each of which may take the option limit_s
     options=WorkloadOptions,
     performance=workload_figures.PERFORMANCE,

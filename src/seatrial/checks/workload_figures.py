@@ -8,9 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Place
 from seatrial.checks.workload import Trained, WorkloadOptions
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, Series
+from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
+from seatrial.train import settings
 
 REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others share; it says nothing of any GPU"
 # Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
@@ -82,6 +85,20 @@ def here(place: Place, alone: bool = False) -> list[Fact]:
 def settings_fact(options: WorkloadOptions) -> Fact:
     """Whether published speeds are of the same training: those of a rule with a baseline."""
     return Fact(name="settings", value="changed" if options.config or options.overrides else "shipped")
+
+
+def foretold(options: WorkloadOptions, shipped: str, *names: str, own: Sequence[str] = ()) -> dict[str, JsonValue]:
+    """Of the facts ``run`` of trainings called ``names``, on GPUs, what a bound on their speed takes.
+
+    ``own``: the check's overrides of what is computed. Nothing for a config that is none: the training will say so.
+    """
+    try:
+        config = settings.load(options.config or shipped, (*own, *options.overrides))
+        flops = config.architecture().flops_per_token(config.seq_len, weight_gradients=not config.use_lora)
+    except SeatrialError:
+        return {}
+    precision = "fp8" if config.fp8 else "bf16" if config.bf16 else "fp32"
+    return {f"run{_end(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
 
 
 def each(
@@ -199,7 +216,8 @@ def is_number(value: Any) -> bool:
 
 def _what(trained: Trained) -> dict[str, Any]:
     names = ("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final")
-    found = {name: trained.value(name) for name in (*names, "slowest_rank", "phases_s", "loss_floor", "torch")}
+    more = ("flops_per_token", "slowest_rank", "phases_s", "loss_floor", "torch")
+    found = {name: trained.value(name) for name in (*names, *more)}
     ended = {"problem": trained.problem} if trained.problem else {}
     return {name: value for name, value in found.items() if value is not None} | ended
 

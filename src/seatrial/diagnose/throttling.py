@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from seatrial.gauges import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.model import Finding
+from seatrial.sentences import and_more
 
 MOST_NAMED = 8
 _SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled beside the job"
@@ -42,14 +43,13 @@ def throttled(telemetry: Telemetry | None) -> tuple[Finding, ...]:
 def _finding(reason: str, hit: Sequence[Load]) -> Finding:
     meaning, command, remedy = _MEANING[reason]
     gpus = list(dict.fromkeys(load.gpu for load in hit))
-    more = f" and {len(gpus) - MOST_NAMED} more" if len(gpus) > MOST_NAMED else ""
     worst = max(hit, key=lambda load: (load.throttled[reason], load.samples))
     most_looks = max(round(load.samples * load.throttled[reason]) for load in hit)
     heat = f", at up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
     looks = f"{worst.samples} looks" if worst.samples > 1 else "one look"
     return Finding(
         what=f"GPUs were throttled: {reason}",
-        where=", ".join(gpus[:MOST_NAMED]) + more,
+        where=and_more(gpus, MOST_NAMED),
         confidence="high" if most_looks > 1 else "medium",
         why=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled[reason]:.0%} of "
         f"{looks}{heat}.",

@@ -10,6 +10,7 @@ from seatrial.checks.base import Check
 from seatrial.judge import again, counters, insights, links
 from seatrial.judge.baselines import Known, skus
 from seatrial.judge.links import Links
+from seatrial.judge.peaks import unreachable
 from seatrial.judge.places import unheld, unproven
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome, Verdict
@@ -63,6 +64,7 @@ def judge(
             verdicts += unheld(name, setting, own, config.name)
             first = judge_check(checks[name], own, setting.expect, config.name, known)
             verdicts += counters.verdicts(checks[name], own, counters_told)
+            verdicts += unreachable(checks[name], own, known)
             if repeats is None:
                 verdicts += first
                 continue
@@ -70,6 +72,7 @@ def judge(
             second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
             verdicts += again.weighed(checks[name], first, own, second, more)
             verdicts += counters.verdicts(checks[name], more, counters_told)
+            verdicts += unreachable(checks[name], more, known)
     return tuple(verdicts)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from seatrial.checks.base import NEW_ERRORS, Check
 from seatrial.known_counters import Counter, grown, known
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Insight, Measurement, Outcome, Verdict
+from seatrial.sentences import and_more
 
 _NAMED = 6  # how many counters or places a sentence names
 _NOT_ZERO = "what was not read may have grown"
@@ -42,7 +43,7 @@ def verdicts(check: Check, measured: Sequence[Measurement], expected: bool) -> I
         elif sound and expected and check.counted and "/gpu" in one.subject and not one.skipped:
             yield _error(check.name, one.subject, f"the error counters of this GPU were not read: {_NOT_ZERO}")
     for why, names in refused.items() if sound else ():
-        reason = f"error counters that may not be read, or are not there: {_list(list(names))}: {why}"
+        reason = f"error counters that may not be read, or are not there: {and_more(list(names), _NAMED)}: {why}"
         yield Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.SKIP, reason=reason)
 
 
@@ -61,7 +62,7 @@ def _of_place(
     if not sound:
         return
     if unread := fact.get("unread"):
-        names = _list([f"{name} ({why})" for name, why in unread.items()])
+        names = and_more([f"{name} ({why})" for name, why in unread.items()], _NAMED)
         yield _error(check, one.subject, f"error counters could not be read: {names}: {_NOT_ZERO}")
     elif not fact["read"] and not fact.get("denied") and not fact.get("lacks"):
         yield _error(check, one.subject, f"no error counter was read, and nobody says why: {_NOT_ZERO}")
@@ -108,7 +109,7 @@ def _verdict(check: str, subject: str, name: str, counter: Counter, outcome: Out
         subject=subject,
         metric=f"{NEW_ERRORS}{name}",
         outcome=outcome,
-        reason=f"{_list(words)} during this check, expected {normal}: {counter.means}",
+        reason=f"{and_more(words, _NAMED)} during this check, expected {normal}: {counter.means}",
         evidence=f"error counters, before → after: {'; '.join(words)}",
         remedy=counter.remedy,
         judged_by=f"error counters: {counter.source}",
@@ -117,10 +118,6 @@ def _verdict(check: str, subject: str, name: str, counter: Counter, outcome: Out
 
 def _error(check: str, subject: str, reason: str) -> Verdict:
     return Verdict(check=check, subject=subject, outcome=Outcome.ERROR, reason=reason)
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 class _Account:
@@ -158,7 +155,7 @@ class _Account:
         count = f"{least}" if least == most else f"{least} to {most}"
         growth = [f"{name} on {min(on) if len(on) == 1 else len(on)}" for name, on in self.grew.items()]
         words = f"these grew: {', '.join(growth)}" if growth else "none grew"
-        without = "".join(f"; not there: {_list(list(names))} ({why})" for why, names in self.lacks.items())
+        without = "".join(f"; not there: {and_more(list(names), _NAMED)} ({why})" for why, names in self.lacks.items())
         unread = "" if self.all_read else "; some could not be read"
         return f"{count} at each of {self.places} GPUs, read before and after: {words}{unread}{without}"
 

@@ -34,6 +34,8 @@ class Group:
             self.subject, self.failed, self.facts = CLUSTER, any(one.error for one in measurements), {}
             for measurement in measurements:
                 self.facts |= measurement.facts
+        if check.by_node:
+            self.subject = node_of(first)
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
@@ -77,7 +79,12 @@ class Group:
 
 
 def groups_of(check: Check, measured: Sequence[Measurement]) -> list[Group]:
-    """All ranks of a collective together, else each place alone."""
+    """All ranks of a collective together, or those of a node where each works by itself; else each place alone."""
+    if check.by_node:
+        nodes: dict[str, list[Measurement]] = {}
+        for one in measured:
+            nodes.setdefault(node_of(one), []).append(one)
+        return [Group(ranks, check) for ranks in nodes.values()]
     if check.scope is Scope.CLUSTER:
         return [Group(measured, check)] if measured else []
     return [Group([measurement], check) for measurement in measured]
@@ -116,6 +123,11 @@ def fleets_of(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str
             if metric.name in found:
                 found[metric.name].add(model, metric.subject, metric.value)
     return found
+
+
+def node_of(measurement: Measurement) -> str:
+    """The node on which it was made."""
+    return measurement.subject.partition("/")[0]
 
 
 def model_of(facts: Mapping[str, JsonValue]) -> str:

@@ -15,6 +15,7 @@ from seatrial.checks.base import Check
 from seatrial.config import declared_unit
 from seatrial.judge.baselines import MIXED, Known, Reference, Sku, skus
 from seatrial.judge.links import node_share
+from seatrial.judge.trained import Work, work
 from seatrial.model import HARDLY, Baseline, Expected, Limit, Outcome, Rule, UsageError, format_value
 from seatrial.settings import Config
 
@@ -168,8 +169,9 @@ def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int,
         for metric, limit in setting.expect.items() if check else ():
             assert check
             key, unit = key_of(metric, check.rules) or metric, declared_unit(metric, check.metrics) or limit.unit
-            ranks, width = _shape(key, gpus, nodes)
+            ranks, width = _shape(key, gpus, 1 if check.by_node else nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
+            facts |= check.foretold(check.options.model_validate(setting.options))
             wrong = flaw(limit, unit, key, facts, known) or beyond(limit, unit, key, facts, known)
             if wrong := wrong or gives_up(limit, unit, metric, check.rules):
                 yield f"checks.{name}.expect.{metric}: {wrong}"
@@ -246,7 +248,7 @@ def _yardstick(key: str, unit: str, facts: Mapping[str, JsonValue], known: Known
     if isinstance(published, Reference):
         reached = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
         return reached if published.unit == unit else None
-    most = bound(key, facts, known) if facts.get("nodes") == 1 else None
+    most = bound(key, facts, known) if facts.get("nodes") == 1 and spec_of(key) else None  # no training is near its
     return (most.value, f"what the hardware can do: {most.arithmetic}") if most and most.unit == unit else None
 
 
@@ -271,12 +273,28 @@ def _times(share: float) -> str:
 
 def _of_sku(sku: Sku | str, key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
     line = spec_of(key)
-    if isinstance(sku, str) or not line:
+    if isinstance(sku, str):
         return None
+    if not line:
+        return _of_training(sku, trained) if (trained := work(key, facts)) else None
     if line == _LINKS:
         return _of_links(sku, key, facts, known)
     spec = sku.spec.get(line)
     return Bound(spec.value, spec.unit, f"{sku.name} has {_told(sku, line)}") if spec else None
+
+
+def _of_training(sku: Sku, trained: Work) -> Bound | None:
+    """Every product at the peak of its type, and nothing else done meanwhile: an MFU of 100 %, as a share of bf16's."""
+    spec, bf16 = sku.spec.get(trained.line), sku.spec.get("bf16")
+    if trained.share and spec and bf16:
+        most = 100 * spec.value / bf16.value
+        said = f"{sku.name} has {_told(sku, trained.line)}, and MFU is a share of the {bf16.value:g} of its bf16"
+        return Bound(most, "%", f"{said}: {format_value(most, '%')}")
+    if trained.share or not spec or not trained.flops:
+        return None
+    most = spec.value * 1e12 / trained.flops
+    said = f"a token takes {trained.flops / 1e9:.4g} GFLOP, and {sku.name} has {_told(sku, trained.line)}"
+    return Bound(most, "tokens/s/GPU", f"{said}: {format_value(round(most), 'tokens/s/GPU')}")
 
 
 def _told(sku: Sku, line: str) -> str:

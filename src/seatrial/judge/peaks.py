@@ -1,4 +1,4 @@
-"""How much of what the vendor says a GPU can do was reached: by type of number, and of its memory. No verdicts."""
+"""How much of what the vendor says a GPU can do was reached, by type of number and of its memory; what is beyond it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from statistics import median
 
 from pydantic import JsonValue
 
+from seatrial.checks.base import Check
 from seatrial.judge.baselines import Known, Spec
-from seatrial.model import Insight, Measurement, Metric
+from seatrial.judge.lint import bound
+from seatrial.judge.trained import FAMILIES
+from seatrial.model import Insight, Measurement, Metric, Outcome, Verdict, format_value
 
 # check → metric → line of the SKU's spec
 _PEAKS = {
@@ -60,3 +63,28 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
         shares = "–".join(f"{100 * value / peak.value:.1f}" for value in shown)
         text = f"{name} on {gpu}: {figures} of {peak.value:g} {unit} peak = {shares}% ({several}{peak.source})"
     return Insight(check=check, title="achieved over peak", text=text, values=values)
+
+
+def unreachable(check: Check, measured: Sequence[Measurement], known: Known) -> Iterator[Verdict]:
+    """An ERROR for each figure of a training that its GPU's arithmetic has no room for: it was measured wrongly.
+
+    Other figures are held to their bound by the rules that judge them. Of these most have no rule.
+    """
+    families = {name for name in check.metrics if name.partition(".")[0] in FAMILIES}
+    for one in measured if families else ():
+        for metric in one.metrics:
+            most = bound(metric.name, one.facts, known) if metric.name in families else None
+            if most and most.unit == metric.unit and metric.value > most.value:
+                yield _wrong(check.name, metric, most.arithmetic)
+
+
+def _wrong(check: str, metric: Metric, arithmetic: str) -> Verdict:
+    value = format_value(metric.value, metric.unit)
+    return Verdict(
+        check=check,
+        subject=metric.subject,
+        metric=metric.name,
+        outcome=Outcome.ERROR,
+        reason=f"{metric.name} is {value}, which no GPU here can reach: it was measured wrongly: {arithmetic}",
+        evidence=f"{metric.name} = {value} on {metric.subject}",
+    )

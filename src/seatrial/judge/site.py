@@ -93,11 +93,13 @@ def _refuse(path: str, trial: Trial) -> None:
 def _faults(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """By check, metric and subject why a value is not to be learned; empty where it is.
 
-    To be learned is what passed, or was only not judged because nobody knows what is good.
+    To be learned is what passed, or was only not judged because nobody knows what is good. Where a rule may do without
+    (``if_known``), that is a SKIP: of what was measured, the only one that names a judge.
     """
     found: dict[tuple[str, str, str], str] = {}
     for one in verdicts:
         unknown = one.outcome is Outcome.UNJUDGED and (not one.judged_by or one.judged_by.startswith(OF_FLEET))
+        unknown |= one.outcome is Outcome.SKIP and bool(one.judged_by)
         key, good = (one.check, one.metric, one.subject), unknown or one.outcome is Outcome.PASS
         found[key] = found.get(key) or ("" if good else f"{one.subject}: {one.outcome}, {one.reason}")
     return found

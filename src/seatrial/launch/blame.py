@@ -19,6 +19,7 @@ from typing import NamedTuple
 from seatrial.discover.reading import id_list
 from seatrial.launch.ranks import Rank
 from seatrial.model import Job
+from seatrial.sentences import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
 _FAILURE = re.compile(
@@ -69,10 +70,9 @@ def silent(rank: Rank, seconds: float) -> Blame:
 
 def over_limit(late: Sequence[Rank], what: str, limit_s: float) -> Blame:
     """Alive, but not done with a check, or with the job, in its time."""
-    words = "; ".join(f"{rank.name} in {rank.last_words}" for rank in late[:4])
-    more = f" and {len(late) - 4} more" if len(late) > 4 else ""
+    words = and_more([f"{rank.name} in {rank.last_words}" for rank in late], 4, "; ")
     who = late[0] if len(late) == 1 else None
-    cause = f"{what} did not end within its limit of {limit_s:g} s; last heard of: {words}{more}"
+    cause = f"{what} did not end within its limit of {limit_s:g} s; last heard of: {words}"
     return Blame(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
 
 

@@ -18,6 +18,7 @@ from seatrial.discover.slurm_facts import Job
 from seatrial.launch.base import Waiting, Whereabouts
 from seatrial.launch.collect_srun import Collector
 from seatrial.model import SeatrialError
+from seatrial.sentences import and_more
 from seatrial.settings import Config
 
 SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"  # what lies in an attempt's folder
@@ -206,11 +207,10 @@ def in_service(settings: Config) -> str:
     able = len(nodes) - len(out)
     if able >= settings.cluster.nodes and not out:
         return ""
-    those = "; ".join(f"{node.name} is {node}" for node in out[:8])
-    more = f" and {len(out) - 8} more" if len(out) > 8 else ""
+    those = and_more([f"{node.name} is {node}" for node in out], 8, "; ")
     whose = f" of partition {wanted.partition}" if wanted.partition else ""
     asked = f"{able} of {len(nodes)} nodes{whose} can take jobs, {settings.cluster.nodes} are asked for"
-    return f"{asked}: {those}{more}" if out else asked
+    return f"{asked}: {those}" if out else asked
 
 
 def too_long(job: Job, settings: Config) -> str:

@@ -76,6 +76,10 @@ class Speed:
         """Tokens of all ranks together, by window."""
         return [self.load.tokens * _rate(ranks) for ranks in zip(*self.together, strict=True)]
 
+    def flops_per_token(self) -> float:
+        """6N + 12·L·d·s of a training step; see train.architecture."""
+        return 6 * self.parameters + 12 * self.load.layers * self.load.dim * self.load.seq_len
+
     def scaling_efficiency(self) -> list[float]:
         """Percent, by pair of windows: steps per second of all ranks together, of what they do alone."""
         pairs = zip(zip(*self.together, strict=True), zip(*self.alone, strict=True), strict=True)

@@ -1,0 +1,113 @@
+"""Is one node slower inside than the others? Every node's own all-reduce, all nodes at the same time.
+
+A node whose NVLinks or switches are slow slows the whole cluster's all-reduce, which does not say where it is. Here no
+data leaves a node, so that each is held to what one node of its GPUs reaches, and to the other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks import nccl_told
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.collective_figures import carrier, group_data_check, intact, label
+from seatrial.model import (
+    LEFT_OUT,
+    ByteSize,
+    Fact,
+    Metric,
+    NotApplicable,
+    Observation,
+    Phase,
+    Rule,
+    Scope,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from seatrial.bench.subgroups import GroupResult
+
+JUDGED = "busbw.8GiB"  # the size at which most is known of one node (data/skus)
+GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # on a CPU: a rehearsal
+
+
+class EachNodeOptions(Options):
+    """``size``: bytes of the buffer on each rank; by default what suits the device. ``seconds`` cap the timed part."""
+
+    size: ByteSize | None = Field(default=None, ge=4)
+    seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
+def measure(place: Place, options: EachNodeOptions) -> Iterator[Observation]:
+    """Yield a node's figures on its first rank. Raises NotApplicable on a single node, NoMemory where there is none."""
+    from seatrial.bench import collectives, rank, subgroups
+
+    nodes = subgroups.ranks_by_node(place.node)
+    if len(nodes) < 2:
+        raise NotApplicable("one node: collectives.all_reduce is its own")
+    several = {node: ranks for node, ranks in nodes.items() if len(ranks) > 1}
+    if not several:
+        raise NotApplicable("one rank a node: it has nobody there to reduce with")
+    path, models = collectives.describe_group(), rank.gather(rank.describe_device(place.device)["gpu"])
+    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+    place.note(f"{len(several)} nodes at once, {label(size)}")
+    rank.release_memory(place.device)
+    results = subgroups.all_reduce(list(several.values()), size, place.device, options.seconds)
+    path["transports"] = nccl_told.transports(place.device)
+    own = dict(zip(several, results, strict=True)).get(place.node)
+    if own and place.rank == own.ranks[0]:
+        shape = {"gpu": _models(models, own), "world_size": len(own.ranks), "nodes": 1}
+        facts = {**path, **shape, "size": size, "how": _how(path, size, len(several), own)}
+        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from _figures(place.node, own, size)
+        if options.size and f"busbw.{label(size)}" != JUDGED:
+            yield Fact(name=LEFT_OUT, value={JUDGED: f"the trial's options ask for a size of {label(size)}"})
+
+
+def _models(of_rank: Sequence[str | None], own: GroupResult) -> str | None:
+    """Of the GPUs of one node; several are joined as ``describe_devices`` joins them. None on a CPU."""
+    return " + ".join(sorted({model for one in own.ranks if (model := of_rank[one])})) or None
+
+
+def _figures(node: str, own: GroupResult, size: int) -> Iterator[Observation]:
+    rates = own.busbw(size)
+    yield Metric(name=f"busbw.{label(size)}", value=median(rates), unit="GB/s", subject=node, samples=rates)
+    yield from group_data_check({node: own}, node)
+
+
+def _how(path: Mapping[str, object], size: int, nodes: int, own: GroupResult) -> str:
+    return (
+        f"{carrier(path)}: all-reduce of {label(size)} among the {len(own.ranks)} ranks of this node, {nodes} nodes at "
+        f"the same time; median of {len(own.timings.windows)} windows; busbw = algbw · 2(n−1)/n"
+    )
+
+
+CHECK = Check(
+    name="collectives.each_node",
+    title="Each node's own all-reduce",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={"busbw.*": "GB/s", "wrong_elements": "count"},
+    rules=(
+        Rule(
+            metric=JUDGED,
+            baseline=f"all_reduce.{JUDGED}",
+            where={"backend": "nccl"},
+            why="no data leaves the node here: what is missing is missing inside it, and every collective of the "
+            "cluster goes at the pace of its slowest node",
+            remedy="On that node: nvidia-smi nvlink -s (every link up, at full speed), nvidia-smi topo -m, "
+            "nvidia-smi -q -d PERFORMANCE,CLOCK, journalctl -u nvidia-fabricmanager; compare with a good node",
+        ),
+        intact("The subject names the node, the fact wrong_data rank, offset and flipped bits"),
+    ),
+    measure=measure,
+    performance=("busbw.*",),
+    by_node=True,
+    limit_s=300.0,
+    needs=Needs(ranks=2),
+    options=EachNodeOptions,
+)

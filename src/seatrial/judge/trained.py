@@ -1,0 +1,39 @@
+"""What a training has to compute for a token, as its check recorded it or the trial's options foretell it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+MFU, SPEED = "mfu", "tokens_per_second_per_gpu"
+FAMILIES = (MFU, SPEED)  # the figures that arithmetic bounds: NAME, or NAME.RUN where a check trains several times
+# A metric, or the key of a baseline, all of which are of tokens a second: train.lora.native
+_KEY = re.compile(rf"(?:(?P<share>{MFU})|{SPEED}|train\.\w+)(?P<end>(?:\.\w+)?)")
+# Which line of a SKU's spec is the most that such products reach. torch may round fp32 to TF32, where it is told to
+_LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """``flops``: of a token, None where nobody told; ``line``: of a SKU's spec. ``share``: it is of an MFU, in %."""
+
+    flops: float | None
+    line: str
+    share: bool
+
+
+def work(key: str, facts: Mapping[str, JsonValue]) -> Work | None:
+    """By the fact ``run`` of the training that ``key`` is of, or ``load`` of train.ddp. None for what is no training,
+    and where the type is not told that it multiplies in.
+    """
+    match = _KEY.fullmatch(key)
+    told = facts.get(f"run{match['end']}") or facts.get("load") if match else None
+    if not match or not isinstance(told, Mapping):
+        return None
+    line = _LINES.get(str(told.get("precision")).partition(" ")[0])
+    flops = told.get("flops_per_token")
+    known = float(flops) if isinstance(flops, (int, float)) and flops > 0 else None
+    return Work(known, line, bool(match["share"])) if line else None
