@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from seatrial.checks import catalog
@@ -25,13 +26,11 @@ from seatrial.checks.base import Check
 from seatrial.judge import judge, read
 from seatrial.judge.decision import decide
 from seatrial.judge.unjudged import unjudged
-from seatrial.model import CLUSTER, ERROR_COUNTERS, Job, Measurement, Metric, Scope, Trial
+from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.rundir import load_trial
 from seatrial.settings import Cluster, Config
 
-RECORD = Path(__file__).parent.parent / "docs/results/2026-11-21-4xh200/acceptance.trial.json"
-# of a healthy GPU; of node's first rank, which reads the ports too, the number is larger. The record is older than that
-_COUNTED = {ERROR_COUNTERS: {"read": 12}}
+RECORD = Path(__file__).parent.parent / "docs/results/2026-11-22-4xh200/acceptance.trial.json"
 SECONDS, GIB = 5.0, 1.0  # the gates, meant for 1,024 nodes of 8 GPUs
 
 
@@ -60,26 +59,28 @@ def _larger(job: Job, nodes: int, gpus: int) -> Job:
 def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Iterator[Measurement]:
     """A measurement for each place of ``job``, after those of the record in turn.
 
-    The first of each node speaks for it, as rank 0 does in the record; only rank 0 itself speaks for the cluster.
+    The first of each node speaks for it, as rank 0 does in the record; rank 0 itself speaks for the cluster, and alone
+    of all nodes in a check that they make together.
     """
     if job is None or check.scope is Scope.CONTROL:
         yield from measured
         return
-    if job.placement == "ranks" and check.counted:
-        measured = [one.model_copy(update={"facts": {**one.facts, **_COUNTED}}) for one in measured]
     leader, *others = sorted(measured, key=lambda one: one.rank or 0)
+    nodes = [f"node{number:04}" for number in range(job.nodes)]
     for rank in range(job.places):
-        node, local = f"node{rank // job.ranks_per_node:04}", rank % job.ranks_per_node
+        node, local = nodes[rank // job.ranks_per_node], rank % job.ranks_per_node
         template = leader if local == 0 or not others else others[rank % len(others)]
         subject = f"{node}/gpu{local}" if job.placement == "ranks" else node
         own = [metric for metric in template.metrics if rank == 0 or metric.subject != CLUSTER]
         times = Counter(metric.name for metric in own if metric.subject != CLUSTER)
         of_all = {name for name, count in times.items() if count > 1 and job.placement == "ranks"}
         metrics = tuple(_moved(one, node, subject, template.subject) for one in own if one.name not in of_all)
+        told_of = [node] if check.scope is not Scope.CLUSTER else nodes if rank == 0 else []
         for name in sorted(of_all):
-            metrics += tuple(_everywhere([one for one in own if one.name == name], node, job.ranks_per_node))
+            some = [one for one in own if one.name == name]
+            metrics += tuple(new for one in told_of for new in _everywhere(some, one, job.ranks_per_node, check))
         facts = template.facts
-        if "world_size" in facts and facts["world_size"] != 1:
+        if facts.get("world_size") == len(measured) > 1:
             facts = {**facts, "world_size": job.places, "nodes": job.nodes}
         series = () if rank else template.series
         changed = {"rank": rank, "subject": subject, "metrics": metrics, "facts": facts, "series": series}
@@ -94,9 +95,11 @@ def _moved(metric: Metric, node: str, subject: str, old: str) -> Metric:
     return Metric(name=metric.name, value=metric.value, unit=metric.unit, subject=moved, samples=metric.samples)
 
 
-def _everywhere(own: list[Metric], node: str, gpus: int) -> Iterator[Metric]:
-    """What one process told of each GPU of its node, or of each ordered pair, told of as many as there are now."""
-    pairs = [f"gpu{a}->gpu{b}" for a, b in itertools.permutations(range(gpus), 2)]
+def _everywhere(own: list[Metric], node: str, gpus: int, check: Check) -> Iterator[Metric]:
+    """What one process told of each GPU of a node, or of its pairs, told of as many as there are now."""
+    ordered = any(kind == "ordered pair" and fnmatchcase(own[0].name, name) for name, kind in check.per.items())
+    twos = itertools.permutations if ordered else itertools.combinations
+    pairs = [f"gpu{a}->gpu{b}" for a, b in twos(range(gpus), 2)]
     places = pairs if "->" in own[0].subject else [f"gpu{index}" for index in range(gpus)]
     for place, like in zip(places, itertools.cycle(own), strict=False):
         subject = f"{node}/{place}"
