@@ -78,7 +78,7 @@ class Fleet:
     values: tuple[float, ...]
     node: str = ""
 
-    @property
+    @cached_property
     def large_enough(self) -> bool:
         """Whether its members can be told from each other: unlike models are never compared."""
         return len(self.values) >= FLEET and MIXED not in self.model

@@ -6,6 +6,7 @@ What it chose for another operation, another type or other buffers says nothing:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from seatrial.model import Measurement, format_bytes, parse_bytes
@@ -45,6 +46,7 @@ def of(chosen: Chosen, operation: str, facts: Mapping[str, Any]) -> Mapping[str,
     return chosen.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
 
 
+@lru_cache  # of the same sizes each of a thousand nodes tells
 def size_label(size: float) -> str:
     """As checks.collective names a size in its metrics."""
     short = format_bytes(size)

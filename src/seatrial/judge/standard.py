@@ -323,8 +323,8 @@ def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
 
 
 def _evidence(metric: Metric, value: str) -> str:
-    text, samples = f"{metric.name} = {value} on {metric.subject}", metric.samples
-    if len(samples) > 1:
-        low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
-        text += f", {len(samples)} samples from {low} to {high}"
-    return text
+    samples = metric.samples
+    if len(samples) < 2:
+        return f"{metric.name} = {value} on {metric.subject}"
+    low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
+    return f"{metric.name} = {value} on {metric.subject}, {len(samples)} samples from {low} to {high}"

@@ -14,7 +14,7 @@ def unjudged(
 ) -> tuple[str, ...]:
     """Each a sentence on checks of which the same is to say: ``a.b, a.c: algbw.*, busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
-    for one in measurements:
+    for one in (one for one in measurements if one.metrics):
         recorded.setdefault(one.check, set()).update([metric.name for metric in one.metrics])
     judged = {(one.check, one.metric) for one in verdicts if one.outcome is not Outcome.SKIP}
     by_figures: dict[str, list[str]] = {}
