@@ -18,7 +18,7 @@ printf '%s\\n' "$LD_PRELOAD" > "$0.preloaded"
 printf '%s\\n' "$NCCL_GRAPH_MIXING_SUPPORT" > "$0.mixing"
 case "$*" in
 "-g 4 -d float -c 1 -b 64M -e 1G -f 4 -n 50 -w 10") cat FIXTURE.txt ;;
-"-g 4 -d float -c 1 -b 8 -e 64K -f 2 -n 100 -w 20 -G 1") cat FIXTURE-graph.txt ;;
+"-g 4 -d float -c 1 -b 8 -e 64K -f 2 -n 100 -w 20 -G 20") cat FIXTURE-graph.txt ;;
 *) echo "invalid option: $*" >&2; exit 3 ;;
 esac
 """
