@@ -17,7 +17,7 @@ from seatrial.train.settings import TrainConfig
 CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
 # not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["seatrial.train.loop", "seatrial.train.hf.run", __name__])
+FORK.set_forkserver_preload(["seatrial.train.loop", "torch._dynamo", "tests.train.hf.imported", __name__])
 
 
 @dataclass
