@@ -36,6 +36,3 @@ FAULTS = {
     "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),
     "corrupt": cluster.on(3, dist, "batch_isend_irecv", _corrupt),
 }
-
-if __name__ == "__main__":
-    cluster.main(FAULTS, RANKS)

@@ -211,6 +211,7 @@ def _without_deepspeed(settings: TrainConfig, out: Path) -> Any:
     return runs.train(settings, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [("zero3", [DEEPSPEED]), ("fsdp2, in place of zero3: deepspeed is not installed", [DEEPSPEED])],

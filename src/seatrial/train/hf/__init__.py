@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seatrial.garbage import uncollected
 from seatrial.model import UsageError
 from seatrial.train.hf import hub
 
@@ -61,7 +62,7 @@ def speak(folder: Path) -> str:
 @contextmanager
 def _installed() -> Iterator[None]:
     try:
-        with _as_if_missing("sklearn", "scipy"):
+        with uncollected(), _as_if_missing("sklearn", "scipy"):
             yield
     except ModuleNotFoundError as error:
         raise UsageError(
