@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -12,10 +13,20 @@ RIG = "rig"
 ROOT = Path(__file__).parent.parent
 
 
+gc.disable()  # until all is imported: see pytest_collection_finish
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What makes Slurm clusters comes first: it takes longest."""
-    items.sort(key=lambda item: _group(item.nodeid) != RIG)
+    """What makes Slurm clusters comes first: it takes longest. Then files with slow tests: none is to be the last."""
+    slow = {_group(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (_group(item.nodeid) != RIG, _group(item.nodeid) not in slow))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not walk through a million of its objects with every test."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:

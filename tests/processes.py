@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
+import pytest
 
+from seatrial import cli
 from seatrial.model import Trial
 
 TAG = "SEATRIAL_TEST_TAG"
@@ -32,12 +39,15 @@ def alive(pid: int) -> bool:
 
 
 class Program:
-    """``seatrial`` as a user runs it: a process of its own, its output captured."""
+    """``seatrial`` as a user runs it: a process of its own, its output captured. It may run other code ``first``."""
 
-    def __init__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, first: str = ""
+    ) -> None:
         self.tag = os.urandom(8).hex()
+        start = ["-c", f"{first}\nfrom seatrial.cli import main\nmain()"] if first else ["-m", "seatrial"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "seatrial", *map(str, arguments)],
+            [sys.executable, *start, *map(str, arguments)],
             env={**os.environ, "COLUMNS": "200", TAG: self.tag, **(env or {})},
             cwd=cwd,
             stdout=subprocess.PIPE,
@@ -66,7 +76,28 @@ class Program:
 
 
 def run(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error of a process of its own."""
     return Program(*arguments, env=env, cwd=cwd).finish()
+
+
+def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
+    """What ``run`` gives, by seatrial's main in this process: without what a new one takes to start.
+
+    For what refuses, plans, judges or prints. What measures, or ends in a way of its own, needs a process of its own.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            stack.callback(signal.signal, number, signal.getsignal(number))
+        stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200", **(env or {})}))
+        stack.enter_context(patch.object(sys, "argv", ["seatrial", *map(str, arguments)]))
+        stack.enter_context(contextlib.chdir(cwd or Path.cwd()))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
+        ended = stack.enter_context(pytest.raises(SystemExit))
+        cli.main()
+    said = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return (ended.value.code or 0, *said)  # type: ignore[return-value]
 
 
 def pulses(run_dir: Path, job: str, attempt: int = 1) -> Iterator[dict[str, Any]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from seatrial import report
 from seatrial.model import Outcome, Trial, Verb
 from seatrial.report import FILES, FORMATS
-from tests.processes import load, run
+from tests.processes import call, load, run
 from tests.report import samples
 
 HOST_ONLY = "checks: {host.inventory: }\n"
@@ -43,9 +44,29 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", mount], check=True)
 
 
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run in which nothing was wrong."""
+    folder = tmp_path_factory.mktemp("accepted")
+    (folder / "host.yaml").write_text(HOST_ONLY)
+    code, _, err = run("run", folder / "host.yaml", "--out", folder / "out")
+    assert code == 0, err
+    return folder / "out"
+
+
+@pytest.fixture
+def out(accepted: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(accepted, tmp_path / "out")
+
+
 def refused(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """The message of a call that must end with a usage error, in one line."""
-    code, out, err = run(*arguments, env=env, cwd=cwd)
+    return told_to_a_user(call(*arguments, env=env, cwd=cwd))
+
+
+def told_to_a_user(ended: tuple[int, str, str]) -> str:
+    code, out, err = ended
     assert code == 2, (code, out, err)
     assert "ACCEPTED" not in out + err
     assert "Traceback" not in err
@@ -56,8 +77,9 @@ def records(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in journal.read_text().splitlines()]
 
 
-def test_a_missing_trial_file(tmp_path: Path) -> None:
-    assert "cannot read" in refused("run", tmp_path / "nosuch.yaml")
+@pytest.mark.parametrize("start", [run, call])
+def test_a_missing_trial_file(start: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    assert "cannot read" in told_to_a_user(start("run", tmp_path / "nosuch.yaml"))
 
 
 def test_a_malformed_trial_file(tmp_path: Path) -> None:
@@ -136,9 +158,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     assert load(out).decision.value is Verb.ACCEPTED
 
 
-def test_a_corrupt_trial_json_is_refused_with_the_way_out(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("run", trial, "--out", out)[0] == 0
+def test_a_corrupt_trial_json_is_refused_with_the_way_out(out: Path) -> None:
     whole = (out / "trial.json").read_text()
     (out / "trial.json").write_text(whole[: len(whole) // 2])
     err = refused("judge", out)
@@ -147,7 +167,7 @@ def test_a_corrupt_trial_json_is_refused_with_the_way_out(trial: Path, tmp_path:
     (out / "trial.json").write_text(json.dumps({**json.loads(whole), "schema_version": "99"}))
     assert "no trial.json of this version: schema_version" in refused("judge", out)
     assert run("run", "--resume", out)[0] == 0
-    assert run("judge", out)[0] == 0
+    assert call("judge", out)[0] == 0
 
 
 def test_judge_of_something_else(tmp_path: Path) -> None:
@@ -163,9 +183,7 @@ def test_resume_of_something_else(tmp_path: Path) -> None:
     assert "no other option goes with it" in refused("run", "--resume", tmp_path, "--nodes", "2")
 
 
-def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("run", trial, "--out", out)[0] == 0
+def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join(lines) + '\n{"measurement": {"chec')
@@ -179,9 +197,7 @@ def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(trial: Path, tm
     assert "start   job" not in err, "nothing was measured twice"
 
 
-def test_what_another_machine_measured_is_measured_again(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("run", trial, "--out", out)[0] == 0
+def test_what_another_machine_measured_is_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     text = journal.read_text()
     here = socket.gethostname()
@@ -196,24 +212,20 @@ def test_what_another_machine_measured_is_measured_again(trial: Path, tmp_path: 
     assert (kept.started, kept.started > first["started"]) == (second["started"], True)
 
 
-def test_a_request_changed_after_the_start_is_refused(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("run", trial, "--out", out)[0] == 0
+def test_a_request_changed_after_the_start_is_refused(out: Path) -> None:
     request = json.loads((out / "run.json").read_text())
     request["config"]["cluster"]["nodes"] = 4
     (out / "run.json").write_text(json.dumps(request))
     assert "run.json was changed since the trial began" in refused("run", "--resume", out)
 
 
-def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("run", trial, "--out", out)[0] == 0
+def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(out: Path) -> None:
     whole = json.loads((out / "trial.json").read_text())
     (out / "trial.json").write_text(json.dumps({**whole, "measurements": []}))
-    assert run("judge", out)[0] == 3
+    assert call("judge", out)[0] == 3
     whole["config"]["cluster"]["nodes"] = 4
     (out / "trial.json").write_text(json.dumps(whole))
-    code, output, _ = run("judge", out)
+    code, output, _ = call("judge", out)
     assert code == 3
     assert "planned for 1 nodes, and 4 were promised" in output.replace("\n", " ")
 
@@ -224,9 +236,7 @@ def test_gpus_promised_to_a_trial_that_looks_at_none_are_not_accepted(trial: Pat
     assert "64 GPUs promised" in output
 
 
-def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("run", trial, "--out", out)[0] == 0
+def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
     damaged = ['{"measurement": 5}', '{"again": 7}', '{"result": []}', '{"machine": null}', '{"measurement": {}}']
@@ -243,7 +253,7 @@ def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(trial: Path
 def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("checks: {host.inventory: , gpu.inventory: }")
-    code, output, _ = run("run", path, *flags, "--dry-run")
+    code, output, _ = call("run", path, *flags, "--dry-run")
     assert code == 0
     assert f"# left out by {flags[0]}: gpu.inventory" in output
     code, output, _ = run("run", path, *flags, "--out", tmp_path / "out")
@@ -291,7 +301,7 @@ def test_bytes_that_are_not_utf8_in_a_path_lose_no_report(tmp_path: Path) -> Non
     assert {path.name for path in (tmp_path / "out").iterdir()} >= set(FILES)
     (tmp_path / "out").rename(path.parent / "out")
     for format in FORMATS:
-        assert run("report", path.parent / "out", "--format", format)[0] == 0
+        assert call("report", path.parent / "out", "--format", format)[0] == 0
     code, out, err = run("run", "--resume", path.parent / "out", env={"PYTHONIOENCODING": "utf-8"})
     assert code == 0, (out, err)
     assert r"Universit\udce9/out/report.html" in out
@@ -371,11 +381,23 @@ def test_a_worker_side_without_torch(tmp_path: Path) -> None:
     assert [finding.what for finding in record.findings] == ["PyTorch is not installed where the worker runs"]
 
 
+BASE_INSTALL = """
+import contextlib, io, json, sys
+sys.modules |= dict.fromkeys(("torch", "numpy", "sklearn"))
+from seatrial.cli import main
+said = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["seatrial", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            main()
+        except SystemExit as end:
+            said.append((end.code or 0, out.getvalue()))
+print(json.dumps(said))
+"""
+
+
 def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None; sys.modules['sklearn'] = None;"
-        "sys.argv = ['seatrial', *sys.argv[1:]]; from seatrial.cli import main; main()"
-    )
     record = tmp_path / "trial.json"
     record.write_text(report.render(samples.rejected(), "json"))
     log = tmp_path / "x.log"
@@ -389,15 +411,14 @@ def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path)
         f"explain {log}": "GPU out of memory",
         **{f"report {record} --format {format}": "" for format in FORMATS},
     }
-    for word, said in words.items():
-        done = subprocess.run([sys.executable, "-c", code, *word.split()], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (word, done.stderr)
-        assert said in done.stdout
-        assert done.stdout
-    judge = [sys.executable, "-c", code, "judge", str(record), "--json"]
-    done = subprocess.run(judge, capture_output=True, text=True, check=False)
-    assert done.returncode in (1, 3), done.stderr
-    assert Trial.model_validate_json(done.stdout).verdicts
+    lines = [line.split() for line in (*words, f"judge {record} --json")]
+    command = [sys.executable, "-c", BASE_INSTALL, json.dumps(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *others, (judged, verdicts) = json.loads(done.stdout)
+    for (line, expected), (code, said) in zip(words.items(), others, strict=True):
+        assert (code, expected in said, bool(said)) == (0, True, True), (line, done.stderr)
+    assert judged in (1, 3), done.stderr
+    assert Trial.model_validate_json(verdicts).verdicts
 
 
 def _fill(folder: Path, leave: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from seatrial import cli
 from seatrial.checks import catalog
 from seatrial.model import Trial, UsageError
-from tests.processes import load, run
+from tests.processes import call, load, run
 from tests.schema import faults
 
 HOST_ONLY = "checks: {host.inventory: }\n"
@@ -32,10 +32,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_words_are_those_of_the_contract() -> None:
-    _, out, _ = run("--help")
+    _, out, _ = call("--help")
     assert re.findall(r"^│ ([a-z-]+) ", out.partition(" Commands ")[2], re.MULTILINE) == list(WORDS)
-    assert "auto, local or slurm" in run("run", "--help")[1]
-    assert "local, slurm, or torchrun" in run("render", "--help")[1]
+    assert "auto, local or slurm" in call("run", "--help")[1]
+    assert "local, slurm, or torchrun" in call("render", "--help")[1]
 
 
 def test_a_run_leaves_its_record_and_reports(finished: Path) -> None:
@@ -66,7 +66,7 @@ def test_times_outside_checks_are_accounted_for(finished: Path) -> None:
 
 
 def test_the_record_is_valid_by_the_printed_schema(finished: Path) -> None:
-    code, out, _ = run("schema")
+    code, out, _ = call("schema")
     assert code == 0
     schema = json.loads(out)
     written = json.loads((finished / "trial.json").read_text())
@@ -97,7 +97,7 @@ def test_judge_reads_an_old_run_and_changes_nothing(finished: Path) -> None:
     [("html", "<!doctype html>"), ("junit", "<?xml"), ("prometheus", "# HELP"), ("json", "{"), ("markdown", "#")],
 )
 def test_report_prints_every_format(finished: Path, name: str, start: str) -> None:
-    code, out, err = run("report", finished, "--format", name)
+    code, out, err = call("report", finished, "--format", name)
     assert code == 0, err
     assert out.lower().startswith(start.lower())
 
@@ -106,33 +106,33 @@ def test_a_record_with_a_config_that_is_none_is_not_judged(finished: Path, tmp_p
     written = json.loads((finished / "trial.json").read_text())
     written["config"]["limits"] = "none"
     (tmp_path / "trial.json").write_text(json.dumps(written))
-    code, out, err = run("judge", tmp_path)
+    code, out, err = call("judge", tmp_path)
     assert (code, out) == (2, "")
     assert "the record is not to be judged by this version: config.limits: " in err
     assert "Traceback" not in err
-    assert run("report", tmp_path)[0] == 0
+    assert call("report", tmp_path)[0] == 0
 
 
 def test_an_unknown_format_names_the_known_ones(finished: Path) -> None:
-    code, _, err = run("report", finished, "--format", "pdf")
+    code, _, err = call("report", finished, "--format", "pdf")
     assert code == 2
     assert "html, junit, prometheus, json, markdown" in err
 
 
 def test_checks_lists_every_check_with_its_rules() -> None:
-    _, out, _ = run("checks")
+    _, out, _ = call("checks")
     for check in catalog().values():
         assert check.name in out
-    code, out, _ = run("checks", "--json")
+    code, out, _ = call("checks", "--json")
     assert code == 0
     assert {entry["name"] for entry in json.loads(out)} == set(catalog())
 
 
 def test_discover_is_one_document() -> None:
-    code, out, _ = run("discover", "--json")
+    code, out, _ = call("discover", "--json")
     assert code == 0
     assert set(json.loads(out)) == {"host", "gpu"}
-    assert "kernel" in run("discover")[1]
+    assert "kernel" in call("discover")[1]
 
 
 def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
@@ -145,39 +145,39 @@ def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path)
 
 def test_checks_are_named_one_by_one_or_joined_by_commas(tmp_path: Path) -> None:
     for given in (["host.inventory,train.*"], ["host.inventory", "--only", "train.*"]):
-        code, out, _ = run("run", "quick", "--dry-run", "--json", "--only", *given, cwd=tmp_path)
+        code, out, _ = call("run", "quick", "--dry-run", "--json", "--only", *given, cwd=tmp_path)
         assert code == 0
         jobs = json.loads(out)
         assert sorted(name for job in jobs for name in job["checks"]) == ["host.inventory", "train.cnn", "train.ddp"]
-    code, _, err = run("run", "quick", "--dry-run", "--skip", "train.cnn,", cwd=tmp_path)
+    code, _, err = call("run", "quick", "--dry-run", "--skip", "train.cnn,", cwd=tmp_path)
     assert (code, "no check of this trial matches ''" in err) == (2, True)
 
 
 def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
-    code, out, _ = run("run", "quick", "--dry-run", cwd=tmp_path)
+    code, out, _ = call("run", "quick", "--dry-run", cwd=tmp_path)
     assert code == 0
     assert "torch.distributed.run" in out
     assert list(tmp_path.iterdir()) == []
-    rendered = run("render", "local", "quick", cwd=tmp_path)[1]
+    rendered = call("render", "local", "quick", cwd=tmp_path)[1]
     assert all(line in out for line in rendered.splitlines())
 
 
 def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
     log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    code, out, _ = run("explain", log)
+    code, out, _ = call("explain", log)
     assert code == 0
     assert "GPU out of memory" in out
     assert "nvidia-smi" in out
-    assert "No known failure" in run("explain", _empty(tmp_path))[1]
+    assert "No known failure" in call("explain", _empty(tmp_path))[1]
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     log.rename(tmp_path / "run" / "jobs" / "rank0.log")
-    assert "GPU out of memory" in run("explain", tmp_path / "run")[1]
+    assert "GPU out of memory" in call("explain", tmp_path / "run")[1]
     assert "Xid 79" in _piped("-")
     assert "(standard input:1; " in _piped("-")
     assert _piped("-").replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
     for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
-        code, _, err = run("explain", name)
+        code, _, err = call("explain", name)
         assert (code, f"cannot read {name}: " in err, "Traceback" in err) == (2, True, False)
     closed = ["sh", "-c", 'exec "$0" -m seatrial explain - <&-', sys.executable]
     done = subprocess.run(closed, capture_output=True, text=True, check=False)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.processes import Program
+from seatrial.model import Measurement, Outcome, Trial
+from tests.processes import Program, load
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CRASH = """
 checks:
   train.fsdp:
@@ -18,35 +19,80 @@ checks:
 """
 
 
-def record(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("seatrial-runs/*/trial.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+@dataclass(frozen=True)
+class Run:
+    """What a run left, and what it said."""
+
+    folder: Path
+    trial: Trial
+    code: int
+    out: str
+    err: str
+
+    def of(self, check: str) -> list[Measurement]:
+        """What all ranks measured, where nothing was wrong with it."""
+        assert {one.outcome for one in self.trial.verdicts if one.check == check} == {Outcome.PASS}
+        return [one for one in self.trial.measurements if one.check == check]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_ladder_is_climbed_on_two_cores(tmp_path: Path) -> None:
-    code, out, err = Program("run", "training", cwd=tmp_path).finish(800)
-    trial = record(tmp_path)
-    bad = [one for one in trial["verdicts"] if one["outcome"] not in ("PASS", "SKIP")]
-    assert (code, bad) == (0, []), err[-2000:]
-    assert "REHEARSAL" in out
-    told = {metric["name"]: metric["value"] for one in trial["measurements"] for metric in one["metrics"]}
+def carried_out(trial: str, cwd: Path, seconds: float) -> Run:
+    code, out, err = Program("run", trial, cwd=cwd).finish(seconds)
+    (folder,) = cwd.glob("seatrial-runs/*")
+    return Run(folder, load(folder), code, out, err)
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return carried_out("training", tmp_path_factory.mktemp("ladder"), 800)
+
+
+def test_the_ladder_is_climbed_on_two_cores(ladder: Run) -> None:
+    bad = [one for one in ladder.trial.verdicts if one.outcome not in (Outcome.PASS, Outcome.SKIP)]
+    assert (ladder.code, bad) == (0, []), ladder.err[-2000:]
+    assert "REHEARSAL" in ladder.out
+    told = {metric.name: metric.value for one in ladder.trial.measurements for metric in one.metrics}
     assert told["generated_tokens"] >= 1
     assert {"efficiency.native", "efficiency.hf", "native_over_hf", "efficiency.node_of_gpu"} <= told.keys()
-    facts = {one["check"]: one["facts"] for one in trial["measurements"] if one["facts"]}
-    assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920
-    assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"
-    assert facts["train.fsdp"]["run.hf"]["flops_per_token"] == facts["train.fsdp"]["run.native"]["flops_per_token"] > 0
+    facts = {one.check: one.facts for one in ladder.trial.measurements if one.facts}
+    assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920  # type: ignore[index,call-overload]
+    assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"  # type: ignore[index,call-overload]
+    runs = facts["train.fsdp"]
+    assert runs["run.hf"]["flops_per_token"] == runs["run.native"]["flops_per_token"] > 0  # type: ignore[index,call-overload,operator]
     assert all("rehearsal" in found for name, found in facts.items() if name.startswith("train."))
-    assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", err)  # live, of one of ten trainings at least
+    assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", ladder.err)  # live, of one of ten trainings at least
 
 
-@pytest.mark.slow
+def test_one_process_ddp_and_fsdp2_agree(ladder: Run) -> None:
+    first, second = ladder.of("train.parity")
+    assert second == Measurement(**{**second.model_dump(), "metrics": (), "facts": {}})  # the first speaks for all
+    assert {series.name for series in first.series} == {"loss.alone", "loss.ddp", "loss.fsdp2"}
+
+
+def test_a_checkpoint_is_gone_on_from_and_damage_is_refused(ladder: Run) -> None:
+    measured, _ = ladder.of("train.checkpoint")
+    assert measured.facts["left_by_kill"] == ["step-00000003", "step-00000006.incomplete"]
+    assert "rank 1 (" in str(measured.facts["said_of_nan"])
+    figures = {metric.name: metric for metric in measured.metrics}
+    assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 2, 1]
+    assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")
+
+
+def test_checkpoints_leave_manifests_and_no_large_file(ladder: Run) -> None:
+    measured, _ = ladder.of("train.checkpoint")
+    out = ladder.folder / "artifacts" / "train.checkpoint" / "attempt1"
+    assert not [path for path in out.rglob("*") if path.suffix == ".distcp" or path.is_symlink()]
+    assert str(measured.facts["removed"]).startswith("44 files")
+    kept = sorted(str(path.parent.relative_to(out)) for path in out.rglob("manifest.json"))
+    steps = {"fewer": (4,), "killed": (3, 4, 6), "whole": (3, 6)}
+    assert kept == [f"{name}/checkpoints/step-{step:08}" for name, saved in steps.items() for step in saved]
+    assert {ladder.folder / artifact.path for artifact in measured.artifacts} == {
+        out / name / "metrics.json" for name in ("whole", "killed", "fewer", "fsdp2", "ddp")
+    }
+
+
 def test_a_training_that_breaks_is_a_verdict_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "crash.yaml").write_text(CRASH)
-    code, _, _ = Program("run", "crash.yaml", cwd=tmp_path).finish()
-    (failed,) = [one for one in record(tmp_path)["verdicts"] if one["outcome"] == "FAIL"]
-    assert (code, failed["metric"], failed["check"]) == (1, "exit_code", "train.fsdp")
-    assert "NotFinite: step 2: loss nan" in failed["evidence"]
+    run = carried_out("crash.yaml", tmp_path, 180)
+    (failed,) = [one for one in run.trial.verdicts if one.outcome is Outcome.FAIL]
+    assert (run.code, failed.metric, failed.check) == (1, "exit_code", "train.fsdp")
+    assert "NotFinite: step 2: loss nan" in failed.evidence

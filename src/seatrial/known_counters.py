@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
+from seatrial import shipped
 from seatrial.records import Frozen
 
 
@@ -41,5 +40,4 @@ class Known(Frozen):
 
 @cache
 def known() -> Known:
-    text = (resources.files("seatrial") / "data" / "counters.yaml").read_text(encoding="utf-8")
-    return Known.model_validate(yaml.safe_load(text))
+    return Known.model_validate(shipped.read("counters.yaml"))

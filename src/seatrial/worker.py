@@ -27,6 +27,7 @@ from seatrial import shell
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Place
 from seatrial.discover.window import Window, counted
+from seatrial.garbage import uncollected
 from seatrial.journal import Journal
 from seatrial.model import (
     ERROR_COUNTERS,
@@ -306,7 +307,8 @@ def main(arguments: list[str]) -> None:
         if job.placement != "ranks":
             work(job, run_dir, folder)
             return
-        from seatrial.bench import group, rank
+        with uncollected():
+            from seatrial.bench import group, rank
 
         rank.recorded(work)(job, run_dir, folder)
     group.end_process()

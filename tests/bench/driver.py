@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,7 @@ import torch
 
 from seatrial.bench import collectives
 from seatrial.bench.exact import verify
-from seatrial.bench.group import close_group, end_process, open_group
+from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, Allocate, Prepared
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
@@ -117,7 +116,9 @@ def run(check: str, options: dict[str, Any], place: Place) -> dict[str, Any]:
     return {**record, "seconds": time.monotonic() - began}
 
 
-def main(check: str, scenarios: Path, out: Path) -> None:
+def main(check: str, scenarios: dict[str, Any], out: Path) -> str:
+    """On one rank: every scenario. Its records, as JSON."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank, notes = int(os.environ["RANK"]), list[str]()
     place = Place(
         node=f"node{rank}",
@@ -132,16 +133,11 @@ def main(check: str, scenarios: Path, out: Path) -> None:
     )
     open_group("cpu", timeout_s=60)
     records = {}
-    for name, scenario in json.loads(scenarios.read_text()).items():
+    for name, scenario in scenarios.items():
         fault = FAULTS[scenario["fault"]] if scenario["fault"] and rank == VICTIM else nullcontext
         with fault():
             records[name] = run(check, scenario["options"], place)
         records[name]["notes"] = notes.copy()
         notes.clear()
     close_group()
-    (out / f"rank{rank}.json").write_text(json.dumps(records, allow_nan=False))
-    end_process()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    return json.dumps(records, allow_nan=False)

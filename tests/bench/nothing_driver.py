@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,10 +14,9 @@ import torch.distributed as dist
 
 from seatrial.bench import operations, pairs
 from seatrial.bench.collectives import DTYPES, _check
-from seatrial.bench.group import close_group, end_process, open_group
+from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, Operation
 from seatrial.bench.torchcalls import TorchCalls
-from tests.bench.cluster import _free_port
 
 SIZES = (2, 3)
 COUNT = 600  # elements, in whole blocks for two ranks and three
@@ -62,9 +58,9 @@ def exchanged() -> dict[int, bool]:
     return {line.rank: bool(line.mismatch and line.mismatch.wrong == COUNT) for line in lines}
 
 
-def rank(number: int, ranks: int, port: int, out: Path) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+def main() -> str:
+    """On one rank: what it saw of every operation, as JSON."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     open_group("cpu", 60)
     found: dict[str, Any] = {"pairs": exchanged()}
     with patch.object(operations, "calls_on", TwoBuffers):
@@ -73,25 +69,5 @@ def rank(number: int, ranks: int, port: int, out: Path) -> None:
                 place = "in place" if one.in_place else "out of place"
                 for dtype, kind in DTYPES.items():
                     found[f"{name} {place} {dtype}"] = checked(one, kind)
-    if number == 0:
-        out.write_text(json.dumps(found))
     close_group()
-    end_process()
-
-
-def main(folder: Path) -> None:
-    """Processes that share what is imported by now, which takes longest at a start."""
-    fork = multiprocessing.get_context("fork")
-    for ranks in SIZES:
-        port = _free_port()
-        group = [fork.Process(target=rank, args=(one, ranks, port, folder / f"{ranks}.json")) for one in range(ranks)]
-        for process in group:
-            process.start()
-        for process in group:
-            process.join()
-        if any(process.exitcode for process in group):
-            sys.exit(1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return json.dumps(found)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, cycle, repeat
@@ -167,12 +166,3 @@ def test_a_graph_is_gone_and_the_device_idle_before_anything_else_goes_on(
         assert fails
     ended = ["synchronize", "reset", "synchronize"]
     assert told == ["synchronize", "capture", *["operation"] * 3, "replay", *ended]
-
-
-def test_the_collector_is_off_in_a_window_and_as_it_was_afterwards() -> None:
-    for on in (True, False):
-        (gc.enable if on else gc.disable)()
-        with collectives._no_collector():
-            assert not gc.isenabled()
-        assert gc.isenabled() is on
-    gc.enable()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS
 from tests.bench import nothing_driver
+from tests.train import ranks as groups
 
 PLACED = [
     (name, "in place" if one.in_place else "out of place")
@@ -25,11 +23,8 @@ CASES = list(product(nothing_driver.SIZES, PLACED, DTYPES))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("nothing")
-    command = [sys.executable, "-m", nothing_driver.__name__, str(folder)]
-    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
-    return {ranks: json.loads((folder / f"{ranks}.json").read_text()) for ranks in nothing_driver.SIZES}
+def found() -> dict[int, dict[str, Any]]:
+    return {size: json.loads(groups.heard(groups.run(size, nothing_driver.main))[0]) for size in nothing_driver.SIZES}
 
 
 def who_receives(name: str, place: str, ranks: int) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +11,13 @@ from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks import catalog
 from tests.bench import operations_driver
+from tests.train import ranks
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("operations") / "found.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    command = [*torchrun, "-m", operations_driver.__name__, str(out)]
-    subprocess.run(command, check=True, timeout=240, cwd=Path(__file__).parents[2])
-    read: dict[str, Any] = json.loads(out.read_text())
-    return read
+def found() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(ranks.heard(ranks.run(3, operations_driver.main, seconds=240))[0])
+    return told
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

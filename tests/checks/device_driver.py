@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -64,7 +64,7 @@ class Pinned:
         began = time.monotonic()
         time.sleep(seconds)
         Pinned.declared_s += seconds
-        with (Path(sys.argv[2]) / f"copies{dist.get_rank()}").open("a") as log:
+        with (Path(os.environ[cluster.FOLDER]) / f"copies{dist.get_rank()}").open("a") as log:
             log.write(f"{way} {began} {time.monotonic()}\n")
 
 
@@ -95,6 +95,3 @@ FAULTS: dict[str, cluster.Fault] = {
     "as_declared": cluster.everywhere(alone, "_window", _as_declared),
     "peers": cluster.everywhere(transfer, "time_peers", _time_peers),
 }
-
-if __name__ == "__main__":
-    cluster.main(FAULTS)

@@ -103,6 +103,3 @@ FAULTS: dict[str, cluster.Fault] = {
     "no_direct_io": cluster.on(1, os, "open", _no_direct_io),
     "slow_disk": cluster.on(2, storage, "write_stream", _slow_write),
 }
-
-if __name__ == "__main__":
-    cluster.main(FAULTS)

@@ -98,6 +98,3 @@ FAULTS: dict[str, cluster.Fault] = {
     "skewed_clock": cluster.on(1, links, "wall_clock", lambda: time.time() + SKEW_S),
     "lost_clock": cluster.on(1, links, "wall_clock", lambda: time.time() - 1000),
 }
-
-if __name__ == "__main__":
-    cluster.main(FAULTS)

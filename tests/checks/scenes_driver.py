@@ -74,6 +74,3 @@ FAULTS = {
     "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_links),
     "corrupt": cluster.on(3, dist, "batch_isend_irecv", _corrupt),
 }
-
-if __name__ == "__main__":
-    cluster.main(FAULTS, RANKS)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from seatrial.checks.collectives_all_reduce import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
 from tests.bench import driver
+from tests.train import ranks
 
 TOO = ["float16 64KiB", "bfloat16 64KiB"]  # of float32 the data is checked wherever it is timed
 Records = dict[str, list[dict[str, Any]]]  # scenario → one record a rank
@@ -61,15 +60,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    """All scenarios in one real torchrun with two gloo processes."""
+    """All scenarios in one real group of two gloo processes."""
     out = tmp_path_factory.mktemp("all_reduce")
-    scenarios = out / "scenarios.json"
-    scenarios.write_text(json.dumps(SCENARIOS))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", driver.__name__, CHECK.name, str(scenarios), str(out)]
-    subprocess.run(command, check=True, timeout=240, cwd=Path(__file__).parents[2])
-    ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
-    return {name: [rank[name] for rank in ranks] for name in SCENARIOS}
+    told = [json.loads(one) for one in ranks.heard(ranks.run(2, driver.main, CHECK.name, SCENARIOS, out, seconds=240))]
+    return {name: [rank[name] for rank in told] for name in SCENARIOS}
 
 
 def metrics(record: dict[str, Any]) -> dict[str, dict[str, Any]]:

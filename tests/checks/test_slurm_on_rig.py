@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.discover import slurm
-from seatrial.model import Outcome
+from seatrial.model import Measurement, Outcome
 from tests.fakes.slurm import bad, judge, run
 from tests.processes import until
 from tests.rig.cluster import Cluster
@@ -24,6 +25,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.slow
 
 MakeCluster = Callable[..., Cluster]
+SOON = "MessageTimeout=2"  # for those that wait for a controller that does not answer
 # What the rig is not: it has neither cgroups nor a health check, and passes on the limits of the machine it runs on.
 RIG = {
     "slurm.controller": {"loses_processes", "binds_tasks", "health_check", "memlock_lowered"},
@@ -62,6 +64,33 @@ def queued(cluster: Cluster) -> str:
     return cluster.run(["squeue", "--all", "--noheader", "-o", "%j %T"]).stdout
 
 
+def beside(cluster: Cluster, measure: str) -> subprocess.Popen[bytes]:
+    """Measures in a process of its own, which can be killed, or goes on beside other tests."""
+    code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
+    return subprocess.Popen([sys.executable, "-c", code + measure], env={**os.environ, **cluster.env})
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A measurement of ``slurm.jobs`` that is under way, and where it will lie."""
+
+    cluster: Cluster
+    process: subprocess.Popen[bytes]
+    result: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limits(make_shared_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measuring]:
+    """Started before all other tests of this module, and looked at after them: Slurm's limits are minutes."""
+    cluster = make_shared_cluster(1, extra="JobAcctGatherParams=OverMemoryKill")
+    folder = tmp_path_factory.mktemp("limits")
+    measure = f"folder = Path({str(folder)!r}); found = run(catalog()['slurm.jobs'], folder, time_limit=True); "
+    process = beside(cluster, measure + "(folder / 'result.json').write_text(found.model_dump_json())")
+    yield Measuring(cluster, process, folder / "result.json")
+    process.kill()
+    process.wait()
+
+
 @contextmanager
 def stopped(cluster: Cluster) -> Iterator[None]:
     cluster.stop_controller()
@@ -80,7 +109,7 @@ def test_a_healthy_cluster(start: MakeCluster, tmp_path: Path) -> None:
 
 class TestFaults:
     def test_drained_and_dead_nodes(self, start: MakeCluster, tmp_path: Path) -> None:
-        cluster = start(3)
+        cluster = start(3, extra="SlurmdTimeout=4")
         cluster.drain("node0", "fan broken")
         cluster.kill_slurmd("node1")
         cluster.wait_for(["node1"], "down", "down*")
@@ -89,7 +118,7 @@ class TestFaults:
         assert outcomes("slurm.nodes", tmp_path, nodes=2) == {**found, "nodes_missing": Outcome.FAIL}
 
     def test_a_controller_that_is_down(self, start: MakeCluster, tmp_path: Path) -> None:
-        with stopped(start(1)):
+        with stopped(start(1, extra=SOON)):
             assert outcomes("slurm.controller", tmp_path) == {
                 "controllers_up": Outcome.FAIL,
                 "login": Outcome.ERROR,
@@ -113,14 +142,6 @@ class TestFaults:
 
 
 class TestJobs:
-    def test_limits_are_enforced(self, start: MakeCluster, tmp_path: Path) -> None:
-        cluster = start(1, extra="JobAcctGatherParams=OverMemoryKill")
-        measurement = run(catalog()["slurm.jobs"], tmp_path, time_limit=True)
-        assert bad(judge(catalog()["slurm.jobs"], measurement)) == {}
-        assert measurement.facts["memory_limit"] == "OverMemoryKill"
-        assert {"memory_limit_enforced", "time_limit_enforced"} < {metric.name for metric in measurement.metrics}
-        assert queued(cluster) == ""
-
     def test_environment_and_directory_that_do_not_arrive(
         self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -166,9 +187,7 @@ class TestJobs:
     def test_when_we_are_killed_slurm_itself_removes_what_waits(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
         cluster.drain("node0", "fan broken")
-        code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
-        code += f"run(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))"
-        killed = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **cluster.env})
+        killed = beside(cluster, f"run(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))")
         until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
@@ -276,15 +295,13 @@ class TestIsolation:
     @pytest.mark.parametrize(("option", "value"), [("cpus", 5), ("extra", ["--exclusive"])])
     def test_no_room_for_the_second(self, start: MakeCluster, tmp_path: Path, option: str, value: Any) -> None:
         cluster = start(1)
-        said = error("slurm.isolation", tmp_path, beside_s=6, **{option: value})
-        assert "no second job came to run beside job 1 on node0: job 2 waited 6 s in vain: Resources" in said
+        said = error("slurm.isolation", tmp_path, beside_s=4, **{option: value})
+        assert "no second job came to run beside job 1 on node0: job 2 waited 4 s in vain: Resources" in said
         until(lambda: queued(cluster) == "", 30)
 
     def test_when_we_are_killed_a_time_limit_ends_both(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
-        code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
-        code += f"run(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])"
-        killed = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **cluster.env})
+        killed = beside(cluster, f"run(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])")
         until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
@@ -319,3 +336,12 @@ def test_what_becomes_of_a_job(start: MakeCluster) -> None:
     held = slurm.job(waiting)
     assert (held.pending, held.reason, held.nodes) == (True, "JobHeldUser", "")
     assert not slurm.job(4711).known
+
+
+def test_limits_are_enforced(limits: Measuring) -> None:
+    assert limits.process.wait(180) == 0
+    measurement = Measurement.model_validate_json(limits.result.read_text())
+    assert bad(judge(catalog()["slurm.jobs"], measurement)) == {}
+    assert measurement.facts["memory_limit"] == "OverMemoryKill"
+    assert {"memory_limit_enforced", "time_limit_enforced"} < {metric.name for metric in measurement.metrics}
+    assert queued(limits.cluster) == ""

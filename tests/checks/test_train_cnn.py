@@ -101,7 +101,7 @@ def test_too_little_training_is_not_blamed_on_the_machine(tmp_path: Path, epochs
 
 
 def test_without_scikit_learn_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     assert "scikit-learn" in (measure(CHECK, place(tmp_path), {}).error or "")
 
 

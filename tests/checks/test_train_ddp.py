@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -19,8 +16,8 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome
 from seatrial.train.markov import ENTROPY
 from seatrial.worker import measure
+from tests.train import driver, ranks
 
-DRIVER = Path(__file__).parents[1] / "train" / "driver.py"
 RANKS = 3  # with two there is no majority
 SMALL = {"parity_steps": 4, "steps": 3, "batch": 2, "seq_len": 16, "dim": 64, "layers": 1}
 SCENARIOS = {
@@ -45,15 +42,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(out: Path) -> Runs:
     """Scenario → what each rank measured, all in one start of three real processes."""
-    scenarios = out / "scenarios.json"
-    scenarios.write_text(json.dumps({name: {"fault": fault, "options": SMALL} for name, fault in SCENARIOS.items()}))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command = [*torchrun, f"--nproc-per-node={RANKS}", str(DRIVER), str(scenarios), str(out)]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [Measurement.model_validate(rank[name]) for rank in ranks] for name in SCENARIOS}
+    scenarios = {name: {"fault": fault, "options": SMALL} for name, fault in SCENARIOS.items()}
+    told = [json.loads(one) for one in ranks.heard(ranks.run(RANKS, driver.main, scenarios, out))]
+    return {name: [Measurement.model_validate(rank[name]) for rank in told] for name in SCENARIOS}
 
 
 def outcomes(measurements: list[Measurement]) -> dict[str, Outcome]:

@@ -44,6 +44,7 @@ def test_a_command_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert "no executable no-such-oumi on" in measured.error
 
 
+@pytest.mark.slow
 def test_a_training_is_judged_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")  # as our launchers set it; the stand-in refuses to be one rank of many
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -1,4 +1,4 @@
-"""One process, DDP and FSDP2: a real run, in which nothing is wrong; and runs in which something is."""
+"""One process, DDP and FSDP2: runs in which something is wrong. Nothing is in tests/test_training_trial.py."""
 
 from __future__ import annotations
 
@@ -14,27 +14,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from seatrial.checks.train_parity import CHECK, LAYOUTS, compared, trainings
-from seatrial.model import Measurement, Outcome
 from seatrial.train import compare, settings
 from seatrial.train.compare import Record
 from seatrial.train.settings import TrainConfig
-from tests.checks.trainings import carried_out, failed, outcomes
+from tests.checks.trainings import failed
 from tests.train import ranks
 from tests.train.ranks import Failed
 from tests.train.test_compare import record
 
 VICTIM = 1
 WANTED = settings.load("tiny/parity", ["max_steps=4"])
-
-
-@pytest.mark.slow
-def test_a_run_in_which_nothing_is_wrong(tmp_path: Path) -> None:
-    first, second = carried_out(CHECK, tmp_path)
-    assert first.error is second.error is None
-    assert set(outcomes(CHECK, [first, second]).values()) == {Outcome.PASS}
-    assert "rehearsal" in first.facts
-    assert second == Measurement(**{**second.model_dump(), "metrics": (), "facts": {}})  # the first speaks for all
-    assert {series.name for series in first.series} == {"loss.alone", "loss.ddp", "loss.fsdp2"}
 
 
 def _not_exchanged() -> AbstractContextManager[Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +10,6 @@ from seatrial.checks.base import Check, Place
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Observation, Outcome
 from seatrial.worker import measure
-from tests.checks import training_driver
-from tests.train.ranks import CORES
-
-
-def carried_out(check: Check, out: Path, ranks: int = 2) -> list[Measurement]:
-    """The measurements of all ranks of a real run on this machine."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    ended = subprocess.run(
-        [*torchrun, "-m", training_driver.__name__, check.name, str(out)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(CORES)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return [Measurement.model_validate_json((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Outcome]:

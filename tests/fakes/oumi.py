@@ -67,6 +67,8 @@ def state(fault: str) -> str:
 
 
 def save_model(source: str, folder: Path) -> None:
+    for package in ("sklearn", "scipy"):  # which it would import for nothing: see seatrial.train.hf
+        sys.modules[package] = None  # type: ignore[assignment]
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     any_auto: Any = AutoModelForCausalLM

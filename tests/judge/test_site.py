@@ -16,7 +16,7 @@ from seatrial.judge.baselines import Known, Reference, skus
 from seatrial.judge.lint import refuse_site
 from seatrial.judge.rules import judge_check
 from seatrial.model import HARDLY, Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
-from tests.processes import run as command
+from tests.processes import call as command
 from tests.report import samples
 
 

@@ -28,7 +28,7 @@ TRIAL = """
 limits: {silence_s: 20}
 checks:
   host.inventory:
-  collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 8}}
+  collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 5}}
   nodes.reachable:
 """
 SOON = ("--set", "limits.silence_s=6")  # for those that wait for silence
@@ -39,6 +39,13 @@ def trial(tmp_path: Path) -> Path:
     path = tmp_path / "crash.yaml"
     path.write_text(TRIAL)
     return path
+
+
+@pytest.fixture
+def alone(trial: Path) -> Path:
+    """Of the same check, with no other before or after it."""
+    trial.write_text("\n".join(line for line in TRIAL.splitlines() if line[:2] != "  " or CHECK in line))
+    return trial
 
 
 def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHECK) -> tuple[int, str, list[int]]:
@@ -123,9 +130,9 @@ def test_a_stopped_rank_is_named_not_its_waiting_peer(trial: Path, tmp_path: Pat
     assert "stopped by a signal" in hung.cause
 
 
-def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(trial: Path, tmp_path: Path) -> None:
+def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = Program("run", trial, "--out", out, *SOON)
+    program = Program("run", alone, "--out", out, *SOON)
     rank = until(lambda: all_doing(out, "ranks", CHECK, 2))[0]["pid"]
     os.kill(psutil.Process(rank).ppid(), signal.SIGSTOP)
     code, _, _ = program.finish()
@@ -169,10 +176,10 @@ def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_pat
     assert [one.check for one in record.measurements] == ["host.inventory"]
 
 
-def test_ranks_end_with_what_started_them(trial: Path, tmp_path: Path) -> None:
+def test_ranks_end_with_what_started_them(alone: Path, tmp_path: Path) -> None:
     """torchrun is killed while the trial itself is stopped and cannot tidy up behind it."""
     out = tmp_path / "run"
-    program = Program("run", trial, "--out", out)
+    program = Program("run", alone, "--out", out)
     ranks = [pulse["pid"] for pulse in until(lambda: all_doing(out, "ranks", CHECK, 2))]
     agent = psutil.Process(ranks[0]).ppid()
     program.process.send_signal(signal.SIGSTOP)
@@ -208,9 +215,9 @@ def test_what_belongs_to_other_jobs_does_not_reach_the_ranks(tmp_path: Path, mon
     assert [one.error for one in heard.measurements] == [None] * 3
 
 
-def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(trial: Path, tmp_path: Path) -> None:
+def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = Program("run", trial, "--out", out)
+    program = Program("run", alone, "--out", out)
     until(lambda: all_doing(out, "ranks", CHECK, 2))
     program.process.kill()
     program.finish()

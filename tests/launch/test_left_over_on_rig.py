@@ -21,7 +21,7 @@ TRIAL = """
 slurm: {queue_s: 90}
 checks:
   host.inventory:
-  collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 12}}
+  collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 5}}
 """
 
 

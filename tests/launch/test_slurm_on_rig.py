@@ -26,6 +26,7 @@ checks:
 """
 # Where silence is waited for. Elsewhere torchrun may take seconds to end after its ranks: other tests have both cores.
 SOON = ("--set", "limits.silence_s=12")
+ONLY = ("--only", CHECK)  # where what comes before and after it shows nothing more
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def errors(record: Trial) -> dict[str, str]:
 
 def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, output, err = started(sound, trial, out).finish()
+    code, output, err = started(sound, trial, out, "--set", f"checks.{CHECK}.options.min_seconds_per_size=1").finish()
     assert code == 0, err
     record = load(out)
     assert record.decision.value is Verb.ACCEPTED
@@ -93,7 +94,7 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
 
 def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(sound, trial, out, *SOON)
+    program = started(sound, trial, out, *SOON, *ONLY)
     victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[2]
     sound.on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
@@ -145,7 +146,8 @@ def test_what_slurm_refuses_is_told_with_the_next_command(
     assert nothing_is_left(sound)
 
 
-def test_a_controller_that_is_down(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_a_controller_that_is_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+    two = make_cluster(2, extra="MessageTimeout=2")
     two.stop_controller()
     code, _, err = started(two, trial, tmp_path / "run").finish()
     assert code == 3
@@ -156,7 +158,7 @@ def test_a_controller_that_is_down(two: Cluster, trial: Path, tmp_path: Path) ->
 @pytest.mark.timeout(450)
 def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(two, trial, out, *SOON, "--set", "slurm.queue_s=20")
+    program = started(two, trial, out, *SOON, *ONLY)
     ours = until(lambda: all_doing(out, "ranks", CHECK, 4))
     two.kill_slurmd("node1")
     two.on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])

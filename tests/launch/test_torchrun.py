@@ -15,7 +15,7 @@ from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import Outcome, Verb
 from seatrial.settings import Config, Container
 from tests.launch.test_slurm import CASES
-from tests.processes import load, run
+from tests.processes import call, load, run
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -62,7 +62,7 @@ def prepared(folder: Path) -> Path:
     """A run directory for two nodes of two processes, as ``render torchrun --out`` makes it."""
     (folder / "two.yaml").write_text(TRIAL)
     words = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
-    code, out, err = run("render", "torchrun", folder / "two.yaml", *words)
+    code, out, err = call("render", "torchrun", folder / "two.yaml", *words)
     assert code == 0, err
     scripts = [(folder / "run" / "jobs" / name / "torchrun.sh").read_text() for name in ("nodes", "ranks")]
     assert out == "".join(f"{text}\n" for text in scripts)
@@ -107,10 +107,10 @@ def test_without_the_first_nodes_address_it_says_what_to_set(tmp_path: Path) -> 
 
 
 def test_how_many_gpus_a_node_has_must_be_said(tmp_path: Path) -> None:
-    code, _, err = run("render", "torchrun", "--nodes", "2")
+    code, _, err = call("render", "torchrun", "--nodes", "2")
     assert (code, "--gpus-per-node" in err) == (2, True)
 
 
 def test_out_is_for_torchrun_only(tmp_path: Path) -> None:
-    code, _, err = run("render", "local", "--out", tmp_path / "run")
+    code, _, err = call("render", "local", "--out", tmp_path / "run")
     assert (code, "torchrun only" in err) == (2, True)

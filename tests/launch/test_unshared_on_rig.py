@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.model import Outcome, Verb
 from seatrial.telemetry import files as telemetry
-from tests.launch.test_slurm_on_rig import CHECK, errors, nothing_is_left
+from tests.launch.test_slurm_on_rig import CHECK, ONLY, SOON, errors, nothing_is_left
 from tests.processes import Program, all_doing, load, until
 from tests.rig.cluster import Cluster
 
@@ -41,11 +41,11 @@ class Site:
         for node in nodes:
             cluster.private_dir(folder / "runs", node)
 
-    def started(self, seconds: float = 1, *more: str) -> Program:
+    def started(self, seconds: float = 1, *more: str, first: str = "") -> Program:
         trial = self.folder / "two.yaml"
         trial.write_text(TRIAL.replace("SECONDS", str(seconds)))
         words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
-        return Program("run", trial, *words, "--out", self.out, env=self.cluster.env)
+        return Program("run", trial, *words, "--out", self.out, env=self.cluster.env, first=first)
 
     def left_on_nodes(self) -> str:
         return "".join(
@@ -96,7 +96,7 @@ def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site
 
 def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    program = site.started(60)
+    program = site.started(60, *SOON, *ONLY)
     victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[2]
     site.cluster.on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
@@ -124,9 +124,10 @@ def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site])
     closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
     for node in site.cluster.nodes:
         site.cluster.on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
-    code, _, err = site.started(1, "--only", "host.inventory").finish()
+    soon = "from seatrial.launch import collect_srun; collect_srun.SILENCE_S = 12"  # of a minute
+    code, _, err = site.started(1, "--only", "host.inventory", first=soon).finish()
     assert code == 3, err
     reason = errors(load(site.out))["host.inventory"]
-    assert "could not be fetched through srun: no node has sent anything" in reason
+    assert "could not be fetched through srun: no node has sent anything for 12 s" in reason
     assert f"in {site.scratch}/seatrial-1" in reason
     assert nothing_is_left(site.cluster)

@@ -14,6 +14,7 @@ import pytest
 from seatrial import shell
 from seatrial.checks import catalog
 from seatrial.journal import Follower
+from seatrial.launch.local import LocalJob
 from seatrial.launch.ranks import Rank
 from seatrial.launch.watch import _rest, run_job
 from seatrial.model import JobState
@@ -251,6 +252,7 @@ def test_a_process_that_cannot_be_ended_does_not_hold_us(
     measured: bool, freezer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell, "_KILLING_S", 0.5)
+    monkeypatch.setattr(LocalJob, "cancel", lambda self: shell.stop(self.child, grace_s=0.5))
     rest = "measured(0, ALONE); done(0); os._exit(0)" if measured else "time.sleep(60)"
     script = (
         "start(0, ALONE); pid = os.fork()\n"
@@ -259,7 +261,7 @@ def test_a_process_that_cannot_be_ended_does_not_hold_us(
         f"open('{freezer}/cgroup.procs', 'w').write(str(os.getpid()))\n"
         f"open('{freezer}/freezer.state', 'w').write('FROZEN')\ntime.sleep(60)"
     )
-    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=2)
+    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=1)
     pid = (freezer / "cgroup.procs").read_text().strip()
     assert result.state is JobState.HUNG
     assert f"could not be ended, not even by SIGKILL: pid {pid} (state disk-sleep)" in result.cause

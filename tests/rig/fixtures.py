@@ -36,10 +36,16 @@ def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 @pytest.fixture(scope="module")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes for all of a module's tests that break nothing of Slurm: it takes seconds to start."""
+def make_shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
+    """The same, of clusters that live as long as the module's tests."""
     with _maker(tmp_path_factory) as make:
-        yield make(2)
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(make_shared_cluster: Callable[..., Cluster]) -> Cluster:
+    """Two nodes for all of a module's tests that break nothing of Slurm: it takes seconds to start."""
+    return make_shared_cluster(2)
 
 
 @pytest.fixture

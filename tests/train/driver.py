@@ -1,14 +1,9 @@
-"""Runs train.ddp under torchrun as the worker does, scenario after scenario, each with a fault put in for real.
-
-``python -m torch.distributed.run … driver.py SCENARIOS.json OUT``: SCENARIOS maps a name to ``options`` and ``fault``
-(a name in FAULTS, or null); each rank writes OUT/rank<N>.json, artifacts lie in OUT/<scenario>.
-"""
+"""Runs train.ddp as the worker does, scenario after scenario, each with a fault put in for real."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from seatrial.bench.group import close_group, end_process, open_group
+from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.checks.train_ddp import CHECK
@@ -118,12 +113,17 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def main(scenarios: Path, out: Path) -> None:
+def main(scenarios: dict[str, Any], out: Path) -> str:
+    """On one rank: its records, as JSON. A scenario has ``options``, and ``fault``, a name in FAULTS or None.
+
+    Artifacts lie in ``out``/SCENARIO.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     ddp.SHAPE = Shape(seq_len=32, dim=64, layers=1)  # quicker than the real one, and as good at showing a fault
     open_group("cpu", timeout_s=60)
     records = {}
-    for name, scenario in json.loads(scenarios.read_text()).items():
+    for name, scenario in scenarios.items():
         folder = out / name
         folder.mkdir(exist_ok=True)
         place = Place(
@@ -140,9 +140,4 @@ def main(scenarios: Path, out: Path) -> None:
         with fault:
             records[name] = measure(catalog()[CHECK.name], place, scenario["options"]).model_dump(mode="json")
     close_group()
-    (out / f"rank{rank}.json").write_text(json.dumps(records, allow_nan=False))
-    end_process()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    return json.dumps(records, allow_nan=False)

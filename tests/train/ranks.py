@@ -1,4 +1,7 @@
-"""Several ranks on this machine, quickly: forked from a process that has imported torch, and done nothing with it."""
+"""Several ranks on this machine, quickly: forked from a process that has imported torch, and done nothing with it.
+
+In place of torchrun, wherever that is not what is tested: importing torch, and what trains, takes each process seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from seatrial.train.settings import TrainConfig
 CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
 # not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["seatrial.train.loop", "seatrial.train.hf.run", __name__])
+FORK.set_forkserver_preload(["seatrial.train.loop", "torch._dynamo", "tests.train.hf.imported", __name__])
 
 
 @dataclass
@@ -63,6 +66,13 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: floa
         for process in processes:
             process.kill()
             process.join()
+
+
+def heard(found: list[Any]) -> list[Any]:
+    """The same, where no rank failed."""
+    failed = [one.said for one in found if isinstance(one, Failed)]
+    assert not failed, failed[0]
+    return found
 
 
 def _answer(end: Any, seconds: float) -> Any:

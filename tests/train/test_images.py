@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.model import SeatrialError
-from seatrial.train.images import MNIST_FILES, Images, load, read_idx, read_mnist, upsampled_digits
+from seatrial.train.images import MNIST_FILES, Images, _digits, load, read_idx, read_mnist, upsampled_digits
 from tests.train.idx import idx_bytes, write_mnist
 
 
@@ -113,6 +113,37 @@ def test_digits_are_split_without_overlap_and_labelled() -> None:
 
 
 def test_without_scikit_learn_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(SeatrialError, match=r"scikit-learn.*cannot be imported.*seatrial\[train\]"):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(SeatrialError, match=r"scikit-learn.*cannot be read \(it is not installed\).*seatrial\[train\]"):
+        load(None)
+
+
+def test_the_digits_are_those_that_scikit_learn_itself_reads() -> None:
+    from sklearn.datasets import load_digits
+
+    rows, digits = _digits(), load_digits()
+    assert torch.equal(rows[:, :-1], torch.tensor(digits.data, dtype=torch.float32))
+    assert torch.equal(rows[:, -1], torch.tensor(digits.target, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b"1,2\n3,4\n"), r"digits.csv.gz holds \(2, 2\) numbers, expected \(1797, 65\)"),
+        (gzip.compress(b"1,x\n"), "could not convert string to float"),
+        (b"1,2\n", "digits.csv.gz is truncated or damaged"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_of_digits_that_is_another_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, words: str
+) -> None:
+    folder = tmp_path / "sklearn" / "datasets" / "data"
+    folder.mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").touch()
+    if content:
+        (folder / "digits.csv.gz").write_bytes(content)
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SeatrialError, match=rf"cannot be read \(.*{words}"):
         load(None)

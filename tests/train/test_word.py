@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run
+from tests.processes import call
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny"
 
@@ -40,7 +40,7 @@ def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_wrong_is_a_usage_error(tmp_path: Path) -> None:
-    code, out, err = run("train", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out"))
+    code, out, err = call("train", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out"))
     assert (code, out) == (2, "")
     assert "--set bsz=none: bsz: Input should be a valid integer" in err
     assert not (tmp_path / "out").exists()

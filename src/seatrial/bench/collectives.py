@@ -11,7 +11,6 @@ Everything here needs an open process group (``bench.group``) and is called by a
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
 from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
+from seatrial.garbage import uncollected
 
 T = TypeVar("T")
 
@@ -255,7 +255,7 @@ def time_window(operation: Callable[[], object], count: int, device: torch.devic
     """Seconds per operation of ``count`` back to back on this rank, to the end of the last."""
     wait = calls_on(device).wait
     _align(device)
-    with _no_collector():
+    with uncollected():  # it would stop the host for as long as hundreds of small operations take
         start = time.perf_counter()
         for _ in range(count):
             operation()
@@ -267,7 +267,7 @@ def _time_each(operation: Callable[[], object], count: int, device: torch.device
     """Seconds of each of ``count`` operations back to back on this rank: between two events of its stream."""
     wait = calls_on(device).wait
     _align(device)
-    with _no_collector():
+    with uncollected():  # it would stop the host for as long as hundreds of small operations take
         if device.type != "cuda":
             ends = [time.perf_counter()]
             for _ in range(count):
@@ -293,18 +293,6 @@ def _align(device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Python's garbage collector would stop the host for as long as hundreds of small operations take."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

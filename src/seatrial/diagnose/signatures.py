@@ -6,13 +6,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
-from importlib import resources
 from itertools import accumulate
 from operator import itemgetter
 from typing import Literal
 
-import yaml
-
+from seatrial import shipped
 from seatrial.model import Frozen
 
 # Logs are hostile: a pattern never sees more of a line than this.
@@ -62,11 +60,7 @@ class Match(Frozen):
 @cache
 def signatures() -> tuple[Signature, ...]:
     """Every signature that ships with seatrial."""
-    folder = resources.files("seatrial") / "data" / "signatures"
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
-    return tuple(
-        Signature.model_validate(row) for entry in files for row in yaml.safe_load(entry.read_text(encoding="utf-8"))
-    )
+    return tuple(Signature.model_validate(row) for rows in shipped.read_all("signatures") for row in rows)
 
 
 def search(lines: Iterable[str], source: str) -> list[Match]:

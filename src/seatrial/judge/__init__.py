@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
+from seatrial.garbage import uncollected
 from seatrial.judge import again, counters, insights, links
 from seatrial.judge.baselines import Known, skus
 from seatrial.judge.links import Links
@@ -17,19 +16,7 @@ from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome
 from seatrial.settings import Config
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Judging adds records that stay: collecting garbage meanwhile is a walk through a million of them, in vain."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def judge(
     config: Config,
     jobs: Sequence[Job],

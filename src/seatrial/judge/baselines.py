@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib import resources
 from statistics import NormalDist, median
 
-import yaml
 from pydantic import Field, FiniteFloat, JsonValue
 
+from seatrial import shipped
 from seatrial.model import Baseline, Expected, Frozen
 from seatrial.statistics import spread
 
@@ -109,9 +108,7 @@ class Fleet:
 @cache
 def skus() -> tuple[Sku, ...]:
     """Every SKU that ships with seatrial. Raises ValueError when two claim the same NVML name."""
-    folder = resources.files("seatrial") / "data" / "skus"
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
-    found = tuple(Sku.model_validate(yaml.safe_load(entry.read_text(encoding="utf-8"))) for entry in files)
+    found = tuple(Sku.model_validate(sku) for sku in shipped.read_all("skus"))
     names = [name for sku in found for name in sku.nvml_names]
     if len(names) != len(set(names)):
         raise ValueError(f"two SKU files claim one NVML name: {sorted(names)}")

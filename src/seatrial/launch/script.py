@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import cache
 
 import jinja2
 
@@ -38,6 +39,7 @@ def python(settings: Config, run_dir: str = "RUN_DIR") -> str:
     return "python" if settings.environment.venv else shlex.quote(sys.executable)
 
 
+@cache
 def template(name: str) -> jinja2.Template:
     """A template of this folder; ``quote`` in it makes a word of bash."""
     # no autoescape: this is a shell script, and every value in it goes through shlex.quote

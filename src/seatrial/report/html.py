@@ -6,6 +6,7 @@ The template holds the page and escapes all text; this module hands it what to s
 from __future__ import annotations
 
 import shlex
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -60,7 +61,9 @@ def render(trial: Trial) -> str:
     )
 
 
+@cache
 def _environment() -> Environment:
+    """Kept, and the compiled template with it: to compile it takes longer than to fill it in."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

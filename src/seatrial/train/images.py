@@ -6,6 +6,7 @@ import gzip
 import struct
 import zlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
@@ -23,6 +24,7 @@ MNIST_FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+DIGITS = 1797  # that scikit-learn brings along
 HELD_OUT = 0.2  # of scikit-learn's digits, never trained on
 SPLIT_SEED = 0
 
@@ -88,17 +90,10 @@ def upsampled_digits() -> Images:
 
     Raises SeatrialError where scikit-learn is missing.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise SeatrialError(
-            "no folder with MNIST is configured, and scikit-learn, whose digits are used then, cannot be imported "
-            f"({error}): install seatrial[train], or set train.cnn's option data to a folder with {MNIST_FILES[0]}, …"
-        ) from error
-    digits = load_digits()
-    small = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # it counts 16 grey levels
+    rows = _digits()
+    small = rows[:, :-1].reshape(-1, 1, 8, 8) / 16  # it counts 16 grey levels
     images = F.interpolate(small, size=(SIZE, SIZE), mode="bilinear", align_corners=False)
-    labels = torch.tensor(digits.target, dtype=torch.int64)
+    labels = rows[:, -1].long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
     test, train = order.tensor_split([round(HELD_OUT * len(order))])
     return Images(
@@ -110,6 +105,26 @@ def upsampled_digits() -> Images:
         source=f"scikit-learn's bundled digits, {len(labels)} pictures of 8×8 upsampled to 28×28; not MNIST",
         does_not_show="that training data can be read from a shared filesystem, and MNIST's own accuracy",
     )
+
+
+def _digits() -> Tensor:
+    """[1797, 65]: 64 pixels each, row by row, and the digit; what sklearn.datasets.load_digits reads, in fp32.
+
+    Its file is read past scikit-learn itself: to import that, with SciPy and pandas, takes a rank longer than torch.
+    """
+    try:
+        if (package := find_spec("sklearn")) is None or package.origin is None:
+            raise ValueError("it is not installed")
+        path = Path(package.origin).parent / "datasets/data/digits.csv.gz"
+        rows = torch.tensor([[float(cell) for cell in line.split(b",")] for line in _content(path).splitlines()])
+        if rows.shape != (DIGITS, 65):
+            raise ValueError(f"{path} holds {tuple(rows.shape)} numbers, expected {(DIGITS, 65)}")
+    except (OSError, ValueError, SeatrialError) as error:
+        raise SeatrialError(
+            "no folder with MNIST is configured, and scikit-learn, whose digits are used then, cannot be read "
+            f"({error}): install seatrial[train], or set train.cnn's option data to a folder with {MNIST_FILES[0]}, …"
+        ) from error
+    return rows
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -7,6 +7,8 @@ training needs, and none is repeated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -35,8 +37,13 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return loss, gradient.to(logits.dtype)
 
 
-# On a GPU, one kernel that keeps fp32 in registers, in place of ten that each pass over all logits in memory.
-_compiled = torch.compile(loss_and_gradient, dynamic=False)
+@cache
+def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """On a GPU, one kernel that keeps fp32 in registers, in place of ten that each pass over all logits in memory.
+
+    Made at its first use: to name it imports the compiler, which is half of what a rank without a GPU took to start.
+    """
+    return torch.compile(loss_and_gradient, dynamic=False)
 
 
 class _Loss(torch.autograd.Function):
@@ -47,7 +54,7 @@ class _Loss(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden) if of_hidden else None
         # summed in fp32, or later parts would be lost on what earlier ones left
         weight_gradient = torch.zeros_like(weight, dtype=torch.float) if of_weight else None
-        both = _compiled if hidden.is_cuda else loss_and_gradient
+        both = _compiled() if hidden.is_cuda else loss_and_gradient
         size = -(-len(hidden) // chunks)
         for start in range(0, len(hidden), size):
             part = hidden[start : start + size]

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
+from seatrial import shipped
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, exposed
 from seatrial.train.clock import gemm_tflops
@@ -246,9 +245,7 @@ def _replicas(settings: TrainConfig, world: World, run: Run) -> int:
 @cache
 def peak_tflops(device: str) -> float | None:
     """The vendor's dense bf16 peak in TFLOP/s (data/skus/*.yaml); None for hardware that no file names exactly."""
-    files = (resources.files("seatrial") / "data" / "skus").iterdir()
-    for entry in (one for one in files if one.name.endswith(".yaml")):
-        sku = yaml.safe_load(entry.read_text(encoding="utf-8"))
+    for sku in shipped.read_all("skus"):
         if device in sku["nvml_names"] and "bf16" in sku.get("spec", {}):
             return float(sku["spec"]["bf16"]["value"])
     return None

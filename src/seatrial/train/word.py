@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from seatrial.garbage import uncollected
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, hf, settings
 from seatrial.train.settings import TrainConfig
@@ -28,7 +29,8 @@ def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
     """Train with the stack that is wanted; what metrics.json holds. Raises SeatrialError."""
     started = psutil.Process().create_time()
     try:
-        from seatrial.train import loop
+        with uncollected():
+            from seatrial.train import loop
     except ModuleNotFoundError as error:
         raise UsageError(
             f"training needs {error.name}, which is not installed: pip install '.[torch]' in a clone of seatrial"

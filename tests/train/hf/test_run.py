@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,15 @@ FIELDS = {
     *("world_size", "gpu0", "torch", "model", "dataset", "use_lora", "bf16", "gradient_checkpointing"),
 }
 DEEPSPEED = f"parallel.deepspeed={runs.CONFIGS / 'deepspeed' / 'zero3.json'}"
+
+
+def _needless() -> list[str]:
+    return sorted({"sklearn", "scipy", "torch._inductor.compile_fx"} & set(sys.modules))
+
+
+def test_what_a_rank_imports_is_what_it_needs() -> None:
+    """Of both stacks (tests.train.ranks): each of these takes as long as torch itself."""
+    assert ranks.run(1, _needless) == [[]]
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +211,7 @@ def _without_deepspeed(settings: TrainConfig, out: Path) -> Any:
     return runs.train(settings, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [("zero3", [DEEPSPEED]), ("fsdp2, in place of zero3: deepspeed is not installed", [DEEPSPEED])],

@@ -14,8 +14,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
+from seatrial import shipped
 from seatrial.train.toolcalls.glaive import CALL, END_OF_TURN
 
 MOST_OTHERS = 3  # functions that a prompt names besides the one that is wanted
@@ -109,7 +108,7 @@ def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
 def functions() -> list[dict[str, Any]]:
     """What functions.yaml holds."""
     text = (resources.files("seatrial.train.toolcalls") / "functions.yaml").read_text(encoding="utf-8")
-    found: list[dict[str, Any]] = yaml.safe_load(text)
+    found: list[dict[str, Any]] = shipped.parse(text)
     return found
 
 
