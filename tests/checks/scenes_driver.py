@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def _over_links(operations: list[Any]) -> Any:
 
 def _is_at_work(me: int, others: list[int]) -> bool:
     """Whether one of the others has been on the link since an exchange could have ended; says that ``me`` is."""
-    folder = Path(sys.argv[2])
+    folder = Path(os.environ[cluster.FOLDER])
     (folder / f"link{me}").touch()
     marks = [folder / f"link{rank}" for rank in others]
     return any(mark.exists() and time.time() - mark.stat().st_mtime < 2.5 * LINK_S for mark in marks)

@@ -54,10 +54,12 @@ def measured(
     wrong: Mapping[tuple[int, int], Mismatch] | None = None,
     wrong_alone: Mapping[tuple[int, int], Mismatch] | None = None,
     ways: str = NVLINK,
+    odd: str = "",
     model: str = MODEL,
 ) -> list[Measurement]:
     """What the check brings of nodes with ``gpus`` each, some of which are ``bad``; a bad ``path``; ``shared`` links.
 
+    ``odd``: what joins the GPUs of the second node, where it is not ``ways``.
     ``wrong``: what was wrong of what the first rank sent to the second.
     """
     home = {f"n{node}": range(node * gpus, (node + 1) * gpus) for node in range(nodes)}
@@ -72,9 +74,9 @@ def measured(
     slow = {frozenset(partners) for figures in first.values() for partners in gpu_pairs._tries(figures)}
     alone = [line(a, b, rate(a, b, ()), (wrong_alone or {}).get((b, a))) for a, b in met if frozenset((a, b)) in slow]
     found = by_node(home, subjects, GPU_SIZE, lines, alone)
-    seen = list(gpu_pairs._figures(list(found.values()), subjects))
-    facts = {"backend": "nccl", "gpu": model, "world_size": 2, "nodes": 1, "joined": ways}
-    facts |= {"comparable": gpu_pairs._comparable(found, ways)}
+    by = {node: odd if node == "n1" and odd else ways for node in home}
+    seen = list(gpu_pairs._figures(found, subjects, by))
+    facts = {"backend": "nccl", "gpu": model, "world_size": 2, "nodes": 1, **gpu_pairs._alike(found, by, again=True)}
     facts |= {one.name: one.value for one in seen if isinstance(one, Fact)}
     lead = tuple(one for one in seen if isinstance(one, Metric))
     return [
@@ -114,7 +116,8 @@ def alone(measurements: list[Measurement]) -> dict[str, dict[str, float]]:
 def test_a_good_node_passes(gpus: int) -> None:
     outcomes = verdicts(measured(gpus))
     assert {outcome for (metric, _), outcome in outcomes.items() if metric == BUSBW} == {Outcome.PASS}
-    assert set(outcomes.values()) == ({Outcome.PASS} if gpus > 2 else {Outcome.PASS, Outcome.SKIP})
+    assert set(outcomes.values()) == ({Outcome.PASS} if gpus > 3 else {Outcome.PASS, Outcome.SKIP})
+    assert (outcomes.get(("shared_links", "n0")) is Outcome.PASS) == (gpus > 3), "of three no other pair was at work"
     pairs = {subject for metric, subject in outcomes if metric == BUSBW}
     assert pairs == {f"n0/gpu{a}->gpu{b}" for a, b in combinations(range(gpus), 2)}
 
@@ -178,6 +181,17 @@ def test_gpus_that_are_joined_in_unlike_ways_are_not_compared(ways: str) -> None
     assert not failed(ranks)
     assert not list(localize(ranks))
     assert ways in str(ranks[0].facts["comparable"])
+
+
+@pytest.mark.parametrize("odd", ["NODE + SYS", UNTOLD])
+def test_an_odd_node_costs_no_other_one_its_comparison(odd: str) -> None:
+    ranks = measured(8, nodes=3, bad=(3,), odd=odd, model=STRANGE)
+    assert failed(ranks) == {"n0/gpu3"}
+    excused: Any = ranks[0].facts["excused"]
+    assert set(excused) == {f"n1/gpu{one}" for one in range(8)}
+    assert all(odd in why for why in excused.values())
+    assert {subject.partition("/")[0] for metric, subject in verdicts(ranks) if metric == "gpu_share"} == {"n0", "n2"}
+    assert failed(measured(8, nodes=3, bad=(11,), odd=odd), BUSBW), "what is known of its model judges it all the same"
 
 
 def test_two_gpus_never_outvote_each_other_but_what_is_known_speaks() -> None:
@@ -287,7 +301,8 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
             [f"n0/gpu{one}" for one in range(4)] if value == "n0/gpu0" else [*range(4)] if value == 0 else [value] * 4
         )
 
-    def exchanged(_place: Place, options: Any, nodes: Any, subjects: list[str]) -> dict[str, Figures]:
+    def exchanged(_place: Place, options: Any, nodes: Any, subjects: list[str], *, again: bool) -> dict[str, Figures]:
+        assert again, "on GPUs"
         lines = [line(a, b, GOOD) for a, b in permutations(range(4), 2)]
         return by_node(nodes, subjects, options.size or GPU_SIZE, lines)
 

@@ -90,8 +90,8 @@ def _look_on() -> None:
 def opened(groups: Sequence[Sequence[int]], device: str) -> Iterator[tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
     """Our group (None: all ranks) and its ranks; no ranks where we are in none. Every rank makes all groups, in order.
 
-    NCCL splits the communicator of all ranks for each, and those outside have a part in that. It ends with nothing in
-    flight: a group that is left over would be ended in whatever order Python chooses.
+    NCCL splits the communicator of all ranks for each, and those outside have a part in that. After a success it ends
+    with nothing in flight: a group that is left over would be ended in whatever order Python chooses.
     """
     group, own = _open(groups)
     yield group, own

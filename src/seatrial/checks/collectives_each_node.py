@@ -38,7 +38,7 @@ GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # on a CPU: a reh
 class EachNodeOptions(Options):
     """``size``: bytes of the buffer on each rank; by default what suits the device. ``seconds`` cap the timed part."""
 
-    size: ByteSize | None = Field(default=None, ge=4)
+    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
     seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
@@ -56,8 +56,9 @@ def measure(place: Place, options: EachNodeOptions) -> Iterator[Observation]:
     size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
     place.note(f"{len(several)} nodes at once, {label(size)}")
     rank.release_memory(place.device)
+    since = nccl_told.written(place.device)
     results = subgroups.all_reduce(list(several.values()), size, place.device, options.seconds)
-    path["transports"] = nccl_told.transports(place.device)
+    path["transports"] = nccl_told.transports(place.device, since)
     own = dict(zip(several, results, strict=True)).get(place.node)
     if own and place.rank == own.ranks[0]:
         shape = {"gpu": _models(models, own), "world_size": len(own.ranks), "nodes": 1}

@@ -24,6 +24,7 @@ from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
 from seatrial.model import (
     CLUSTER,
+    EXCUSED,
     LEFT_OUT,
     ByteSize,
     Fact,
@@ -75,18 +76,18 @@ def measure(place: Place, options: GpuPairOptions) -> Iterator[Observation]:
     path, subjects = collectives.describe_group(), rank.gather(place.subject)
     # Of one node the connections may be there already; several have a group each, which connects anew
     since = nccl_told.written(place.device) if len(nodes) > 1 else 0
-    ways = _joined(place, nodes) if place.device.startswith("cuda") else ""
-    found = _exchanged(place, options, nodes, subjects)
+    ways = _joined(place, nodes) if place.device.startswith("cuda") else {}
+    again = place.device.startswith("cuda") if options.again is None else options.again
+    found = _exchanged(place, options, nodes, subjects, again=again)
     path["transports"] = nccl_told.transports(place.device, since)
     if place.rank == nodes[place.node][0] and place.node in found:
         yield Fact(name="matrix", value=_matrix(found[place.node]))
     if place.rank == 0:
         size = _size(place, options)
         # the figures are of two GPUs of one node, however many there are: SKU data is kept by such counts
-        facts = {**path, "world_size": 2, "nodes": 1, "size": size, "comparable": _comparable(found, ways)}
-        facts |= {"joined": ways} if ways else {}
+        facts = {**path, "world_size": 2, "nodes": 1, "size": size, **_alike(found, ways, again=again)}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
-        yield from _figures(list(found.values()), subjects)
+        yield from _figures(found, subjects, ways)
         yield from _left_out(size, place)
         yield Fact(name="how", value=_how(carrier(path), list(found.values())))
 
@@ -96,7 +97,7 @@ def _size(place: Place, options: GpuPairOptions) -> int:
 
 
 def _exchanged(
-    place: Place, options: GpuPairOptions, nodes: Mapping[str, Sequence[int]], subjects: Sequence[str]
+    place: Place, options: GpuPairOptions, nodes: Mapping[str, Sequence[int]], subjects: Sequence[str], *, again: bool
 ) -> dict[str, Figures]:
     """What came of all rounds, and of what was slow and tried again, by node: the same on all ranks.
 
@@ -115,7 +116,6 @@ def _exchanged(
         for number, partners in enumerate(rounds, 1):
             place.note(f"round {number} of {len(rounds)}")
             lines += exchange(partners)
-        again = place.device.startswith("cuda") if options.again is None else options.again
         first = by_node(nodes, subjects, size, lines) if again else {}
         tries = side_by_side([_tries(figures) for figures in first.values()])
         for number, partners in enumerate(tries, 1):  # the same on all ranks: they all know all times
@@ -134,8 +134,13 @@ def _tries(figures: Figures) -> list[Partners]:
     """One after the other, the pairs of a node that are slow. Of two or three GPUs no other pair was at work."""
     from seatrial.bench import pairs
 
-    slow = figures.slow_pairs(LEAST) if len(figures.nodes) > 3 else []
+    slow = figures.slow_pairs(LEAST) if _crowded(figures) else []
     return [pairs.partners([(0, 1)], [figures.nodes[a], figures.nodes[b]]) for a, b in slow]
+
+
+def _crowded(figures: Figures) -> bool:
+    """Whether more than one pair of the node was at work at a time."""
+    return len(figures.nodes) > 3
 
 
 def side_by_side(plans: Iterable[Sequence[Partners]]) -> list[Partners]:
@@ -167,35 +172,57 @@ def by_node(
     }
 
 
-def _joined(place: Place, nodes: Mapping[str, Sequence[int]]) -> str:
-    """What joins the GPUs of every node, several kinds with " + " between them. Called by all ranks together."""
+def _joined(place: Place, nodes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """What joins the GPUs of each node, several kinds with " + " between them. Called by all ranks together."""
     from seatrial.bench import rank
 
     indices, ranks = rank.gather(place.gpu_index), nodes[place.node]
     leads = place.rank == ranks[0]
     own = joined_by(gpu.read(place.root), [indices[one] for one in ranks]) if leads else frozenset[str]()
-    return " + ".join(sorted(frozenset().union(*rank.gather(own))))
+    told = rank.gather(" + ".join(sorted(own)))
+    return {node: told[ranks[0]] for node, ranks in nodes.items()}
 
 
-def _comparable(found: Mapping[str, Figures], ways: str) -> str:
-    if min(len(figures.nodes) for figures in found.values()) < 3:
-        return "no: two GPUs of a node cannot outvote each other"
+def _unlike(figures: Figures, ways: str) -> str:
+    """Why the GPUs of a node are not to be compared with each other; empty where they are."""
+    if len(figures.nodes) < 3:
+        return "two GPUs of a node cannot outvote each other"
     if " + " in ways or ways == UNTOLD:
-        return f"no: GPUs are compared where all are joined alike, and these are by {ways}"
-    return "yes"
+        return f"GPUs are compared where all are joined alike, and these are by {ways}"
+    return ""
 
 
-def _figures(found: Sequence[Figures], subjects: Sequence[str]) -> Iterator[Observation]:
-    for figures in found:
+def _alike(found: Mapping[str, Figures], ways: Mapping[str, str], *, again: bool) -> dict[str, JsonValue]:
+    """The facts on what can be compared: an odd node costs no other one its comparison."""
+    why = {node: _unlike(figures, ways.get(node, "")) for node, figures in found.items()}
+    apart = [node for node, reason in why.items() if reason]
+    facts: dict[str, JsonValue] = {"comparable": f"no: {why[apart[0]]}" if len(apart) == len(found) else "yes"}
+    facts["tried_again"] = "yes" if again and any(map(_crowded, found.values())) else "no"
+    if 0 < len(apart) < len(found):
+        facts[EXCUSED] = {gpu: why[node] for node in apart for gpu in found[node].nodes}
+    if ways:
+        kinds = sorted(set(ways.values()))
+        facts["joined"] = NVLINK if NVLINK in kinds else " + ".join(kinds)
+        facts |= {"joined_otherwise": {**ways}} if len(kinds) > 1 else {}
+    return facts
+
+
+def _figures(found: Mapping[str, Figures], subjects: Sequence[str], ways: Mapping[str, str]) -> Iterator[Observation]:
+    for node, figures in found.items():
         yield from metrics(figures)
-    corrupted = [line for figures in found for line in figures.corrupted]
+        if not _unlike(figures, ways.get(node, "")):
+            yield from shares(figures)
+        if ways.get(node, NVLINK) == NVLINK and _crowded(figures):
+            shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
+            yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
+    corrupted = [line for figures in found.values() for line in figures.corrupted]
     wrong = sum(line.mismatch.wrong for line in corrupted if line.mismatch)
     yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
     if corrupted:
         yield Fact(name="wrong_data", value=wrong_data(corrupted, subjects))
-    if alone := {subject: rates for figures in found for subject, rates in _alone(figures).items()}:
+    if alone := {subject: rates for figures in found.values() for subject, rates in _alone(figures).items()}:
         yield Fact(name="alone", value=alone)
-    yield Fact(name="told_apart", value=min(told_apart(len(figures.nodes)) for figures in found))
+    yield Fact(name="told_apart", value=min(told_apart(len(figures.nodes)) for figures in found.values()))
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
@@ -203,16 +230,19 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     for (a, b), lines in figures.pairs.items():
         judged = figures.pairs_alone.get((a, b), lines)
         yield _metric(f"busbw.{label(figures.size)}", "GB/s", _pair(a, b), figures.pair_rates(judged))
-        if shares := figures.pair_shares(judged):
-            yield _metric("path_share", "of the best", _pair(a, b), shares)
     for rank, rates in figures.reached.items():
         yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
+
+
+def shares(figures: Figures) -> Iterator[Metric]:
+    """The same of a node whose GPUs are joined alike, beside what the others of it reach."""
+    for (a, b), lines in figures.pairs.items():
+        if found := figures.pair_shares(figures.pairs_alone.get((a, b), lines)):
+            yield _metric("path_share", "of the best", _pair(a, b), found)
+    for rank, rates in figures.reached.items():
         if figures.usual:
-            shares = tuple(rate / figures.usual for rate in rates)
-            yield _metric("gpu_share", "of the median", figures.subjects[rank], shares)
-    shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
-    node = next(iter(figures.nodes)).rpartition("/")[0]
-    yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
+            found = tuple(rate / figures.usual for rate in rates)
+            yield _metric("gpu_share", "of the median", figures.subjects[rank], found)
 
 
 def _is_good(figures: Figures, lines: Sequence[Line]) -> bool:
@@ -263,13 +293,15 @@ def _left_out(size: int, place: Place) -> Iterator[Fact]:
 
 def _how(carried: str, found: Sequence[Figures]) -> str:
     pairs, most = sum(len(figures.pairs) for figures in found), max(len(figures.nodes) for figures in found)
+    windows = sorted({len(line.seconds) for figures in found for line in figures.lines})
+    counted = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
     rounds, least = most - 1 + most % 2, min(told_apart(len(figures.nodes)) for figures in found)
     few = f"up to {least} slow {'rank is' if least == 1 else 'ranks are'} told apart in each"
     nodes = f"{len(found)} {'node' if len(found) == 1 else 'nodes'} of up to {most} ranks"
     return (
         f"{carried}: {pairs} pairs on {nodes} in {rounds} {'round' if rounds == 1 else 'rounds'} of the circle method, "
         f"all disjoint pairs at once; each rank sends {format_bytes(found[0].size)} to its partner and receives as "
-        f"much at the same time; GB/s each way, medians of {len(found[0].lines[0].seconds)} windows; "
+        f"much at the same time; GB/s each way, medians of {counted} windows; "
         f"{few if least else 'two of a node cannot outvote each other'}"
     )
 
@@ -324,7 +356,7 @@ CHECK = Check(
         Rule(
             metric="shared_links",
             expect="== 0 pairs",
-            where={"backend": "nccl", "joined": NVLINK},
+            where={"backend": "nccl", "joined": NVLINK, "tried_again": "yes"},
             breach=Outcome.WARN,
             shows=("alone",),
             why="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "

@@ -65,6 +65,8 @@ def fabric_ready(gpu: Gpu) -> bool:
 def joined_by(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
     """What joins any two of the GPUs that NVML has by these ``indices``: NVLink, else as nvidia-smi topo -m names it.
 
+    By unlike numbers of links two good pairs are unlike: one V100 has one link to some others and two to the rest.
+
     NVLink alone where there are switches: they join all alike, and a GPU that has lost its links is no other kind.
     """
     at = {one.index: number for number, one in enumerate(facts.gpus)}
@@ -74,4 +76,6 @@ def joined_by(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
     if any(switched(facts.gpus[number]) for number in places):
         return frozenset({NVLINK})
     names = {facts.topology[a][b] for a, b in permutations(places, 2)}
-    return frozenset(NVLINK if name.startswith("NV") else UNTOLD if name == "?" else name for name in names)
+    linked = {name for name in names if name.startswith("NV")}  # NV1, NV2: by how many links
+    alike = {NVLINK} if len(linked) == 1 else linked
+    return frozenset(alike | {UNTOLD if name == "?" else name for name in names - linked})

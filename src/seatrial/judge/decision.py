@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from seatrial.judge.standard import RECORDED
 from seatrial.model import Decision, Outcome, Verb, Verdict, worst
 
 Said = Mapping[str, Set[Outcome]]  # which outcomes each check was given
@@ -31,7 +32,8 @@ def decide(
     if failed:
         reason = f"{_count(failed)} failed: {', '.join(failed)}"
         return Decision(value=Verb.REJECTED, reason=reason, scope=scope, unjudged=unjudged)
-    unheld = {kind: [one.reason for one in verdicts if one.outcome is kind and one.judged_by] for kind in _UNHELD}
+    held_to_nothing = [one for one in verdicts if one.judged_by and one.judged_by != RECORDED]  # `unjudged` has those
+    unheld = {kind: [one.reason for one in held_to_nothing if one.outcome is kind] for kind in _UNHELD}
     missing = [*filter(None, obstacles), *_missing(required, said, left_out)]
     if missing:
         reason = "; ".join([*missing, *unheld[Outcome.ERROR]])

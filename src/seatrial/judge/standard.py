@@ -24,7 +24,7 @@ from seatrial.statistics import median_interval
 # or the reference is wrong.
 BELIEVABLE = 1.5
 NO_TROUBLE = (Outcome.PASS, Outcome.SKIP)
-_RECORDED = "rule: where somebody knows what good hardware reaches"
+RECORDED = "rule: where somebody knows what good hardware reaches"
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # and what is per second; of others a rule says so
 _BEHIND = "far under the others of this trial"
 _SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
@@ -93,7 +93,7 @@ class Standard:
 
     def _unknown(self, why: str) -> Callable[[Metric, str], Said]:
         if self.rule.if_known:
-            return lambda _, figure: (Outcome.SKIP, f"{figure}, recorded and judged by nothing: {why}", _RECORDED)
+            return lambda _, figure: (Outcome.SKIP, f"{figure}, recorded and judged by nothing: {why}", RECORDED)
         return lambda _, figure: (Outcome.UNJUDGED, f"{figure}, and {why}", "")
 
     def _among(self, metric: Metric, figure: str) -> Said:

@@ -14,6 +14,7 @@ FAMILIES = (MFU, SPEED)  # the figures that arithmetic bounds: NAME, or NAME.RUN
 _KEY = re.compile(rf"(?:(?P<share>{MFU})|{SPEED}|train\.\w+)(?P<end>(?:\.\w+)?)")
 # Which line of a SKU's spec is the most that such products reach. torch may round fp32 to TF32, where it is told to
 _LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
+_MOST_FLOPS = 1e18  # of a token, by no model that there is
 
 
 @dataclass(frozen=True)
@@ -35,5 +36,7 @@ def work(key: str, facts: Mapping[str, JsonValue]) -> Work | None:
         return None
     line = _LINES.get(str(told.get("precision")).partition(" ")[0])
     flops = told.get("flops_per_token")
-    known = float(flops) if isinstance(flops, (int, float)) and flops > 0 else None
+    # a record may hold anything: of what is no count of floating-point operations nothing follows
+    counted = isinstance(flops, (int, float)) and not isinstance(flops, bool) and 1 <= flops < _MOST_FLOPS
+    known = float(flops) if isinstance(flops, (int, float)) and counted else None
     return Work(known, line, bool(match["share"])) if line else None

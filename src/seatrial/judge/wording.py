@@ -25,6 +25,7 @@ _MEANING = {
     "several_nodes": "there is one node only",
     "sockets_meant": "the trial says that sockets are meant",
     "time_limit_tested": "the time limit is tried only where the option time_limit asks for it",
+    "tried_again": "no pair was tried again without the others, which alone tells what they share",
     "usable": "no path can be written to",
     "verbs_reachable": "no RDMA device can be opened",
 }
