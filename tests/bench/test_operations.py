@@ -79,7 +79,8 @@ def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
 
 
 def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
-    of_other_kinds = {f"collectives.{name}" for name in ("path", "pairs", "rails", "contrast", "scaling")}
+    others = ("path", "pairs", "gpu_pairs", "each_node", "rails", "contrast", "scaling")
+    of_other_kinds = {f"collectives.{name}" for name in others}
     assert {f"collectives.{name}" for name in OPERATIONS} == {
         name for name in catalog() if name.startswith("collectives.") and name not in of_other_kinds
     }
