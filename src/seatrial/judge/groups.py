@@ -63,15 +63,26 @@ class Group:
                 self._unlike[name] = _unlike(name, self._measurements)
         return "; ".join(filter(None, map(self._unlike.__getitem__, names)))
 
+    def excused(self, metric: str) -> dict[str, str]:
+        """The places that rightly have no ``metric``, though the check gives it of every one, and why."""
+        told = self.facts.get(EXCUSED)
+        if not isinstance(told, Mapping) or self._kind(metric) != "place":
+            return {}
+        measured = {one.subject for one in self.metrics[metric]}
+        return {place: str(why) for place, why in told.items() if place not in measured}
+
+    def _kind(self, metric: str) -> str:
+        """What the check gives a metric of every one of; empty where it need not be of all."""
+        return next((kind for family, kind in self.per.items() if fnmatchcase(metric, family)), "")
+
     def absent(self, metric: str) -> str:
         """Of which places a metric is missing that is given of some, where the check gives it of every one."""
-        kind = next((kind for family, kind in self.per.items() if fnmatchcase(metric, family)), "")
+        kind = self._kind(metric)
         if not kind or self.failed:  # an error has been told already
             return ""
         places = [measurement.subject for measurement in self._measurements]
         expected = places if kind == "place" else _pairs(places, ordered=kind == "ordered pair")
-        excused = self.facts.get(EXCUSED)
-        found = {one.subject for one in self.metrics[metric]}.union(excused if isinstance(excused, Mapping) else ())
+        found = {one.subject for one in self.metrics[metric]}.union(self.excused(metric))
         if kind == "pair":  # whichever of the two it names first
             found |= {opposite(subject) for subject in found}
         missing = [place for place in expected if place not in found]

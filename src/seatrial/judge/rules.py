@@ -99,13 +99,13 @@ class _Ruling:
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has been told already
             self.verdicts.append(_missing(self._check, group, self._rule, self._instead))
-        elif group.per and metrics and (absent := group.absent(name)):
-            self._valueless(group, Outcome.ERROR, f"{name} was not measured everywhere; not of {absent}")
-        verdicts = self.verdicts if not self._rule.mirrored else []
-        for metric in metrics:
-            verdicts.append(self._standards.verdict(group, metric))
-        if self._rule.mirrored:
-            self.verdicts += _mirrored(self._rule, metrics, verdicts)
+        elif group.per and metrics:
+            if absent := group.absent(name):
+                self._valueless(group, Outcome.ERROR, f"{name} was not measured everywhere; not of {absent}")
+            for place, why in group.excused(name).items():
+                self.verdicts.append(Verdict.made(self._check, place, name, Outcome.SKIP, f"does not apply: {why}"))
+        found = [self._standards.verdict(group, metric) for metric in metrics]
+        self.verdicts += _mirrored(self._rule, metrics, found) if self._rule.mirrored else found
 
     def _inapplicable(self, group: Group) -> tuple[Outcome, str] | None:
         """Why the rule does not apply to a group, and whether it should."""
