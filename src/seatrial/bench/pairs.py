@@ -158,6 +158,30 @@ class Figures:
     def pairs_alone(self) -> dict[tuple[str, str], list[Line]]:
         return self._by_pair(self.alone)
 
+    @cached_property
+    def judged(self) -> dict[tuple[str, str], list[Line]]:
+        """The lines of each pair: those that it had alone, where it was tried again."""
+        return {**self.pairs, **self.pairs_alone}
+
+    def grid(self, by_pair: Mapping[tuple[str, str], Sequence[Line]]) -> list[list[float | None]]:
+        """GB/s each way between any two of ``nodes``, in their order; None where two did not meet."""
+        names = list(self.nodes)
+        gb_s: list[list[float | None]] = [[None] * len(names) for _ in names]
+        for (a, b), lines in by_pair.items():
+            row, column = names.index(a), names.index(b)
+            gb_s[row][column] = gb_s[column][row] = round(median(self.pair_rates(lines)), 3)
+        return gb_s
+
+    def again(self) -> dict[tuple[str, str], dict[str, float]]:
+        """GB/s of the pairs that were tried again, each time."""
+        return {
+            pair: {
+                "among others": median(self.pair_rates(self.pairs[pair])),
+                "alone": median(self.pair_rates(lines)),
+            }
+            for pair, lines in self.pairs_alone.items()
+        }
+
     def slow_paths(self, least: float) -> list[tuple[str, str]]:
         """Pairs that reach less than ``least`` of what their ends do with others, the slowest first."""
         shares = {pair: median(found) for pair, lines in self.pairs.items() if (found := self.pair_shares(lines))}

@@ -220,24 +220,23 @@ def _figures(found: Mapping[str, Figures], subjects: Sequence[str], ways: Mappin
     yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
     if corrupted:
         yield Fact(name="wrong_data", value=wrong_data(corrupted, subjects))
-    if alone := {subject: rates for figures in found.values() for subject, rates in _alone(figures).items()}:
+    if alone := {_pair(*pair): rates for figures in found.values() for pair, rates in figures.again().items()}:
         yield Fact(name="alone", value=alone)
     yield Fact(name="told_apart", value=min(told_apart(len(figures.nodes)) for figures in found.values()))
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
     """Of one node: every pair, as it was alone where it was tried again; every GPU with its fastest partner."""
-    for (a, b), lines in figures.pairs.items():
-        judged = figures.pairs_alone.get((a, b), lines)
-        yield _metric(f"busbw.{label(figures.size)}", "GB/s", _pair(a, b), figures.pair_rates(judged))
+    for (a, b), lines in figures.judged.items():
+        yield _metric(f"busbw.{label(figures.size)}", "GB/s", _pair(a, b), figures.pair_rates(lines))
     for rank, rates in figures.reached.items():
         yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
 
 
 def shares(figures: Figures) -> Iterator[Metric]:
     """The same of a node whose GPUs are joined alike, beside what the others of it reach."""
-    for (a, b), lines in figures.pairs.items():
-        if found := figures.pair_shares(figures.pairs_alone.get((a, b), lines)):
+    for (a, b), lines in figures.judged.items():
+        if found := figures.pair_shares(lines):
             yield _metric("path_share", "of the best", _pair(a, b), found)
     for rank, rates in figures.reached.items():
         if figures.usual:
@@ -258,26 +257,10 @@ def _pair(a: str, b: str) -> str:
     return f"{a}->{b.rpartition('/')[2]}"
 
 
-def _alone(figures: Figures) -> dict[str, JsonValue]:
-    """GB/s of the pairs that were tried again."""
-    return {
-        _pair(a, b): {
-            "among others": median(figures.pair_rates(figures.pairs[a, b])),
-            "alone": median(figures.pair_rates(lines)),
-        }
-        for (a, b), lines in figures.pairs_alone.items()
-    }
-
-
 def _matrix(figures: Figures) -> dict[str, JsonValue]:
     """GB/s each way between the GPUs of a node, as they are judged; None of a GPU and itself."""
-    names = list(figures.nodes)
-    gb_s: list[list[JsonValue]] = [[None] * len(names) for _ in names]
-    for (a, b), lines in figures.pairs.items():
-        row, column = names.index(a), names.index(b)
-        rate = median(figures.pair_rates(figures.pairs_alone.get((a, b), lines)))
-        gb_s[row][column] = gb_s[column][row] = round(rate, 3)
-    return {"gpus": [name.rpartition("/")[2] for name in names], "gb_s": [*gb_s]}
+    gb_s: list[JsonValue] = [[*row] for row in figures.grid(figures.judged)]
+    return {"gpus": [name.rpartition("/")[2] for name in figures.nodes], "gb_s": gb_s}
 
 
 def told_apart(gpus: int) -> int:

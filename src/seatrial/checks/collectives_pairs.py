@@ -95,7 +95,7 @@ def _metrics(figures: Figures) -> Iterator[Metric]:
     for (a, b), lines in figures.pairs.items():
         subject = f"{a}->{b}"
         yield _metric("pair_busbw", "GB/s", subject, figures.pair_rates(lines))
-        if shares := figures.pair_shares(figures.pairs_alone.get((a, b), lines)):
+        if shares := figures.pair_shares(figures.judged[a, b]):
             yield _metric("pair_share", "of the best", subject, shares)
     for rank, rates in figures.best.items():
         yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
@@ -116,11 +116,11 @@ def _facts(figures: Figures, rounds: int, carried: str) -> Iterator[Fact]:
     count = len(figures.nodes)
     yield Fact(name="comparable", value="yes" if count > 2 else "no")
     yield Fact(name="told_apart", value=_told_apart(count, rounds))
-    yield Fact(name="pair_matrix", value=_matrix(figures))
+    yield Fact(name="pair_matrix", value={"nodes": [*figures.nodes], "gb_s": figures.grid(figures.pairs)})
     if figures.corrupted:
         yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
     if figures.alone:
-        yield Fact(name="alone", value=_alone(figures))
+        yield Fact(name="alone", value={f"{a}->{b}": rates for (a, b), rates in figures.again().items()})
     yield Fact(name="guarantee", value=_guarantee(count, rounds))
     yield Fact(
         name="how",
@@ -144,27 +144,6 @@ def _told_apart(nodes: int, rounds: int) -> int:
     """
     partners = rounds - (nodes % 2)
     return max(0, min(partners - 1, (nodes - 1) // 2))
-
-
-def _matrix(figures: Figures) -> dict[str, object]:
-    """GB/s between nodes; None where two did not meet."""
-    names = list(figures.nodes)
-    gb_s: list[list[float | None]] = [[None] * len(names) for _ in names]
-    for (a, b), lines in figures.pairs.items():
-        row, column = names.index(a), names.index(b)
-        gb_s[row][column] = gb_s[column][row] = round(median(figures.pair_rates(lines)), 3)
-    return {"nodes": names, "gb_s": gb_s}
-
-
-def _alone(figures: Figures) -> dict[str, dict[str, float]]:
-    """GB/s of the paths that were tried again."""
-    return {
-        f"{a}->{b}": {
-            "among others": median(figures.pair_rates(figures.pairs[a, b])),
-            "alone": median(figures.pair_rates(lines)),
-        }
-        for (a, b), lines in figures.pairs_alone.items()
-    }
 
 
 _WHERE = {"backend": "nccl", "comparable": "yes"}

@@ -65,9 +65,8 @@ def fabric_ready(gpu: Gpu) -> bool:
 def joined_by(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
     """What joins any two of the GPUs that NVML has by these ``indices``: NVLink, else as nvidia-smi topo -m names it.
 
-    By unlike numbers of links two good pairs are unlike: one V100 has one link to some others and two to the rest.
-
     NVLink alone where there are switches: they join all alike, and a GPU that has lost its links is no other kind.
+    Without them good pairs may be joined by unlike numbers of links: one V100 has one to some others, two to the rest.
     """
     at = {one.index: number for number, one in enumerate(facts.gpus)}
     places = [at[index] for index in indices if index in at]

@@ -35,8 +35,11 @@ def work(key: str, facts: Mapping[str, JsonValue]) -> Work | None:
     if not match or not isinstance(told, Mapping):
         return None
     line = _LINES.get(str(told.get("precision")).partition(" ")[0])
-    flops = told.get("flops_per_token")
-    # a record may hold anything: of what is no count of floating-point operations nothing follows
-    counted = isinstance(flops, (int, float)) and not isinstance(flops, bool) and 1 <= flops < _MOST_FLOPS
-    known = float(flops) if isinstance(flops, (int, float)) and counted else None
-    return Work(known, line, bool(match["share"])) if line else None
+    return Work(_count(told.get("flops_per_token")), line, bool(match["share"])) if line else None
+
+
+def _count(told: JsonValue) -> float | None:
+    """Floating-point operations; None for what a record may hold in their place, of which nothing follows."""
+    if isinstance(told, bool) or not isinstance(told, (int, float)):
+        return None
+    return float(told) if 1 <= told < _MOST_FLOPS else None
