@@ -60,3 +60,15 @@ def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
     collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
     collected.measured(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=made))
     assert heard.told.startswith(f"busbw.1GiB is 300 GB/s, expected > 350 GB/s{words}: ")
+
+
+def test_a_record_does_not_show_whose_file_was_read_first(tmp_path: Path) -> None:
+    config = Config(name="t", checks={name: CheckSettings() for name in ("train.parity", "train.checkpoint")})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, Heard())
+    come = [("train.parity", 1), ("train.parity", 0), ("train.checkpoint", 1), ("train.checkpoint", 0)]
+    collected.measurements = [Measurement(check=check, subject=f"n0/gpu{rank}", rank=rank) for check, rank in come]
+    collected.repeats = [one.model_copy(update={"again": True}) for one in collected.measurements[2:]]
+    collected.put_in_order()
+    assert [(one.check, one.rank) for one in collected.measurements] == [come[1], come[0], come[3], come[2]]
+    assert [one.rank for one in collected.repeats] == [0, 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import asdict
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -13,18 +13,17 @@ _ONE = Verdict(check="c", subject="n0", metric="m", outcome=Outcome.PASS, reason
 _RECORD = TypeAdapter(Verdict)
 
 
-def test_one_made_past_the_guard_is_the_one_that_is_written_and_read() -> None:
-    made = Verdict.made("c", "n0", "m", Outcome.PASS, "r", "e", "", "j")
-    assert made == _ONE
-    assert hash(made) == hash(_ONE)
-    assert _RECORD.validate_json(_RECORD.dump_json(made)) == made
-    assert list(_RECORD.dump_python(made)) == list(asdict(_ONE))
-    assert not hasattr(made, "__dict__"), "it would be four times as large"
+def test_what_is_written_is_what_is_read() -> None:
+    read = _RECORD.validate_json(_RECORD.dump_json(_ONE))
+    assert read == _ONE
+    assert hash(read) == hash(_ONE)
+    assert list(_RECORD.dump_python(read)) == list(asdict(_ONE))
+    assert not hasattr(read, "__dict__"), "it would be four times as large"
 
 
-def test_it_is_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        _ONE.reason = "changed"  # type: ignore[misc]
+def _changed(one: Verdict) -> None:
+    """Never called. To mypy alone a verdict is frozen: were it not, this ``ignore`` would be one too many."""
+    one.reason = "changed"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("change", [{"outcome": "GOOD"}, {"reason": 1}, {"colour": "green"}])

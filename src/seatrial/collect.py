@@ -71,6 +71,12 @@ class Collected:
         self.run_dir.keep_result(result)
         self.results.append(result)
 
+    def put_in_order(self) -> None:
+        """Of a check its ranks by number: in what order their files were read is chance, and no matter of a record."""
+        checks = list(dict.fromkeys(one.check for one in (*self.measurements, *self.repeats)))
+        for kept in (self.measurements, self.repeats):
+            kept.sort(key=lambda one: (checks.index(one.check), one.rank or 0))
+
     def _announce(self, check: str, seconds: float) -> None:
         config = self.settings.model_copy(update={"checks": {check: self.settings.checks[check]}})
         own, repeats = ([one for one in every if one.check == check] for every in (self.measurements, self.repeats))

@@ -216,7 +216,7 @@ def format_value(value: float, unit: str) -> str:
         return format_bytes(value)
     if unit == "bool":
         return "yes" if value else "no"
-    digits = f"{value:,.0f}" if value == int(value) or abs(value) >= 10_000 else f"{value:.4g}"
+    digits = f"{value:.4g}" if value % 1 and abs(value) < 10_000 else f"{value:,.0f}"
     return f"{digits} {unit}" if unit else digits
 
 

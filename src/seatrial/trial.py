@@ -76,6 +76,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         for job in _repeats(plan, collected, baseline):
             _run_job(_on_the_same_nodes(job, collected), collected)
     with _uninterrupted():
+        collected.put_in_order()
         said = _said(plan, collected, baseline)
         return _reported(_record(collected, plan, survey, said, begun), collected)
 

@@ -87,7 +87,7 @@ def test_the_evidence_of_a_breach_shows_the_facts_that_the_rule_names() -> None:
     (bad,) = verdicts(check(rule), measured(9, facts=facts))
     assert bad.evidence == 'speed = 9 GB/s on cluster; cable: {"port": 7}'
     (good,) = verdicts(check(rule), measured(11, facts=facts))
-    assert good.evidence == "speed = 11 GB/s on cluster"
+    assert (good.reason, good.evidence) == ("speed is 11 GB/s", "")
     (long,) = verdicts(check(rule), measured(9, facts={"cable": "x" * 10_000}))
     assert len(long.evidence) < 700
 

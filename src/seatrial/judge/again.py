@@ -37,13 +37,23 @@ def weighed(
     own: Sequence[Measurement],
     second: Sequence[Verdict],
     repeats: Sequence[Measurement],
-) -> Iterator[Verdict]:
+) -> Iterable[Verdict]:
     """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
     repeatable = _Repeatable(check)
     if not repeats:
-        for one in first:
-            yield _unrepeated(one, "") if one.outcome is Outcome.FAIL and repeatable[one.metric] else one
-        return
+        return [
+            _unrepeated(one, "") if one.outcome is Outcome.FAIL and repeatable[one.metric] else one for one in first
+        ]
+    return _together(repeatable, first, own, second, repeats)
+
+
+def _together(
+    repeatable: Mapping[str, bool],
+    first: Sequence[Verdict],
+    own: Sequence[Measurement],
+    second: Sequence[Verdict],
+    repeats: Sequence[Measurement],
+) -> Iterator[Verdict]:
     speaks, trouble = whole(own, repeats), _trouble(repeats)
     said, before, after = _by_key(second), _values(own), _values(repeats)
     changed = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
@@ -56,7 +66,7 @@ def weighed(
         elif speaks and key in said and key in before and key in after:
             if mirrored := short.with_its_rank(key, ranks):
                 figures = f"{before[key]} here, then {after[mirrored]} at {mirrored[1]}"
-                yield _of_the_rank(one, figures, f"{how}: {said[mirrored].evidence}")
+                yield _of_the_rank(one, figures, f"{how}: {_account(said[mirrored])}")
                 continue
             yield _both(one, said[key], f"{before[key]}, then {after[key]}{short.instead(key)}", how)
         else:
@@ -130,8 +140,13 @@ def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
             outcome, words, leading = Outcome.WARN, f"the second time only ({figures}), worth looking at", second
         case _:
             return first
-    evidence = f"{first.evidence}; measured again{how}: {second.evidence}"
+    evidence = f"{_account(first)}; measured again{how}: {_account(second)}"
     return replace(leading, outcome=outcome, reason=_with(leading, words), evidence=evidence)
+
+
+def _account(verdict: Verdict) -> str:
+    """One of two that stand beside each other: a good one has no evidence."""
+    return verdict.evidence or verdict.reason
 
 
 def _unrepeated(verdict: Verdict, trouble: str) -> Verdict:

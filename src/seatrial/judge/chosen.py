@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from seatrial.model import Measurement, format_bytes, parse_bytes
@@ -31,14 +32,19 @@ _CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what coll
 def read(measurements: Sequence[Measurement]) -> Chosen:
     """Of every operation that collectives.path asked for; collectives.contrast knows of one, and of older runs."""
     found: dict[Shape, dict[str, Way]] = {}
-    for one in (one for one in measurements if one.check == CONTRAST):
-        default = _mapping(_mapping(one.facts.get("path_by_size")).get("default"))
-        found.setdefault(_CONTRASTED, {}).update(_ways(default))
-    for one in (one for one in measurements if one.check == PATH):
-        for operation, told in _mapping(one.facts.get("choices")).items():
+    for by_case in _told(measurements, CONTRAST, "path_by_size"):
+        found.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
+    for by_operation in _told(measurements, PATH, "choices"):
+        for operation, told in by_operation.items():
             shape = operation, str(_mapping(told).get("dtype")), str(_mapping(told).get("buffers"))
             found.setdefault(shape, {}).update(_ways(_mapping(_mapping(told).get("by_size"))))
     return found
+
+
+def _told(measurements: Sequence[Measurement], check: str, fact: str) -> Iterator[Mapping[str, Any]]:
+    """What a check says, once where one node after the other says the same; most ranks say nothing."""
+    every = (_mapping(one.facts.get(fact)) for one in measurements if one.check == check)
+    return (told for told, _ in groupby(filter(None, every)))
 
 
 def of(chosen: Chosen, operation: str, facts: Mapping[str, Any]) -> Mapping[str, Way]:

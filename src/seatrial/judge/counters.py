@@ -7,7 +7,6 @@ grew is an insight. A record without such facts is of an older seatrial, and is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from seatrial.checks.base import NEW_ERRORS, Check
@@ -17,6 +16,7 @@ from seatrial.sentences import and_more
 
 _NAMED = 6  # how many counters or places a sentence names
 _NOT_ZERO = "what was not read may have grown"
+_SILENT = {"read", "lacks"}  # all that a place has to say where counters were read and none grew
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)
 
 
@@ -30,17 +30,17 @@ def verdicts(check: Check, measured: Sequence[Measurement], expected: bool) -> I
 
     Beside an error of the check itself, only what grew is told: that the rest is not known is clear.
     """
-    odd = [one for one in measured if not _is_fine(one.facts.get(ERROR_COUNTERS))]
+    odd = [(one, fact) for one in measured if not _is_fine(fact := one.facts.get(ERROR_COUNTERS))]
     sound = not odd or not any(one.error for one in measured)
+    to_be_read = sound and expected and check.counted
     refused: dict[str, dict[str, None]] = {}
-    for one in odd:
-        fact = one.facts.get(ERROR_COUNTERS)
+    for one, fact in odd:
         if fact is not None:
             try:
                 yield from _of_place(check.name, one, fact, sound, refused)
             except _MALFORMED:
                 yield _error(check.name, one.subject, f"this is no account of error counters: {fact!s:.200}")
-        elif sound and expected and check.counted and "/gpu" in one.subject and not one.skipped:
+        elif to_be_read and "/gpu" in one.subject and not one.skipped:
             yield _error(check.name, one.subject, f"the error counters of this GPU were not read: {_NOT_ZERO}")
     for why, names in refused.items() if sound else ():
         reason = f"error counters that may not be read, or are not there: {and_more(list(names), _NAMED)}: {why}"
@@ -49,7 +49,7 @@ def verdicts(check: Check, measured: Sequence[Measurement], expected: bool) -> I
 
 def _is_fine(fact: Any) -> bool:
     """Whether counters were read at this place, and there is nothing else to tell."""
-    return isinstance(fact, dict) and len(fact) == 1 and bool(fact.get("read"))
+    return isinstance(fact, dict) and fact.keys() <= _SILENT and bool(fact.get("read"))
 
 
 def _of_place(
@@ -131,14 +131,13 @@ class _Account:
         self.all_read = True
 
     def add(self, subject: str, fact: Any) -> None:
-        if _is_fine(fact):
-            self.places += 1
+        try:
             self.read.add(fact["read"])
+            self.places += 1
+            if len(fact) > 1:
+                self._add_rest(subject, fact)
+        except _MALFORMED:  # the verdicts tell of it
             return
-        with suppress(*_MALFORMED):  # the verdicts tell of it
-            self.read.add(fact["read"])
-            self.places += 1
-            self._add_rest(subject, fact)
 
     def _add_rest(self, subject: str, fact: Mapping[str, Any]) -> None:
         self.all_read &= "unread" not in fact

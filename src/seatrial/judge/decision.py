@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from operator import attrgetter
 
 from seatrial.judge.standard import RECORDED
 from seatrial.model import Decision, Outcome, Verb, Verdict, worst
@@ -23,7 +24,7 @@ def decide(
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
 
     A SKIP or an ERROR that names its judge says what nothing was held to. Whoever accepts is told of both; a SKIP is
-    one that the trial permits, and no reason why anything is missing.
+    one that the trial permits, and no reason why anything is missing. Of what was only recorded ``unjudged`` tells.
     ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
     ``unjudged`` are figures that nothing judged: nothing is accepted or refused by them, and whoever accepts is told.
     """
@@ -32,8 +33,8 @@ def decide(
     if failed:
         reason = f"{_count(failed)} failed: {', '.join(failed)}"
         return Decision(value=Verb.REJECTED, reason=reason, scope=scope, unjudged=unjudged)
-    held_to_nothing = [one for one in verdicts if one.judged_by and one.judged_by != RECORDED]  # `unjudged` has those
-    unheld = {kind: [one.reason for one in held_to_nothing if one.outcome is kind] for kind in _UNHELD}
+    rest = [one for one in verdicts if one.outcome in _UNHELD and one.judged_by not in ("", RECORDED)]
+    unheld = {kind: [one.reason for one in rest if one.outcome is kind] for kind in _UNHELD}
     missing = [*filter(None, obstacles), *_missing(required, said, left_out)]
     if missing:
         reason = "; ".join([*missing, *unheld[Outcome.ERROR]])
@@ -77,8 +78,8 @@ def _missing(required: Mapping[str, bool], every: Said, left_out: Mapping[str, s
 
 def _said(verdicts: Sequence[Verdict]) -> Said:
     said: dict[str, set[Outcome]] = {}
-    for verdict in verdicts:
-        said.setdefault(verdict.check, set()).add(verdict.outcome)
+    for check, outcome in set(map(attrgetter("check", "outcome"), verdicts)):  # few of very many
+        said.setdefault(check, set()).add(outcome)
     return said
 
 

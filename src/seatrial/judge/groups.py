@@ -5,7 +5,8 @@ Fails closed: ranks of one operation that contradict each other prove nothing, n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import combinations, permutations
@@ -25,9 +26,12 @@ _PLAIN = (str, int, type(None))
 
 
 class Group:
-    """Measurements that together must hold what a rule asks for, their facts as one, their metrics by name."""
+    """Measurements that together must hold what a rule asks for: their facts as one, and by name their metrics.
 
-    def __init__(self, measurements: Sequence[Measurement], check: Check) -> None:
+    Of these only ``names``: a thousand nodes bring a million, and of every second one there is nothing to judge.
+    """
+
+    def __init__(self, measurements: Sequence[Measurement], check: Check, names: Set[str]) -> None:
         first, self.many = measurements[0], len(measurements) > 1
         self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
         if self.many:
@@ -36,25 +40,22 @@ class Group:
                 self.facts |= measurement.facts
         if check.by_node:
             self.subject = node_of(first)
+        self.model = model_of(self.facts)
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
-                if (named := self.metrics.get(metric.name)) is None:
-                    self.metrics[metric.name] = [metric]
-                else:
-                    named.append(metric)
+                if (name := metric.name) in names:
+                    if (named := self.metrics.get(name)) is None:
+                        self.metrics[name] = [metric]
+                    else:
+                        named.append(metric)
         self.of_device, self.per = check.scope is Scope.GPU, check.per
         self._measurements, self._unlike = measurements, dict[str, str]()
 
     @cached_property
-    def model(self) -> str:
-        return model_of(self.facts)
-
-    @cached_property
     def shape(self) -> tuple[object, ...]:
         """What a baseline depends on, to look things up by, whatever a record holds in its place."""
-        told = (self.facts.get(name) for name in SHAPE)
-        return tuple(one if type(one) in _PLAIN else (repr(one),) for one in told)
+        return tuple([one if type(one) in _PLAIN else (repr(one),) for one in map(self.facts.get, SHAPE)])
 
     def contradiction(self, names: Iterable[str]) -> str:
         """Which of these facts the ranks tell otherwise than each other, and who; empty where all that tell agree."""
@@ -89,16 +90,19 @@ class Group:
         return f"{len(missing)} of {len(expected)}: {some(missing, _NAMED)}" if missing else ""
 
 
-def groups_of(check: Check, measured: Sequence[Measurement]) -> list[Group]:
-    """All ranks of a collective together, or those of a node where each works by itself; else each place alone."""
+def groups_of(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[Group]:
+    """All ranks of a collective together, or those of a node where each works by itself; else each place alone.
+
+    ``names`` are those of the metrics that are judged.
+    """
     if check.by_node:
         nodes: dict[str, list[Measurement]] = {}
         for one in measured:
             nodes.setdefault(node_of(one), []).append(one)
-        return [Group(ranks, check) for ranks in nodes.values()]
+        return [Group(ranks, check, names) for ranks in nodes.values()]
     if check.scope is Scope.CLUSTER:
-        return [Group(measured, check)] if measured else []
-    return [Group([measurement], check) for measurement in measured]
+        return [Group(measured, check, names)] if measured else []
+    return [Group([measurement], check, names) for measurement in measured]
 
 
 class Fleets:
@@ -108,14 +112,17 @@ class Fleets:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, list[float]]] = {}  # by model and node
+        # by model and node
+        self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._fleets: dict[tuple[str, str], Fleet] = {}
 
     def add(self, model: str, subject: str, value: float) -> None:
-        self._values.setdefault(model, {}).setdefault(subject.partition("/")[0], []).append(value)
+        self._values[model][subject.partition("/")[0]].append(value)
 
     def of(self, model: str, subject: str) -> Fleet:
         """The fleet that ``subject``, a GPU of this ``model``, is one of."""
+        if (found := self._fleets.get((model, ""))) is not None:
+            return found
         nodes = self._values.get(model, {})
         node = subject.partition("/")[0] if len(nodes) == 2 else ""
         if (found := self._fleets.get((model, node))) is None:
@@ -131,8 +138,8 @@ def fleets_of(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str
     for measurement in measured if names else ():
         model = model_of(measurement.facts)
         for metric in measurement.metrics:
-            if metric.name in found:
-                found[metric.name].add(model, metric.subject, metric.value)
+            if (fleets := found.get(metric.name)) is not None:
+                fleets.add(model, metric.subject, metric.value)
     return found
 
 

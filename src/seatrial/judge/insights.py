@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from seatrial.checks.base import Check
@@ -112,7 +113,8 @@ def _scene(measurement: Measurement, chosen: Chosen, links: Links, known: Known)
 
 def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
     """Each gate that hardly tests anything, once, however many subjects passed it."""
-    gates = {(one.check, one.metric): one.judged_by for one in verdicts if HARDLY in one.judged_by}
+    lax = {judged_by for judged_by in set(map(attrgetter("judged_by"), verdicts)) if HARDLY in judged_by}
+    gates = {(one.check, one.metric): one.judged_by for one in verdicts if one.judged_by in lax} if lax else {}
     for (check, metric), judged_by in gates.items():
         yield Insight(check=check, title=HARDLY, text=f"{metric}, {judged_by.replace(f'; {HARDLY}:', ', is')}")
 

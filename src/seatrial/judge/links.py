@@ -109,11 +109,8 @@ def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float 
 
 def _facts(measurements: Sequence[Measurement]) -> dict[str, list[Mapping[str, JsonValue]]]:
     """Of the checks that tell of links, by their names."""
-    found: dict[str, list[Mapping[str, JsonValue]]] = {name: [] for name in _TELLING}
-    for one in measurements:
-        if one.check in found and one.facts and not one.skipped:
-            found[one.check].append(one.facts)
-    return found
+    telling = [one for one in measurements if one.check in _TELLING and one.facts and not one.skipped]
+    return {name: [one.facts for one in telling if one.check == name] for name in _TELLING}
 
 
 def _used(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -162,7 +159,7 @@ def _names(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _maps(value: Any) -> list[Mapping[str, Any]]:
     """The mappings that a fact lists; none where it is of another shape, as in a record that was edited: not known."""
-    return value if isinstance(value, list) and all(isinstance(one, Mapping) for one in value) else []
+    return value if isinstance(value, list) and all(type(one) is dict for one in value) else []
 
 
 def _network(names: Sequence[str]) -> str:

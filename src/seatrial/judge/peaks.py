@@ -23,10 +23,10 @@ _PEAKS = {
 def achieved(measurements: Sequence[Measurement], known: Known) -> Iterator[Insight]:
     """One line for each model of GPU and each figure that has a peak; of a CPU none is known."""
     found: dict[tuple[str, str, str], list[Metric]] = {}
-    for one in measurements:
-        gpu = one.facts.get("gpu") if one.check in _PEAKS else None
+    for one in (one for one in measurements if one.check in _PEAKS):
+        gpu, lines = one.facts.get("gpu"), _PEAKS[one.check]
         for metric in one.metrics if isinstance(gpu, str) and gpu else ():
-            if metric.name in _PEAKS[one.check]:
+            if metric.name in lines:
                 found.setdefault((one.check, str(gpu), metric.name), []).append(metric)
     for (check, gpu, name), metrics in found.items():
         yield _insight(check, gpu, metrics, _peak(known, gpu, _PEAKS[check][name], metrics[0].unit))

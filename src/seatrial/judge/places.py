@@ -61,8 +61,8 @@ def _absent(job: Job, own: Sequence[Measurement], nodes: Sequence[str]) -> Itera
     if len(nodes) != job.nodes:
         yield f"{job.nodes} nodes were to be measured, and the measurements name {len(nodes)}: {', '.join(nodes)}"
         return
-    twice = [subject for subject, count in Counter(subjects.values()).items() if count > 1]
-    if twice:
+    if len(set(subjects.values())) < len(subjects):
+        twice = [subject for subject, count in Counter(subjects.values()).items() if count > 1]
         yield f"{job.places} ranks were to be at as many places, and several are at {', '.join(twice[:_NAMED])}"
 
 

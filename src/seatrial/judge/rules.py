@@ -11,7 +11,7 @@ from seatrial.checks.base import Check
 from seatrial.judge.baselines import NOTHING, Known
 from seatrial.judge.groups import SHAPE, Alike, Group, fleets_of, groups_of, outside
 from seatrial.judge.lint import gives_up, key_of
-from seatrial.judge.standard import NO_TROUBLE, Standards
+from seatrial.judge.standard import NO_TROUBLE, Standards, evidence_of
 from seatrial.judge.wording import inapplicable, opposite
 from seatrial.model import CLUSTER, LEFT_OUT, WITHHELD, Limit, Measurement, Metric, Outcome, Rule, Verdict, format_value
 
@@ -28,8 +28,8 @@ def judge_check(
         return [Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.ERROR, reason="not measured")]
     verdicts = list(_unmeasured(check.name, measurements))
     measured = [measurement for measurement in measurements if not measurement.skipped]
-    groups = groups_of(check, measured)
     rules = _effective(check.rules, expect, trial)
+    groups = groups_of(check, measured, {rule.metric for rule in rules})
     of_fleets = fleets_of([rule.metric for rule in rules if rule.baseline or not rule.expect], measured)
     rulings = [
         _Ruling(
@@ -55,9 +55,9 @@ def _unmeasured(check: str, measurements: Sequence[Measurement]) -> Iterator[Ver
     for measurement in measurements:
         subject = measurement.subject
         if measurement.error:
-            yield Verdict.made(check, subject, "", Outcome.ERROR, measurement.error)
+            yield Verdict(check, subject, Outcome.ERROR, measurement.error)
         elif measurement.skipped:
-            yield Verdict.made(check, subject, "", Outcome.SKIP, measurement.skipped)
+            yield Verdict(check, subject, Outcome.SKIP, measurement.skipped)
 
 
 def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -> list[Rule]:
@@ -103,7 +103,7 @@ class _Ruling:
             if absent := group.absent(name):
                 self._valueless(group, Outcome.ERROR, f"{name} was not measured everywhere; not of {absent}")
             for place, why in group.excused(name).items():
-                self.verdicts.append(Verdict.made(self._check, place, name, Outcome.SKIP, f"does not apply: {why}"))
+                self.verdicts.append(Verdict(self._check, place, Outcome.SKIP, f"does not apply: {why}", name))
         found = [self._standards.verdict(group, metric) for metric in metrics]
         self.verdicts += _mirrored(self._rule, metrics, found) if self._rule.mirrored else found
 
@@ -120,7 +120,7 @@ class _Ruling:
         return (Outcome.ERROR if like else Outcome.SKIP), reason
 
     def _valueless(self, group: Group, outcome: Outcome, reason: str) -> None:
-        self.verdicts.append(Verdict.made(self._check, group.subject, self._rule.metric, outcome, reason))
+        self.verdicts.append(Verdict(self._check, group.subject, outcome, reason, self._rule.metric))
 
 
 def _mirrored(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
@@ -139,7 +139,8 @@ def _one_way(verdict: Verdict, rule: Rule, metric: Metric, other: float, reverse
     outcome = Outcome.WARN if verdict.outcome in NO_TROUBLE else verdict.outcome
     reason = f"{words}{colon}{meaning}" if colon else f"{words}: {rule.why}"
     judged_by = f"{verdict.judged_by}; warns under {rule.mirrored:.0%} of the other order"
-    return replace(verdict, outcome=outcome, reason=reason, remedy=rule.remedy, judged_by=judged_by)
+    evidence = verdict.evidence if outcome is verdict.outcome else evidence_of(metric)
+    return replace(verdict, outcome=outcome, reason=reason, evidence=evidence, remedy=rule.remedy, judged_by=judged_by)
 
 
 def _instead(rule: Rule, expect: Mapping[str, Limit]) -> str:
@@ -157,12 +158,12 @@ def _missing(check: str, group: Group, rule: Rule, instead: str) -> Verdict:
     left_out, withheld = (_reason(group.facts.get(fact), rule.metric) for fact in (LEFT_OUT, WITHHELD))
     if left_out and instead:
         reason = f"{check} {rule.metric} is not judged: {left_out}, and it has a threshold on {instead}"
-        passed_over = Verdict.made(check, group.subject, rule.metric, Outcome.SKIP, reason)
-        return replace(passed_over, judged_by="rule: where the trial measures this size")
+        judged_by = "rule: where the trial measures this size"
+        return Verdict(check, group.subject, Outcome.SKIP, reason, rule.metric, judged_by=judged_by)
     why = f"{left_out}, with a threshold on none of them" if left_out else withheld
     said = f" ({why})" if why else ""
     reason = f"{rule.metric} was not measured{said}, so that nothing is known of this: {rule.why}"
-    return Verdict.made(check, group.subject, rule.metric, Outcome.ERROR, reason)
+    return Verdict(check, group.subject, Outcome.ERROR, reason, rule.metric)
 
 
 def _reason(reasons: JsonValue, metric: str) -> str:

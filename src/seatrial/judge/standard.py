@@ -49,8 +49,7 @@ class Standard:
 
     def verdict(self, metric: Metric, facts: Mapping[str, JsonValue]) -> Verdict:
         """``facts``: all that was recorded where ``metric`` was measured, which the rule may want to show."""
-        value = format_value(metric.value, metric.unit)
-        figure = f"{metric.name} is {value}"
+        figure = f"{metric.name} is {format_value(metric.value, metric.unit)}"
         if metric.value < 0 and self._cannot_be(metric):
             outcome, reason, judged_by = (
                 Outcome.ERROR,
@@ -59,16 +58,17 @@ class Standard:
             )
         else:
             outcome, reason, judged_by = self._judged(metric, figure)
-        bad = outcome not in NO_TROUBLE
-        return Verdict.made(
-            self.check,
-            metric.subject,
-            metric.name,
-            outcome,
-            f"{reason}: {self.rule.why}" if bad and self.rule.why else reason,
-            _evidence(metric, value) + (_shown(self.rule, facts) if bad else ""),
-            self.rule.remedy if bad else "",
-            judged_by,
+        if outcome in NO_TROUBLE:
+            return Verdict(self.check, metric.subject, outcome, reason, metric.name, "", "", judged_by)
+        return Verdict(
+            check=self.check,
+            subject=metric.subject,
+            metric=metric.name,
+            outcome=outcome,
+            reason=f"{reason}: {self.rule.why}" if self.rule.why else reason,
+            evidence=evidence_of(metric) + _shown(self.rule, facts),
+            remedy=self.rule.remedy,
+            judged_by=judged_by,
         )
 
     def _cannot_be(self, below: Metric) -> bool:
@@ -121,28 +121,30 @@ class Standards:
         self._made: dict[tuple[object, ...], Standard] = {}
         # a threshold of the check itself says the same of a value wherever it was measured
         self._anywhere = rule.expect is not None and not rule.baseline and not trial
-        self._good: dict[tuple[float, str], tuple[str, str, str]] = {}
+        self._good: dict[tuple[float, str], tuple[str, str]] = {}
+        self._asked: tuple[Group, Fleet, str] | None = None
+        self._found: Standard
 
     def verdict(self, group: Group, metric: Metric) -> Verdict:
         """On a metric that was measured at one of the places of ``group``."""
-        alike, subject = (metric.value, metric.unit), metric.subject
         once = self._anywhere and not metric.samples
-        if once and (same := self._good.get(alike)):
-            reason, evidence, judged_by = same
-            return Verdict.made(
-                self._check, subject, metric.name, Outcome.PASS, reason, evidence + subject, "", judged_by
-            )
-        verdict = self._of(group, metric).verdict(metric, group.facts)
+        if once and (same := self._good.get((metric.value, metric.unit))):
+            reason, judged_by = same
+            return Verdict(self._check, metric.subject, Outcome.PASS, reason, metric.name, "", "", judged_by)
+        fleet = self._fleets.of(group.model, metric.subject) if self._fleets else NOBODY
+        asked = group, fleet, metric.unit
+        if asked != self._asked:  # of a node's pairs the same is asked again and again
+            self._asked, self._found = asked, self._of(group, fleet, metric.unit)
+        verdict = self._found.verdict(metric, group.facts)
         if once and verdict.outcome is Outcome.PASS:
-            self._good[alike] = verdict.reason, verdict.evidence.removesuffix(subject), verdict.judged_by
+            self._good[metric.value, metric.unit] = verdict.reason, verdict.judged_by
         return verdict
 
-    def _of(self, group: Group, metric: Metric) -> Standard:
-        fleet = self._fleets.of(group.model, metric.subject) if self._fleets else NOBODY
+    def _of(self, group: Group, fleet: Fleet, unit: str) -> Standard:
         alike = not self._rule.like or self._rule.like.items() <= group.facts.items()
-        kind = (group.shape, alike, fleet.node, metric.unit)
+        kind = (group.shape, alike, fleet.node, unit)
         if (found := self._made.get(kind)) is None:
-            found = Standard(self._check, self._rule, metric.unit, group.facts, self._trial, self._known, fleet)
+            found = Standard(self._check, self._rule, unit, group.facts, self._trial, self._known, fleet)
             self._made[kind] = found
         return found
 
@@ -322,9 +324,10 @@ def _shown(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
     return "".join(f"; {name}: {text[:_SHOWN]}{'…' if len(text) > _SHOWN else ''}" for name, text in texts.items())
 
 
-def _evidence(metric: Metric, value: str) -> str:
-    samples = metric.samples
+def evidence_of(metric: Metric) -> str:
+    """What stands beside a verdict that somebody has to look into; the record has it of all."""
+    figure, samples = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}", metric.samples
     if len(samples) < 2:
-        return f"{metric.name} = {value} on {metric.subject}"
+        return figure
     low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
-    return f"{metric.name} = {value} on {metric.subject}, {len(samples)} samples from {low} to {high}"
+    return f"{figure}, {len(samples)} samples from {low} to {high}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
+from operator import attrgetter
 
 from seatrial.checks.base import Check
 from seatrial.model import Measurement, Outcome, Verdict
@@ -14,12 +15,14 @@ def unjudged(
 ) -> tuple[str, ...]:
     """Each a sentence on checks of which the same is to say: ``a.b, a.c: algbw.*, busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
-    for one in (one for one in measurements if one.metrics):
-        recorded.setdefault(one.check, set()).update([metric.name for metric in one.metrics])
-    judged = {(one.check, one.metric) for one in verdicts if one.outcome is not Outcome.SKIP}
+    speaking = {name for name, check in checks.items() if check.performance}
+    for one in (one for one in measurements if one.metrics and one.check in speaking):
+        recorded.setdefault(one.check, set()).update(map(attrgetter("name"), one.metrics))
+    said = set(map(attrgetter("check", "metric", "outcome"), verdicts))  # few of very many
+    judged = {(check, metric) for check, metric, outcome in said if outcome is not Outcome.SKIP}
     by_figures: dict[str, list[str]] = {}
     for name, metrics in recorded.items():
-        if name in checks and (figures := ", ".join(_families(checks[name], metrics, judged))):
+        if figures := ", ".join(_families(checks[name], metrics, judged)):
             by_figures.setdefault(figures, []).append(name)
     return tuple(f"{', '.join(names)}: {figures}" for figures, names in by_figures.items())
 
