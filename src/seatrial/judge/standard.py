@@ -23,7 +23,8 @@ from seatrial.statistics import median_interval
 # 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly,
 # or the reference is wrong.
 BELIEVABLE = 1.5
-NO_TROUBLE = (Outcome.PASS, Outcome.SKIP)
+_PASS = Outcome.PASS  # once: to ask an enum for a member takes as long as a call
+NO_TROUBLE = (_PASS, Outcome.SKIP)
 RECORDED = "rule: where somebody knows what good hardware reaches"
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # and what is per second; of others a rule says so
 _BEHIND = "far under the others of this trial"
@@ -103,7 +104,7 @@ class Standard:
         of, judged_by = self._siblings
         share = metric.value / self.fleet.median
         far = share < self.rule.warn_below and self.fleet.outlying(metric.value)
-        return (Outcome.WARN if far else Outcome.PASS), f"{figure}, {share:.1%} of {of}", judged_by
+        return (Outcome.WARN if far else _PASS), f"{figure}, {share:.1%} of {of}", judged_by
 
     @cached_property
     def _siblings(self) -> tuple[str, str]:
@@ -130,13 +131,13 @@ class Standards:
         once = self._anywhere and not metric.samples
         if once and (same := self._good.get((metric.value, metric.unit))):
             reason, judged_by = same
-            return Verdict(self._check, metric.subject, Outcome.PASS, reason, metric.name, "", "", judged_by)
+            return Verdict(self._check, metric.subject, _PASS, reason, metric.name, "", "", judged_by)
         fleet = self._fleets.of(group.model, metric.subject) if self._fleets else NOBODY
         asked = group, fleet, metric.unit
         if asked != self._asked:  # of a node's pairs the same is asked again and again
             self._asked, self._found = asked, self._of(group, fleet, metric.unit)
         verdict = self._found.verdict(metric, group.facts)
-        if once and verdict.outcome is Outcome.PASS:
+        if once and verdict.outcome is _PASS:
             self._good[metric.value, metric.unit] = verdict.reason, verdict.judged_by
         return verdict
 
@@ -175,7 +176,7 @@ class _Compared:
         if share >= self._good:
             if self._fleet.outlying(metric.value):
                 return Outcome.WARN, f"{reason}, and {_BEHIND}", self._by
-            return Outcome.PASS, reason, self._by
+            return _PASS, reason, self._by
         if share >= least:
             return Outcome.WARN, reason, self._by
         interval, of_it = _interval(metric)
@@ -233,7 +234,7 @@ class _Asked:
                 return Outcome.UNJUDGED, f"{figure}, {share} of {most}, which is more than can be believed: {best.of}"
             if self._standard.fleet.outlying(metric.value):
                 return Outcome.WARN, f"{figure}, and {_BEHIND}"
-        return Outcome.PASS, figure
+        return _PASS, figure
 
     @cached_property
     def _best(self) -> Reference | None:
