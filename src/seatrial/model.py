@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
@@ -22,10 +23,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.dataclasses import dataclass
 
 from seatrial.gauges import Telemetry
 from seatrial.records import Frozen as Frozen
-from seatrial.records import Many
 from seatrial.verdict import WORST_FIRST as WORST_FIRST
 from seatrial.verdict import Outcome as Outcome
 from seatrial.verdict import Verdict as Verdict
@@ -105,8 +106,12 @@ class Phase(StrEnum):
     DISTRIBUTED = "Distributed training"
 
 
-class Metric(Many):
-    """One measured number. ``samples`` are the single readings behind ``value``, where there are several."""
+@dataclass(config=ConfigDict(extra="forbid"), frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One measured number. ``samples`` are the single readings behind ``value``, where there are several.
+
+    A large cluster has a million of them: each as small as a checked record gets.
+    """
 
     name: str
     value: FiniteFloat

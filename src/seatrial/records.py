@@ -41,18 +41,3 @@ class Frozen(BaseModel):
             return super().model_dump_json(indent=indent, **options)
         except PydanticSerializationError:
             return json.dumps(self.model_dump(mode="json", **options), indent=indent, ensure_ascii=False)
-
-
-_ANY: set[str] = set()
-_set = object.__setattr__  # past the guard of a frozen record
-
-
-class Many(Frozen):
-    """Of a large cluster there are hundreds of thousands of such records.
-
-    pydantic keeps with each a set of the fields that were given, as large as all the rest. Nobody asks for it: one for
-    all will do (a copy gets a set of its own).
-    """
-
-    def model_post_init(self, _context: Any) -> None:
-        _set(self, "__pydantic_fields_set__", _ANY)

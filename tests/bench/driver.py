@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -106,7 +106,7 @@ def run(check: str, options: dict[str, Any], place: Place) -> dict[str, Any]:
     try:
         for seen in declared.measure(place, declared.options.model_validate(options)):
             if isinstance(seen, Metric):
-                record["metrics"].append(seen.model_dump(mode="json"))
+                record["metrics"].append(asdict(seen))
             elif isinstance(seen, Fact):
                 record["facts"][seen.name] = seen.value
             elif isinstance(seen, Series):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -250,9 +251,7 @@ def test_what_was_not_measured_everywhere_is_an_error(name: str, subject: str) -
 def test_another_size_is_an_error_unless_the_trial_judges_it_itself() -> None:
     ranks = measured(4)
     facts = {**ranks[0].facts, "left_out": {BUSBW: "the trial's options ask for 64MiB"}}
-    renamed = tuple(
-        one.model_copy(update={"name": "busbw.64MiB"}) if one.name == BUSBW else one for one in ranks[0].metrics
-    )
+    renamed = tuple(replace(one, name="busbw.64MiB") if one.name == BUSBW else one for one in ranks[0].metrics)
     other = [ranks[0].model_copy(update={"metrics": renamed, "facts": facts}), *ranks[1:]]
     assert verdicts(other)[BUSBW, CLUSTER] is Outcome.ERROR
     said = judge_check(CHECK, other, {"busbw.64MiB": Limit.parse("> 300 GB/s")}, "t", KNOWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -47,9 +48,7 @@ def as_on_gpus(measurements: list[Measurement]) -> list[Measurement]:
     """The same figures as if NCCL had brought them: those of CPUs that share two cores are not judged."""
     lead, *others = measurements
     facts = {**lead.facts, "backend": "nccl", "joined": NVLINK}
-    metrics = tuple(
-        one.model_copy(update={"name": BUSBW}) if one.name == "busbw.64KiB" else one for one in lead.metrics
-    )
+    metrics = tuple(replace(one, name=BUSBW) if one.name == "busbw.64KiB" else one for one in lead.metrics)
     return [lead.model_copy(update={"facts": facts, "metrics": metrics}), *others]
 
 

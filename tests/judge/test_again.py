@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_of_a_collective_all_ranks_together_are_measured_twice() -> None:
     both = check(scope=Scope.CLUSTER)
 
     def ranks(first: Measurement) -> list[Measurement]:
-        figures = tuple(one.model_copy(update={"subject": "cluster"}) for one in first.metrics)
+        figures = tuple(replace(one, subject="cluster") for one in first.metrics)
         leader = first.model_copy(update={"metrics": figures})
         return [leader, first.model_copy(update={"subject": "n0/gpu1", "metrics": ()})]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ def test_what_its_own_judge_warned_of_teaches_nothing() -> None:
     )
     with pytest.raises(UsageError, match="was REJECTED"):
         site.learn("lab", {"a": of(one)}, catalog())
-    good = one.model_copy(update={"metrics": (one.metrics[0].model_copy(update={"value": 4300}),), "again": True})
+    good = one.model_copy(update={"metrics": (replace(one.metrics[0], value=4300),), "again": True})
     lifted = of(one, repeats=(good,))
     with pytest.raises(UsageError, match=r"nothing to learn in a: n0/gpu0: WARN, copy is 1,600 GB/s.*not reproduced"):
         site.learn("lab", {"a": lifted}, catalog())
