@@ -252,17 +252,45 @@ def test_more_than_the_hardware_can_do_was_measured_wrongly(value: float, outcom
     assert judged(check(BY_BASELINE), measured(value, facts=FOUR)) == [("cluster", outcome)]
 
 
-@pytest.mark.parametrize(("key", "best"), [("x.busbw.1GiB", 400), ("x.busbw.2GiB", 600)])
-def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(key: str, best: float) -> None:
-    """Beside what is published; for a size of which nothing is, beside what the links can carry."""
-    spec = Spec(value=600, unit="GB/s", source="a datasheet")
+@pytest.mark.parametrize(
+    ("key", "value", "outcome", "words"),
+    [
+        ("x.busbw.1GiB", 600, Outcome.PASS, "speed is 600 GB/s"),
+        ("x.busbw.1GiB", 640, Outcome.UNJUDGED, "160.0% of 400 GB/s, which is more than can be believed: "),
+        ("x.busbw.2GiB", 640, Outcome.PASS, "speed is 640 GB/s"),
+        (
+            "x.busbw.2GiB",
+            701,
+            Outcome.ERROR,
+            "which nothing here can reach: it was measured wrongly: Test GPU has 700 GB/s",
+        ),
+    ],
+)
+def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(
+    key: str, value: float, outcome: Outcome, words: str
+) -> None:
+    """Beside what is published; of any size, beside what the links can carry."""
+    spec = Spec(value=700, unit="GB/s", source="a datasheet")
     sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
     what = check(Rule(metric="speed", baseline=key, why="", remedy=""))
     expect = {"speed": Limit.parse("> 390 GB/s")}
-    for share, outcome in ((1.5, Outcome.PASS), (1.6, Outcome.UNJUDGED)):
-        (told,) = judge_check(what, [measured(share * best, facts=FOUR)], expect, "mine", Known(None, [sku]))
+    (told,) = judge_check(what, [measured(value, facts=FOUR)], expect, "mine", Known(None, [sku]))
+    assert told.outcome is outcome
+    assert words in told.reason
+
+
+@pytest.mark.parametrize(
+    ("expect", "good"), [({}, Outcome.UNJUDGED), ({"speed": Limit.parse("> 390 GB/s")}, Outcome.PASS)]
+)
+def test_what_no_link_carries_is_no_speed_whatever_it_is_held_to(expect: dict[str, Limit], good: Outcome) -> None:
+    """A clock that runs fast: half as much again as good hardware reaches may be more than its links carry."""
+    sku = SKU.model_copy(update={"spec": {"nvlink": Spec(value=450, unit="GB/s", source="a datasheet")}})
+    what = check(Rule(metric="speed", baseline="all_gather.busbw.1GiB", why="", remedy=""))
+    for value, nodes, outcome in ((449, 1, good), (451, 1, Outcome.ERROR), (451, 2, good)):
+        (told,) = judge_check(
+            what, [measured(value, facts=FOUR | {"nodes": nodes})], expect, "mine", Known(None, [sku])
+        )
         assert told.outcome is outcome
-    assert f"160.0% of {best} GB/s, which is more than can be believed: " in told.reason
 
 
 @pytest.mark.parametrize(("settings", "outcome"), [("shipped", Outcome.UNJUDGED), ("changed", Outcome.PASS)])

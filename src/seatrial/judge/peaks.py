@@ -68,7 +68,7 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
 def unreachable(check: Check, measured: Sequence[Measurement], known: Known) -> Iterator[Verdict]:
     """An ERROR for each figure of a training that its GPU's arithmetic has no room for: it was measured wrongly.
 
-    Other figures are held to their bound by the rules that judge them. Of these most have no rule.
+    Other figures are held to their bound where a rule judges them. Of these most have no rule.
     """
     families = {name for name in check.metrics if name.partition(".")[0] in FAMILIES}
     for one in measured if families else ():

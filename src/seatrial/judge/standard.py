@@ -7,6 +7,7 @@ words for both are found once.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from pydantic import JsonValue
 
 from seatrial.judge.baselines import MIXED, Fleet, Known, Reference
 from seatrial.judge.groups import NOBODY, Fleets, Group
-from seatrial.judge.lint import TIMES, WEAK, beyond, bound, flaw, laxness, passes, weakness
+from seatrial.judge.lint import TIMES, WEAK, Bound, beyond, bound, flaw, laxness, passes, spec_of, weakness
 from seatrial.model import HARDLY, Limit, Metric, Outcome, Rule, Verdict, format_value
 from seatrial.statistics import median_interval
 
@@ -51,12 +52,8 @@ class Standard:
     def verdict(self, metric: Metric, facts: Mapping[str, JsonValue]) -> Verdict:
         """``facts``: all that was recorded where ``metric`` was measured, which the rule may want to show."""
         figure = f"{metric.name} is {format_value(metric.value, metric.unit)}"
-        if metric.value < 0 and self._cannot_be(metric):
-            outcome, reason, judged_by = (
-                Outcome.ERROR,
-                f"{figure}, which cannot be below 0: it was measured wrongly",
-                "",
-            )
+        if not 0 <= metric.value <= self._ceiling and (wrong := self._impossible(metric)):
+            outcome, reason, judged_by = Outcome.ERROR, f"{figure}, {wrong}", ""
         else:
             outcome, reason, judged_by = self._judged(metric, figure)
         if outcome in NO_TROUBLE:
@@ -72,10 +69,30 @@ class Standard:
             judged_by=judged_by,
         )
 
-    def _cannot_be(self, below: Metric) -> bool:
-        """Whether a value ``below`` 0 was measured wrongly: by its unit, or since the rule would find it good."""
-        rule, never = self.rule, "/s" in below.unit or below.unit in _NEVER_NEGATIVE
-        return never or bool(rule.expect and not rule.signed and rule.expect.holds(below.value))
+    def _impossible(self, odd: Metric) -> str:
+        """Why a value below 0 or beyond the hardware cannot be; empty where it can.
+
+        One below 0 cannot by its unit, or since the rule would find it good.
+        """
+        if self._most and odd.value > self._most.value:
+            return f"which nothing here can reach: it was measured wrongly: {self._most.arithmetic}"
+        rule, never = self.rule, "/s" in odd.unit or odd.unit in _NEVER_NEGATIVE
+        wrong = never or (rule.expect and not rule.signed and rule.expect.holds(odd.value))
+        return "which cannot be below 0: it was measured wrongly" if wrong else ""
+
+    @cached_property
+    def _ceiling(self) -> float:
+        return self._most.value if self._most else math.inf
+
+    @cached_property
+    def _most(self) -> Bound | None:
+        """What the hardware can do. Of trainings, of which each place may have another, ``peaks`` tells.
+
+        Not between nodes: an algorithm that we do not model may ask less of the network.
+        """
+        models = spec_of(self.key) and self.facts.get("nodes") in (None, 1)
+        most = bound(self.key, self.facts, self.known) if models else None
+        return most if most and most.unit == self.unit else None
 
     @cached_property
     def _judged(self) -> Callable[[Metric, str], Said]:
@@ -238,20 +255,13 @@ class _Asked:
 
     @cached_property
     def _best(self) -> Reference | None:
-        """What a figure is too good to be true beside: what is published, or else the hardware's own limit.
+        """What a figure is too good to be true beside: what is published of the same.
 
         Of a training with settings of its own, say, what is published tells nothing.
         """
-        one, published, key = self._standard, self._published, self._rule.baseline or ""
-        if not self._rule.like.items() <= one.facts.items():
-            return None
-        if isinstance(published, Reference):
-            best = published
-        elif most := bound(key, one.facts, one.known):
-            best = Reference(most.value, most.unit, most.arithmetic, "")
-        else:
-            return None
-        return best if best.unit == one.unit else None
+        one, best = self._standard, self._published
+        alike = self._rule.like.items() <= one.facts.items()
+        return best if alike and isinstance(best, Reference) and best.unit == one.unit else None
 
     def _sense(self, metric: Metric) -> str:
         """What a threshold of the trial is worth beside what is known: one far under that hardly tests anything.
