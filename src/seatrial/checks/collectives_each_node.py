@@ -61,14 +61,14 @@ def measure(place: Place, options: EachNodeOptions) -> Iterator[Observation]:
     several = {node: ranks for node, ranks in nodes.items() if len(ranks) > 1}
     if not several:
         raise NotApplicable("one rank a node: it has nobody there to reduce with")
-    path, models = collectives.describe_group(), rank.gather(rank.describe_device(place.device)["gpu"])
+    path, models = collectives.describe_group(), subgroups.models_among(nodes[place.node], place.device)
     rank.release_memory(place.device)
     since = nccl_told.written(place.device)
     size, results, refused = _that_fits(place, options, list(several.values()))
     path["transports"] = nccl_told.transports(place.device, since)
     own = dict(zip(several, results, strict=True)).get(place.node)
     if own and place.rank == own.ranks[0]:
-        shape = {"gpu": _models(models, own), "world_size": len(own.ranks), "nodes": 1}
+        shape = {"gpu": models, "world_size": len(own.ranks), "nodes": 1}
         facts = {**path, **shape, "size": size, "how": _how(path, size, len(several), own, refused)}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
         yield from _figures(place.node, own, size)
@@ -99,11 +99,6 @@ def _refused(node: str, refused: Mapping[str, str]) -> Iterator[Observation]:
     if refused:
         yield Fact(name="not_allocated", value={**refused})
         yield Fact(name=WITHHELD, value={f"busbw.{size}": f"no memory at {told}" for size, told in refused.items()})
-
-
-def _models(of_rank: Sequence[str | None], own: GroupResult) -> str | None:
-    """Of the GPUs of one node; several are joined as ``describe_devices`` joins them. None on a CPU."""
-    return " + ".join(sorted({model for one in own.ranks if (model := of_rank[one])})) or None
 
 
 def _figures(node: str, own: GroupResult, size: int) -> Iterator[Observation]:
