@@ -60,7 +60,7 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
     """A measurement for each place of ``job``, after those of the record in turn.
 
     The first of each node speaks for it, as rank 0 does in the record; rank 0 itself speaks for the cluster, and alone
-    of all nodes in a check that they make together.
+    of all nodes in a check that they make together, unless each is judged by itself.
     """
     if job is None or check.scope is Scope.CONTROL:
         yield from measured
@@ -71,11 +71,12 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
         node, local = nodes[rank // job.ranks_per_node], rank % job.ranks_per_node
         template = leader if local == 0 or not others else others[rank % len(others)]
         subject = f"{node}/gpu{local}" if job.placement == "ranks" else node
-        own = [metric for metric in template.metrics if rank == 0 or metric.subject != CLUSTER]
+        own = [metric for metric in template.metrics if check.by_node or rank == 0 or metric.subject != CLUSTER]
         times = Counter(metric.name for metric in own if metric.subject != CLUSTER)
         of_all = {name for name, count in times.items() if count > 1 and job.placement == "ranks"}
-        metrics = tuple(_moved(one, node, subject, template.subject) for one in own if one.name not in of_all)
-        told_of = [node] if check.scope is not Scope.CLUSTER else nodes if rank == 0 else []
+        metrics = tuple(_moved(one, check, node, subject, template.subject) for one in own if one.name not in of_all)
+        for_node = check.by_node or check.scope is not Scope.CLUSTER
+        told_of = [node] if for_node else nodes if rank == 0 else []
         for name in sorted(of_all):
             some = [one for one in own if one.name == name]
             metrics += tuple(new for one in told_of for new in _everywhere(some, one, job.ranks_per_node, check))
@@ -87,9 +88,12 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
         yield template.model_copy(update=changed)
 
 
-def _moved(metric: Metric, node: str, subject: str, old: str) -> Metric:
-    """A metric of the place itself or of a GPU of its node, at the new place; one of the cluster stays."""
-    if metric.subject == CLUSTER:
+def _moved(metric: Metric, check: Check, node: str, subject: str, old: str) -> Metric:
+    """A metric of the place itself or of a GPU of its node, at the new place; one of the cluster stays.
+
+    But for a check that judges each node by itself, which told of the cluster in older records.
+    """
+    if metric.subject == CLUSTER and not check.by_node:
         return metric
     moved = subject if metric.subject == old else f"{node}/{metric.subject.partition('/')[2]}".rstrip("/")
     return Metric(name=metric.name, value=metric.value, unit=metric.unit, subject=moved, samples=metric.samples)

@@ -25,6 +25,8 @@ def test_a_whole_trial_of_many_gpus_is_judged_quickly() -> None:
     assert Outcome.ERROR not in said
     assert Outcome.FAIL not in said
     assert len({one.subject for one in verdicts if one.check == "device.gemm"}) == 32 * 8
+    by_node = [one for one in verdicts if one.check == "collectives.gpu_pairs" and one.metric == "wrong_elements"]
+    assert [one.subject for one in by_node] == [f"node{number:04}" for number in range(32)]
 
 
 def test_it_prints_time_and_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,14 @@ def _refused(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
 
+ROOM = 2**14  # bytes
+_empty = buffers.TorchBuffers.empty
+
+
+def _with_little_room(source: buffers.TorchBuffers, count: int, dtype: torch.dtype, device: torch.device) -> Any:
+    return _empty(source, count, dtype, device) if count * dtype.itemsize <= ROOM else _refused()
+
+
 _all_reduce = dist.all_reduce
 
 
@@ -69,6 +77,7 @@ def _wrong_sum(tensor: torch.Tensor, **more: Any) -> Any:
 FAULTS = {
     "wrong_sums": cluster.on(2, dist, "all_reduce", _wrong_sum),
     "no_memory": cluster.on(1, buffers.TorchBuffers, "empty", _refused),
+    "little_memory": cluster.on(2, buffers.TorchBuffers, "empty", _with_little_room),
     "late": cluster.on(2, dist, "batch_isend_irecv", _late),
     "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),
     "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_links),

@@ -27,7 +27,7 @@ from seatrial.judge import gates
 from seatrial.judge.baselines import Known, Sku
 from seatrial.judge.links import Links
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Expected, Fact, Limit, Measurement, Metric, Outcome
+from seatrial.model import Expected, Fact, Limit, Measurement, Metric, Outcome
 from seatrial.worker import measure
 
 GOOD, BAD = 360.0, 180.0  # GB/s
@@ -57,10 +57,11 @@ def measured(
     ways: str = NVLINK,
     odd: str = "",
     model: str = MODEL,
+    strange: str = "",
 ) -> list[Measurement]:
     """What the check brings of nodes with ``gpus`` each, some of which are ``bad``; a bad ``path``; ``shared`` links.
 
-    ``odd``: what joins the GPUs of the second node, where it is not ``ways``.
+    ``odd``: what joins the GPUs of the second node, where it is not ``ways``; ``strange``: their model.
     ``wrong``: what was wrong of what the first rank sent to the second.
     """
     home = {f"n{node}": range(node * gpus, (node + 1) * gpus) for node in range(nodes)}
@@ -75,21 +76,17 @@ def measured(
     slow = {frozenset(partners) for figures in first.values() for partners in gpu_pairs._tries(figures)}
     alone = [line(a, b, rate(a, b, ()), (wrong_alone or {}).get((b, a))) for a, b in met if frozenset((a, b)) in slow]
     found = by_node(home, subjects, GPU_SIZE, lines, alone)
-    by = {node: odd if node == "n1" and odd else ways for node in home}
-    seen = list(gpu_pairs._figures(found, subjects, by))
-    facts = {"backend": "nccl", "gpu": model, "world_size": 2, "nodes": 1, **gpu_pairs._alike(found, by, again=True)}
-    facts |= {one.name: one.value for one in seen if isinstance(one, Fact)}
-    lead = tuple(one for one in seen if isinstance(one, Metric))
-    return [
-        Measurement(
-            check=CHECK.name,
-            subject=subject,
-            rank=rank,
-            metrics=() if rank else lead,
-            facts={} if rank else facts,
-        )
-        for rank, subject in enumerate(subjects)
-    ]
+    ranks = [Measurement(check=CHECK.name, subject=subject, rank=rank) for rank, subject in enumerate(subjects)]
+    for number, (node, figures) in enumerate(found.items()):
+        joined = odd if node == "n1" and odd else ways
+        seen = list(gpu_pairs._figures(node, figures, joined))
+        name = strange if node == "n1" and strange else model
+        facts = {"backend": "nccl", "gpu": name, "world_size": 2, "nodes": 1}
+        facts |= gpu_pairs._alike(figures, joined, again=True)
+        facts |= {one.name: one.value for one in seen if isinstance(one, Fact)}
+        told = tuple(one for one in seen if isinstance(one, Metric))
+        ranks[number * gpus] = ranks[number * gpus].model_copy(update={"metrics": told, "facts": facts})
+    return ranks
 
 
 def verdicts(ranks: list[Measurement]) -> dict[tuple[str, str], Outcome]:
@@ -169,7 +166,7 @@ def test_what_is_slow_among_others_alone_shares_a_link_and_is_no_slow_path() -> 
 
 def test_on_pcie_to_share_a_link_is_the_rule() -> None:
     ranks = measured(8, shared={frozenset((0, 7))}, ways="PHB", model=STRANGE)
-    assert verdicts(ranks)["shared_links", CLUSTER] is Outcome.SKIP
+    assert verdicts(ranks)["shared_links", "n0"] is Outcome.SKIP
     assert not failed(ranks)
     assert failed(measured(8, path=(0, 7), ways="PHB", model=STRANGE)) == {"n0/gpu0->gpu7"}
 
@@ -178,7 +175,7 @@ def test_on_pcie_to_share_a_link_is_the_rule() -> None:
 def test_gpus_that_are_joined_in_unlike_ways_are_not_compared(ways: str) -> None:
     """Two sockets: what goes from one to the other is slower on every such machine."""
     ranks = measured(8, path=(0, 7), ways=ways, model=STRANGE)
-    assert verdicts(ranks)["path_share", CLUSTER] is Outcome.SKIP
+    assert verdicts(ranks)["path_share", "n0"] is Outcome.SKIP
     assert not failed(ranks)
     assert not list(localize(ranks))
     assert ways in str(ranks[0].facts["comparable"])
@@ -188,17 +185,17 @@ def test_gpus_that_are_joined_in_unlike_ways_are_not_compared(ways: str) -> None
 def test_an_odd_node_costs_no_other_one_its_comparison(odd: str) -> None:
     ranks = measured(8, nodes=3, bad=(3,), odd=odd, model=STRANGE)
     assert failed(ranks) == {"n0/gpu3"}
-    excused: Any = ranks[0].facts["excused"]
-    assert set(excused) == {f"n1/gpu{one}" for one in range(8)}
-    assert all(odd in why for why in excused.values())
-    assert all(verdicts(ranks)["gpu_share", f"n1/gpu{one}"] is Outcome.SKIP for one in range(8)), "and it is said"
+    said = {one.subject: one for one in judge_check(CHECK, ranks, {}, "t", KNOWN) if one.metric == "gpu_share"}
+    assert said["n1"].outcome is Outcome.SKIP
+    assert odd in said["n1"].reason
+    assert {one.partition("/")[0] for one in said} == {"n0", "n1", "n2"}
     assert failed(measured(8, nodes=3, bad=(11,), odd=odd), BUSBW), "what is known of its model judges it all the same"
 
 
 def test_two_gpus_never_outvote_each_other_but_what_is_known_speaks() -> None:
     ranks = measured(2, nodes=4, path=(0, 1))
     assert failed(ranks) == {"n0/gpu0->gpu1"}
-    assert verdicts(ranks)["gpu_share", CLUSTER] is Outcome.SKIP
+    assert verdicts(ranks)["gpu_share", "n0"] is Outcome.SKIP
     assert not failed(measured(2, nodes=4, path=(0, 1), model=STRANGE))
     assert not list(localize(ranks))
 
@@ -210,6 +207,21 @@ def test_gpus_are_compared_with_those_of_their_own_node() -> None:
     assert failed(measured(4, nodes=2, bad=(6,)), "gpu_share") == {"n1/gpu2"}
 
 
+def test_nodes_of_unlike_models_are_each_held_to_what_is_known_of_their_own() -> None:
+    ranks = measured(4, nodes=2, path=(0, 1), strange=STRANGE)
+    assert failed(ranks, BUSBW) == {"n0/gpu0->gpu1"}
+    assert verdicts(ranks)[BUSBW, "n1/gpu0->gpu1"] is Outcome.SKIP
+
+
+def test_a_node_whose_first_rank_brings_nothing_is_not_passed_over() -> None:
+    ranks = measured(4, nodes=2)
+    silent = [*ranks[:4], ranks[4].model_copy(update={"metrics": (), "facts": {}}), *ranks[5:]]
+    assert {metric for (metric, where), outcome in verdicts(silent).items() if outcome is Outcome.ERROR} == {
+        rule.metric for rule in CHECK.rules
+    }
+    assert {where for (_, where), outcome in verdicts(silent).items() if outcome is Outcome.ERROR} == {"n1"}
+
+
 def test_a_model_of_which_nothing_is_known_is_recorded_and_not_blocked() -> None:
     outcomes = verdicts(measured(8, model=STRANGE))
     assert set(outcomes.values()) == {Outcome.PASS, Outcome.SKIP}
@@ -219,7 +231,7 @@ def test_a_model_of_which_nothing_is_known_is_recorded_and_not_blocked() -> None
 
 def test_data_that_arrives_wrong_names_sender_receiver_offset_and_bits() -> None:
     ranks = measured(4, wrong={(1, 2): WRONG})
-    assert failed(ranks) == {CLUSTER, "n0/gpu1->gpu2"}
+    assert failed(ranks) == {"n0", "n0/gpu1->gpu2"}
     assert ranks[0].facts["wrong_data"] == [
         {"from": "n0/gpu1", "to": "n0/gpu2", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
     ]
@@ -227,7 +239,7 @@ def test_data_that_arrives_wrong_names_sender_receiver_offset_and_bits() -> None
 
 def test_data_that_arrives_wrong_when_a_pair_is_tried_alone_counts_as_any_other() -> None:
     ranks = measured(4, shared={frozenset((0, 3))}, wrong_alone={(3, 0): WRONG})
-    assert {CLUSTER, "n0/gpu0->gpu3"} <= failed(ranks)
+    assert {"n0", "n0/gpu0->gpu3"} <= failed(ranks)
     assert value(ranks, "shared_links", "n0") == 0, "it carries nothing"
 
 
@@ -238,14 +250,15 @@ def test_a_gpu_that_sends_wrong_data_to_all_is_named_however_fast_it_is() -> Non
 
 
 def without(ranks: list[Measurement], name: str, subject: str) -> list[Measurement]:
-    kept = tuple(one for one in ranks[0].metrics if (one.name, one.subject) != (name, subject))
-    assert len(kept) < len(ranks[0].metrics)
-    return [ranks[0].model_copy(update={"metrics": kept}), *ranks[1:]]
+    kept = [tuple(one for one in rank.metrics if (one.name, one.subject) != (name, subject)) for rank in ranks]
+    assert sum(map(len, kept)) == sum(len(rank.metrics) for rank in ranks) - 1
+    return [rank.model_copy(update={"metrics": own}) for rank, own in zip(ranks, kept, strict=True)]
 
 
 @pytest.mark.parametrize(("name", "subject"), [(BUSBW, "n1/gpu0->gpu3"), ("gpu_share", "n1/gpu2")])
 def test_what_was_not_measured_everywhere_is_an_error(name: str, subject: str) -> None:
-    assert verdicts(without(measured(4, nodes=2), name, subject))[name, CLUSTER] is Outcome.ERROR
+    said = verdicts(without(measured(4, nodes=2), name, subject))
+    assert [key for key, outcome in said.items() if outcome is Outcome.ERROR] == [(name, "n1")]
 
 
 def test_another_size_is_an_error_unless_the_trial_judges_it_itself() -> None:
@@ -253,7 +266,7 @@ def test_another_size_is_an_error_unless_the_trial_judges_it_itself() -> None:
     facts = {**ranks[0].facts, "left_out": {BUSBW: "the trial's options ask for 64MiB"}}
     renamed = tuple(replace(one, name="busbw.64MiB") if one.name == BUSBW else one for one in ranks[0].metrics)
     other = [ranks[0].model_copy(update={"metrics": renamed, "facts": facts}), *ranks[1:]]
-    assert verdicts(other)[BUSBW, CLUSTER] is Outcome.ERROR
+    assert verdicts(other)[BUSBW, "n0"] is Outcome.ERROR
     said = judge_check(CHECK, other, {"busbw.64MiB": Limit.parse("> 300 GB/s")}, "t", KNOWN)
     assert {one.outcome for one in said} == {Outcome.PASS, Outcome.SKIP}
 
@@ -282,7 +295,7 @@ def test_of_three_gpus_no_pair_was_among_others() -> None:
 
 
 def test_what_the_gates_see_is_said_without_the_network() -> None:
-    texts = [one.text for one in gates.relative(measured(4), {CHECK.name: CHECK}, Links(network="rdma"))]
+    texts = [one.text for one in gates.relative(measured(4, nodes=3), {CHECK.name: CHECK}, Links(network="rdma"))]
     assert [text.partition(" slower")[0] for text in texts] == [
         "gpu_share >= 0.9 of the median: the least that it sees is a GPU's way to all others of its node 10%",
         "path_share >= 0.9 of the best: the least that it sees is the path between two GPUs of a node 10%",
@@ -305,8 +318,10 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         lines = [line(a, b, GOOD) for a, b in permutations(range(4), 2)]
         return by_node(nodes, subjects, options.size or GPU_SIZE, lines)
 
-    group = {"backend": "nccl", "gpu": MODEL, "nccl_version": "2.28.9", "world_size": 4}
+    group = {"backend": "nccl", "gpu": f"{MODEL} + {STRANGE}", "nccl_version": "2.28.9", "world_size": 4}
     monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: {"n0": (0, 1, 2, 3)})
+    monkeypatch.setattr(subgroups, "describe_device", lambda _device: {"gpu": MODEL})
+    monkeypatch.setattr(subgroups, "gather", lambda _own: [MODEL] * 4 + [STRANGE] * 4)  # another node's are others
     monkeypatch.setattr(collectives, "describe_group", lambda: dict(group))
     monkeypatch.setattr(nccl_told, "transports", lambda _device, since: {"P2P/CUMEM": 96 - since})
     monkeypatch.setattr(gpu, "read", lambda _root: told)
@@ -333,11 +348,12 @@ def test_on_gpus_the_way_and_what_joins_them_are_told(tmp_path: Path) -> None:
     lead = measure(CHECK, a_place(tmp_path), {})
     assert lead.error is None
     assert (lead.facts["joined"], lead.facts["comparable"]) == (NVLINK, "yes")
+    assert lead.facts["gpu"] == MODEL, "of this node, whatever others have"
     assert (lead.facts["world_size"], lead.facts["nodes"]) == (2, 1), "of two GPUs of a node, however many there are"
     assert lead.facts["transports"] == {"P2P/CUMEM": 96}
     assert "left_out" not in lead.facts
     assert str(lead.facts["how"]).startswith(
-        "NCCL 2.28.9 over P2P/CUMEM: 6 pairs on 1 node of up to 4 ranks in 3 rounds"
+        "NCCL 2.28.9 over P2P/CUMEM: 6 pairs of the 4 ranks of this node in 3 rounds"
     )
     others = [Measurement(check=CHECK.name, subject=f"n0/gpu{one}", rank=one) for one in (1, 2, 3)]
     assert set(verdicts([lead, *others]).values()) == {Outcome.PASS}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.bench.collectives import Timings
+from seatrial.bench.collectives import NoMemory, Timings
 from seatrial.bench.exact import Mismatch
 from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import (
@@ -20,7 +20,7 @@ from seatrial.checks import (
 from seatrial.checks import collective_figures as figures
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Finding, Measurement, Metric, Outcome
+from seatrial.model import Fact, Finding, Limit, Measurement, Metric, Outcome
 from tests.bench.cluster import Scenario, run
 from tests.checks import scenes_driver
 
@@ -51,6 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "each_node_of_three_and_one": Scenario(EACH_NODE, UNLIKE, BRIEF),
         "one_node_wrong": Scenario(EACH_NODE, TWO, BRIEF, faults=("wrong_sums",)),
         "no_room": Scenario(EACH_NODE, TWO, BRIEF, faults=("no_memory",)),
+        "little_room": Scenario(EACH_NODE, TWO, BRIEF, faults=("little_memory",)),
         "one_rank_a_node": Scenario(EACH_NODE, FOUR, BRIEF),
         "both_placements": Scenario("collectives.all_gather", ONE, BOTH),
         "pairs_of_one": Scenario(PAIRS, ONE),
@@ -209,9 +210,9 @@ def test_the_steps_of_scaling(nodes: int, counts: list[int]) -> None:
 
 def test_each_node_tells_its_own_figure_and_shape(runs: Runs) -> None:
     measured = runs["each_node"]
-    assert [[metric.subject for metric in one.metrics] for one in measured] == [["node0"] * 2, [], ["node1"] * 2, []]
+    assert [[metric.subject for metric in one.metrics] for one in measured] == [["node0"] * 3, [], ["node1"] * 3, []]
     for one in (measured[0], measured[2]):
-        assert {metric.name for metric in one.metrics} == {"busbw.64KiB", "wrong_elements"}
+        assert {metric.name for metric in one.metrics} == {"busbw.64KiB", "wrong_elements", "sizes_refused"}
         assert (one.facts["world_size"], one.facts["nodes"], one.facts["gpu"]) == (2, 1, None)
         assert "among the 2 ranks of this node, 2 nodes at the same time" in str(one.facts["how"])
 
@@ -221,7 +222,11 @@ def test_of_another_size_than_is_known_it_is_said_that_nothing_judges_it(runs: R
     told = [one for one in judged if one.metric == "busbw.8GiB"]
     assert [(one.subject, one.outcome) for one in told] == [("node0", Outcome.ERROR), ("node1", Outcome.ERROR)]
     assert "the trial's options ask for a size of 64KiB" in told[0].reason
-    assert outcomes(runs["each_node"]) == {"busbw.8GiB": {Outcome.SKIP}, "wrong_elements": {Outcome.PASS}}
+    assert outcomes(runs["each_node"]) == {
+        "busbw.8GiB": {Outcome.SKIP},
+        "wrong_elements": {Outcome.PASS},
+        "sizes_refused": {Outcome.PASS},
+    }
 
 
 def test_wrong_sums_are_those_of_their_node(runs: Runs) -> None:
@@ -238,6 +243,7 @@ def test_a_node_without_a_figure_is_not_passed_over(runs: Runs) -> None:
     assert {one.metric for one in judged if one.subject == "node1" and one.outcome is Outcome.ERROR} == {
         "busbw.8GiB",
         "wrong_elements",
+        "sizes_refused",
     }
 
 
@@ -245,7 +251,40 @@ def test_one_rank_a_node_has_nobody_beside_it(runs: Runs) -> None:
     assert all("one rank a node" in str(one.skipped) for one in runs["one_rank_a_node"])
 
 
-def test_what_does_not_fit_on_one_rank_is_an_error_on_all(runs: Runs) -> None:
+def test_where_nothing_fits_on_one_rank_it_is_an_error_on_all(runs: Runs) -> None:
     for one in runs["no_room"]:
-        assert "no memory on rank 1: CUDA out of memory. Tried to allocate 1.00 GiB" in str(one.error)
+        assert str(one.error).startswith(
+            "SeatrialError: no buffer could be allocated: {'64KiB': 'node0/rank1: CUDA out"
+        )
         assert not one.metrics
+
+
+REFUSAL = "node1/rank2: CUDA out of memory. Tried to allocate 1.00 GiB"
+
+
+def test_what_does_not_fit_on_one_rank_is_halved_on_all_and_told(runs: Runs) -> None:
+    measured = runs["little_room"]
+    assert [one.error for one in measured] == [None] * 4
+    for lead in measured[0], measured[2]:
+        names = {metric.name: metric.value for metric in lead.metrics}
+        assert names.keys() == {"busbw.16KiB", "wrong_elements", "sizes_refused"}
+        assert names["sizes_refused"] == 2
+        assert lead.facts["not_allocated"] == {"64KiB": REFUSAL, "32KiB": REFUSAL}
+        assert "all-reduce of 16KiB, in place of 64KiB, which did not fit everywhere, among" in str(lead.facts["how"])
+
+
+def test_a_size_that_did_not_fit_is_not_accepted_in_silence(runs: Runs) -> None:
+    measured = runs["little_room"]
+    refused = [one for one in judge_check(catalog()[EACH_NODE], measured, {}, "t") if one.metric == "sizes_refused"]
+    assert [(one.subject, one.outcome) for one in refused] == [("node0", Outcome.ERROR), ("node1", Outcome.ERROR)]
+    assert REFUSAL in refused[0].evidence
+    asked = {"busbw.64KiB": Limit.parse("> 1 GB/s")}
+    said = judge_check(catalog()[EACH_NODE], on_a_fabric(measured), asked, "t")
+    missing = [one for one in said if one.metric == "busbw.64KiB"]
+    assert {one.outcome for one in missing} == {Outcome.ERROR}
+    assert f"busbw.64KiB was not measured (no memory at {REFUSAL})" in missing[0].reason
+
+
+def test_of_thousands_of_ranks_without_memory_a_sentence_names_a_few() -> None:
+    told = str(NoMemory(dict.fromkeys(range(8192), "full")))
+    assert told == "no memory on rank 0: full; rank 1: full; rank 2: full; rank 3: full and 8188 more"

@@ -12,7 +12,7 @@ import pytest
 from seatrial.checks.collectives_gpu_pairs import CHECK
 from seatrial.diagnose.localize import localize
 from seatrial.discover.nvlinks import NVLINK
-from seatrial.model import CLUSTER, Measurement, Outcome
+from seatrial.model import Measurement, Outcome
 from seatrial.report.sections import is_grid
 from tests.bench.cluster import Scenario, run
 from tests.checks import scenes_driver
@@ -20,6 +20,7 @@ from tests.checks.test_collectives_gpu_pairs import BUSBW, alone, failed, verdic
 
 Runs = dict[str, list[Measurement]]
 ONE, TWO, FOUR = ("node0",) * 4, ("node0", "node0", "node1", "node1"), ("node0", "node1", "node2", "node3")
+UNLIKE = ("node0", "node0", "node0", "node1")
 BRIEF = {"size": "64KiB", "seconds": 0.1}
 
 
@@ -35,21 +36,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "corrupt": Scenario(CHECK.name, ONE, BRIEF, faults=("corrupt",)),
         "corrupt_of_two_nodes": Scenario(CHECK.name, TWO, BRIEF, faults=("corrupt",)),
         "alone": Scenario(CHECK.name, FOUR, BRIEF),
+        "three_and_one": Scenario(CHECK.name, UNLIKE, BRIEF),
     }
     return run(tmp_path_factory.mktemp("pairs"), scenes_driver.__name__, scenarios, scenes_driver.RANKS)
 
 
 def values(measurements: list[Measurement], name: str) -> dict[str, float]:
     assert [one.error for one in measurements] == [None] * len(measurements)
-    return {metric.subject: metric.value for metric in measurements[0].metrics if metric.name == name}
+    return {metric.subject: metric.value for one in measurements for metric in one.metrics if metric.name == name}
 
 
 def as_on_gpus(measurements: list[Measurement]) -> list[Measurement]:
     """The same figures as if NCCL had brought them: those of CPUs that share two cores are not judged."""
-    lead, *others = measurements
+    return [_as_on_gpus(one) if one.metrics else one for one in measurements]
+
+
+def _as_on_gpus(lead: Measurement) -> Measurement:
     facts = {**lead.facts, "backend": "nccl", "joined": NVLINK}
     metrics = tuple(replace(one, name=BUSBW) if one.name == "busbw.64KiB" else one for one in lead.metrics)
-    return [lead.model_copy(update={"facts": facts, "metrics": metrics}), *others]
+    return lead.model_copy(update={"facts": facts, "metrics": metrics})
 
 
 def test_every_pair_of_a_node_has_its_figure_from_the_first_rank(runs: Runs) -> None:
@@ -61,7 +66,7 @@ def test_every_pair_of_a_node_has_its_figure_from_the_first_rank(runs: Runs) -> 
         assert CHECK.metrics[re.sub(r"\..*", ".*", metric.name)] == metric.unit
         assert metric.name in ("shared_links", "wrong_elements") or metric.samples
     assert all(not one.metrics and not one.facts for one in others)
-    assert "6 pairs on 1 node of up to 4 ranks in 3 rounds" in str(lead.facts["how"])
+    assert "6 pairs of the 4 ranks of this node in 3 rounds" in str(lead.facts["how"])
     assert Outcome.ERROR not in verdicts(as_on_gpus(runs["one_node"])).values()
 
 
@@ -74,7 +79,19 @@ def test_every_node_has_its_own_pairs_and_its_own_matrix(runs: Runs) -> None:
     (forth, back) = told[2]["gb_s"]
     assert forth[0] is None
     assert forth[1] == back[0] > 0
-    assert {measurements[0].facts[name] for name in ("world_size", "nodes")} == {1, 2}, "of two GPUs of a node"
+    assert [[metric.subject for metric in one.metrics if metric.name == "wrong_elements"] for one in measurements] == [
+        ["node0"],
+        [],
+        ["node1"],
+        [],
+    ]
+    for lead in measurements[0], measurements[2]:
+        assert (lead.facts["world_size"], lead.facts["nodes"], lead.facts["gpu"]) == (2, 1, None), "of two of a node"
+        assert (
+            "1 pair of the 2 ranks of this node in 1 round of the circle method, all disjoint pairs of 2 nodes"
+            in str(lead.facts["how"])
+        )
+    assert Outcome.ERROR not in verdicts(as_on_gpus(measurements)).values()
     assert {outcome for (metric, _), outcome in verdicts(measurements).items() if metric != "wrong_elements"} == {
         Outcome.SKIP
     }
@@ -107,13 +124,14 @@ def test_two_pairs_on_one_link_are_good_alone(runs: Runs) -> None:
 @pytest.mark.parametrize(("name", "received"), [("corrupt", (0, 1, 2)), ("corrupt_of_two_nodes", (2,))])
 def test_changed_data_names_who_sent_it_and_who_received_it(runs: Runs, name: str, received: tuple[int, ...]) -> None:
     measurements = runs[name]
-    assert values(measurements, "wrong_elements") == {CLUSTER: len(received)}
-    told: Any = measurements[0].facts["wrong_data"]
     home = "node1" if len(received) == 1 else "node0"
+    of_node = {one.subject.partition("/")[0]: one for one in reversed(measurements)}
+    assert values(measurements, "wrong_elements") == {**dict.fromkeys(of_node, 0), home: len(received)}
+    told: Any = of_node[home].facts["wrong_data"]
     assert {(one["from"], one["to"]) for one in told} == {(f"{home}/rank3", f"{home}/rank{one}") for one in received}
     assert {one["offset"] for one in told} == {scenes_driver.WRONG_OFFSET}
     assert all(int(one["xor"], 16) for one in told)
-    assert CLUSTER in failed(measurements, "wrong_elements")
+    assert failed(measurements, "wrong_elements") == {home}
 
 
 def test_what_does_not_fit_on_one_rank_is_told_on_all_of_them(runs: Runs) -> None:
@@ -124,3 +142,11 @@ def test_what_does_not_fit_on_one_rank_is_told_on_all_of_them(runs: Runs) -> Non
 
 def test_nodes_with_one_gpu_have_no_pairs(runs: Runs) -> None:
     assert {one.skipped for one in runs["alone"]} == {"nodes with one GPU have no pair of them"}
+
+
+def test_a_node_without_a_pair_among_others_is_not_passed_over(runs: Runs) -> None:
+    """Every node is to have as many ranks as the plan says: of one that has a single one something is missing."""
+    said = verdicts(as_on_gpus(runs["three_and_one"]))
+    assert len(values(runs["three_and_one"], "busbw.64KiB")) == 3
+    assert {where for (_, where), outcome in said.items() if outcome is Outcome.ERROR} == {"node1"}
+    assert said[BUSBW, "node1"] is Outcome.ERROR

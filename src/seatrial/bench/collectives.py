@@ -32,6 +32,7 @@ from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
 from seatrial.garbage import uncollected
+from seatrial.sentences import and_more
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ LEAST_S = 0.5
 MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
 
 PER_GRAPH = 100  # operations: against them, what starting the graph takes is lost
+_NAMED = 4  # ranks in a sentence
+
 SAMPLES = 300  # the 99th percentile is known from 299 on (one-sided 95 %, order statistics)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -58,8 +61,12 @@ class NoMemory(Exception):
     """A buffer did not fit on some ranks; raised on all of them. ``refusals`` says why, by rank."""
 
     def __init__(self, refusals: dict[int, str]) -> None:
-        super().__init__("; ".join(f"no memory on rank {rank}: {why}" for rank, why in refusals.items()))
         self.refusals = refusals
+        super().__init__(f"no memory on {self.told()}")
+
+    def told(self, called: Callable[[int], str] = "rank {}".format) -> str:
+        """Where and why, of the first few ranks: every rank tells it, and there may be thousands."""
+        return and_more([f"{called(rank)}: {why}" for rank, why in self.refusals.items()], _NAMED, "; ")
 
 
 @dataclass(frozen=True)

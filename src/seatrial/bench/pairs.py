@@ -69,8 +69,7 @@ def exchange(
     try:
         result = measure(_operation(partners, group), size, "float32", device, seconds)
     except NoMemory as error:
-        refused = "; ".join(f"rank {rank}: {why}" for rank, why in error.refusals.items())
-        raise SeatrialError(f"no memory for two buffers of {format_bytes(size)}: {refused}") from error
+        raise SeatrialError(f"no memory for two buffers of {format_bytes(size)}: {error.told()}") from error
     return [
         Line(one, other, result.timings.of_rank(one), result.mismatches.get(one))
         for one, other in sorted(partners.items())

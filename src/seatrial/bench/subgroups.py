@@ -17,7 +17,7 @@ from seatrial.bench.buffers import TorchBuffers
 from seatrial.bench.collectives import Timings, algorithm_bandwidth, on_all_or_none, time_operation
 from seatrial.bench.exact import CHUNK, Mismatch, fill, verify
 from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.rank import gather
+from seatrial.bench.rank import describe_device, gather
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
     for rank, name in enumerate(gather(node)):
         found.setdefault(name, []).append(rank)
     return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+def models_among(ranks: Sequence[int], device: str) -> str | None:
+    """The GPUs of these ranks, joined as ``describe_devices`` joins them; None on CPUs. Each rank may ask of others."""
+    of_rank = gather(describe_device(device)["gpu"])
+    return " + ".join(sorted({model for one in ranks if (model := of_rank[one])})) or None
 
 
 def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:

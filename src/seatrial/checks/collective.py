@@ -23,7 +23,6 @@ from seatrial.model import (
     Metric,
     NotApplicable,
     Observation,
-    Outcome,
     Phase,
     Rule,
     Scope,
@@ -346,7 +345,7 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
             "wrong_elements": "count",
             "sizes_refused": "sizes",
         },
-        rules=(_refused(name), _WRONG, *rules),
+        rules=(figures.all_fit(name, "sizes=[1MiB, 1GiB]"), _WRONG, *rules),
         measure=partial(measure, name),
         limit_s=limit_s,
         needs=Needs(ranks=2),
@@ -372,20 +371,6 @@ def saturated(name: str, size: str, *, if_known: bool = False) -> Rule:
         remedy="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "
         "links at full speed. Then `nvidia-smi -q -d PERFORMANCE,CLOCK` for a throttled GPU. Across nodes, repeat "
         "with NCCL_DEBUG=INFO: `NET/Socket` in place of `NET/IB` means that RDMA is not in use; see `ibstat`.",
-    )
-
-
-def _refused(name: str) -> Rule:
-    return Rule(
-        metric="sizes_refused",
-        shows=("not_allocated",),
-        expect="== 0 sizes",
-        breach=Outcome.ERROR,
-        why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
-        remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
-        "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes count, "
-        f"and what the largest has to reach: --set 'checks.collectives.{name}.options.sizes=[1MiB, 1GiB]' "
-        f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
     )
 
 

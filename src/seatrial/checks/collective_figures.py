@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.model import CLUSTER, Fact, Limit, Metric, Observation, Rule, Series, format_bytes
+from seatrial.model import CLUSTER, Fact, Limit, Metric, Observation, Outcome, Rule, Series, format_bytes
 from seatrial.statistics import median_interval
 
 if TYPE_CHECKING:
@@ -217,6 +217,21 @@ def intact(remedy: str) -> Rule:
         shows=("wrong_data",),
         why="data is corrupted on its way, and every gradient of a training goes this way",
         remedy=f"Train nothing on these nodes. {remedy}",
+    )
+
+
+def all_fit(name: str, option: str) -> Rule:
+    """The rule on ``sizes_refused`` of collectives.``name``; ``option`` is one that asks for less than the default."""
+    return Rule(
+        metric="sizes_refused",
+        shows=("not_allocated",),
+        expect=Limit.parse("== 0 sizes"),
+        breach=Outcome.ERROR,
+        why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
+        remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
+        "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes count, "
+        f"and what the largest has to reach: --set 'checks.collectives.{name}.options.{option}' "
+        f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
     )
 
 

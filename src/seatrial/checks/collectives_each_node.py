@@ -14,9 +14,10 @@ from pydantic import Field
 
 from seatrial.checks import nccl_told
 from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.collective_figures import carrier, group_data_check, intact, label
+from seatrial.checks.collective_figures import all_fit, carrier, group_data_check, intact, label
 from seatrial.model import (
     LEFT_OUT,
+    WITHHELD,
     ByteSize,
     Fact,
     Metric,
@@ -25,6 +26,7 @@ from seatrial.model import (
     Phase,
     Rule,
     Scope,
+    SeatrialError,
     parse_bytes,
 )
 
@@ -33,17 +35,24 @@ if TYPE_CHECKING:
 
 JUDGED = "busbw.8GiB"  # the size at which most is known of one node (data/skus)
 GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # on a CPU: a rehearsal
+HALVINGS = 7  # 8 GiB comes to 64 MiB: under it the links are far from full
 
 
 class EachNodeOptions(Options):
-    """``size``: bytes of the buffer on each rank; by default what suits the device. ``seconds`` cap the timed part."""
+    """``size``: bytes of the buffer on each rank; by default what suits the device. ``seconds`` cap the timed part.
+
+    Where it does not fit on some rank, all of them go down by halves until one does, and say so.
+    """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
     seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 def measure(place: Place, options: EachNodeOptions) -> Iterator[Observation]:
-    """Yield a node's figures on its first rank. Raises NotApplicable on a single node, NoMemory where there is none."""
+    """Yield a node's figures on its first rank.
+
+    Raises NotApplicable on a single node, SeatrialError where no size fits into memory.
+    """
     from seatrial.bench import collectives, rank, subgroups
 
     nodes = subgroups.ranks_by_node(place.node)
@@ -52,26 +61,44 @@ def measure(place: Place, options: EachNodeOptions) -> Iterator[Observation]:
     several = {node: ranks for node, ranks in nodes.items() if len(ranks) > 1}
     if not several:
         raise NotApplicable("one rank a node: it has nobody there to reduce with")
-    path, models = collectives.describe_group(), rank.gather(rank.describe_device(place.device)["gpu"])
-    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
-    place.note(f"{len(several)} nodes at once, {label(size)}")
+    path, models = collectives.describe_group(), subgroups.models_among(nodes[place.node], place.device)
     rank.release_memory(place.device)
     since = nccl_told.written(place.device)
-    results = subgroups.all_reduce(list(several.values()), size, place.device, options.seconds)
+    size, results, refused = _that_fits(place, options, list(several.values()))
     path["transports"] = nccl_told.transports(place.device, since)
     own = dict(zip(several, results, strict=True)).get(place.node)
     if own and place.rank == own.ranks[0]:
-        shape = {"gpu": _models(models, own), "world_size": len(own.ranks), "nodes": 1}
-        facts = {**path, **shape, "size": size, "how": _how(path, size, len(several), own)}
+        shape = {"gpu": models, "world_size": len(own.ranks), "nodes": 1}
+        facts = {**path, **shape, "size": size, "how": _how(path, size, len(several), own, refused)}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
         yield from _figures(place.node, own, size)
-        if options.size and f"busbw.{label(size)}" != JUDGED:
-            yield Fact(name=LEFT_OUT, value={JUDGED: f"the trial's options ask for a size of {label(size)}"})
+        yield from _refused(place.node, refused)
+        if options.size and f"busbw.{label(options.size)}" != JUDGED:
+            yield Fact(name=LEFT_OUT, value={JUDGED: f"the trial's options ask for a size of {label(options.size)}"})
 
 
-def _models(of_rank: Sequence[str | None], own: GroupResult) -> str | None:
-    """Of the GPUs of one node; several are joined as ``describe_devices`` joins them. None on a CPU."""
-    return " + ".join(sorted({model for one in own.ranks if (model := of_rank[one])})) or None
+def _that_fits(
+    place: Place, options: EachNodeOptions, groups: Sequence[Sequence[int]]
+) -> tuple[int, list[GroupResult], dict[str, str]]:
+    """The size that was measured, what came of it, and of larger ones where they did not fit: the same on all ranks."""
+    from seatrial.bench import collectives, rank, subgroups
+
+    largest = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+    subjects, refused = rank.gather(place.subject), dict[str, str]()
+    for size in filter(None, (largest // 2**halvings // 4 * 4 for halvings in range(HALVINGS + 1))):
+        place.note(f"{len(groups)} nodes at once, {label(size)}")
+        try:
+            return size, subgroups.all_reduce(groups, size, place.device, options.seconds), refused
+        except collectives.NoMemory as error:
+            refused[label(size)] = error.told(subjects.__getitem__)
+    raise SeatrialError(f"no buffer could be allocated: {refused}")
+
+
+def _refused(node: str, refused: Mapping[str, str]) -> Iterator[Observation]:
+    yield Metric(name="sizes_refused", value=len(refused), unit="sizes", subject=node)
+    if refused:
+        yield Fact(name="not_allocated", value={**refused})
+        yield Fact(name=WITHHELD, value={f"busbw.{size}": f"no memory at {told}" for size, told in refused.items()})
 
 
 def _figures(node: str, own: GroupResult, size: int) -> Iterator[Observation]:
@@ -80,10 +107,11 @@ def _figures(node: str, own: GroupResult, size: int) -> Iterator[Observation]:
     yield from group_data_check({node: own}, node)
 
 
-def _how(path: Mapping[str, object], size: int, nodes: int, own: GroupResult) -> str:
+def _how(path: Mapping[str, object], size: int, nodes: int, own: GroupResult, refused: Mapping[str, str]) -> str:
+    instead = f", in place of {next(iter(refused))}, which did not fit everywhere," if refused else ""
     return (
-        f"{carrier(path)}: all-reduce of {label(size)} among the {len(own.ranks)} ranks of this node, {nodes} nodes at "
-        f"the same time; median of {len(own.timings.windows)} windows; busbw = algbw · 2(n−1)/n"
+        f"{carrier(path)}: all-reduce of {label(size)}{instead} among the {len(own.ranks)} ranks of this node, {nodes} "
+        f"nodes at the same time; median of {len(own.timings.windows)} windows; busbw = algbw · 2(n−1)/n"
     )
 
 
@@ -92,8 +120,9 @@ CHECK = Check(
     title="Each node's own all-reduce",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"busbw.*": "GB/s", "wrong_elements": "count"},
+    metrics={"busbw.*": "GB/s", "wrong_elements": "count", "sizes_refused": "sizes"},
     rules=(
+        all_fit("each_node", "size=1GiB"),
         Rule(
             metric=JUDGED,
             baseline=f"all_reduce.{JUDGED}",

@@ -3,8 +3,9 @@
 Every two GPUs of a node send to and receive from each other at the same time, as pipelines and experts do. They are
 paired in rounds by the circle method; in a round all pairs of all nodes work at once, and all rounds are run. What is
 slow with every partner is at fault itself; where two good ones meet slowly, it is their path. Two GPUs never outvote
-each other. A pair that is slow among others is tried again with no other pair of its node at work, and judged by that:
-on PCIe pairs share links, which is no fault of any path. Which of the two ways is slow only ``transfer.peers`` tells.
+each other, and none is compared with another node's. A pair that is slow among others is tried again with no other pair
+of its node at work, and judged by that: on PCIe pairs share links, which is no fault of any path. Which of the two ways
+is slow only ``transfer.peers`` tells.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from seatrial.checks.collective_figures import carrier, intact, label, wrong_dat
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
 from seatrial.model import (
-    CLUSTER,
-    EXCUSED,
     LEFT_OUT,
     ByteSize,
     Fact,
@@ -64,32 +63,31 @@ class GpuPairOptions(Options):
 
 
 def measure(place: Place, options: GpuPairOptions) -> Iterator[Observation]:
-    """Yield all figures on rank 0, and the matrix of every node on its first rank.
+    """Yield a node's figures on its first rank.
 
     Raises NotApplicable where no node has two GPUs, SeatrialError where the buffers do not fit.
     """
     from seatrial.bench import collectives, rank, subgroups
 
-    nodes = subgroups.ranks_by_node(place.node)
+    nodes, on_gpus = subgroups.ranks_by_node(place.node), place.device.startswith("cuda")
     if max(map(len, nodes.values())) < 2:
         raise NotApplicable("nodes with one GPU have no pair of them")
-    path, subjects = collectives.describe_group(), rank.gather(place.subject)
+    path, models = collectives.describe_group(), subgroups.models_among(nodes[place.node], place.device)
+    subjects, indices = rank.gather(place.subject), rank.gather(place.gpu_index)
     # Of one node the connections may be there already; several have a group each, which connects anew
     since = nccl_told.written(place.device) if len(nodes) > 1 else 0
-    ways = _joined(place, nodes) if place.device.startswith("cuda") else {}
-    again = place.device.startswith("cuda") if options.again is None else options.again
+    again = on_gpus if options.again is None else options.again
     found = _exchanged(place, options, nodes, subjects, again=again)
     path["transports"] = nccl_told.transports(place.device, since)
-    if place.rank == nodes[place.node][0] and place.node in found:
-        yield Fact(name="matrix", value=_matrix(found[place.node]))
-    if place.rank == 0:
-        size = _size(place, options)
+    figures, ranks = found.get(place.node), nodes[place.node]
+    if figures and place.rank == ranks[0]:
         # the figures are of two GPUs of one node, however many there are: SKU data is kept by such counts
-        facts = {**path, "world_size": 2, "nodes": 1, "size": size, **_alike(found, ways, again=again)}
+        facts = {**path, "gpu": models, "world_size": 2, "nodes": 1, "size": figures.size, "matrix": _matrix(figures)}
+        joined = " + ".join(sorted(joined_by(gpu.read(place.root), [indices[one] for one in ranks]))) if on_gpus else ""
+        facts |= {**_alike(figures, joined, again=again), "how": _how(carrier(path), figures, len(found))}
         yield from (Fact(name=name, value=value) for name, value in facts.items())
-        yield from _figures(found, subjects, ways)
-        yield from _left_out(size, place)
-        yield Fact(name="how", value=_how(carrier(path), list(found.values())))
+        yield from _figures(place.node, figures, joined)
+        yield from _left_out(figures.size, place)
 
 
 def _size(place: Place, options: GpuPairOptions) -> int:
@@ -172,57 +170,37 @@ def by_node(
     }
 
 
-def _joined(place: Place, nodes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """What joins the GPUs of each node, several kinds with " + " between them. Called by all ranks together."""
-    from seatrial.bench import rank
-
-    indices, ranks = rank.gather(place.gpu_index), nodes[place.node]
-    leads = place.rank == ranks[0]
-    own = joined_by(gpu.read(place.root), [indices[one] for one in ranks]) if leads else frozenset[str]()
-    told = rank.gather(" + ".join(sorted(own)))
-    return {node: told[ranks[0]] for node, ranks in nodes.items()}
-
-
-def _unlike(figures: Figures, ways: str) -> str:
-    """Why the GPUs of a node are not to be compared with each other; empty where they are."""
+def _unlike(figures: Figures, joined: str) -> str:
+    """Why the GPUs of a node, ``joined`` in these ways, are not to be compared with each other; empty if they are."""
     if len(figures.nodes) < 3:
         return "two GPUs of a node cannot outvote each other"
-    if " + " in ways or ways == UNTOLD:
-        return f"GPUs are compared where all are joined alike, and these are by {ways}"
+    if " + " in joined or joined == UNTOLD:
+        return f"GPUs are compared where all are joined alike, and these are by {joined}"
     return ""
 
 
-def _alike(found: Mapping[str, Figures], ways: Mapping[str, str], *, again: bool) -> dict[str, JsonValue]:
-    """The facts on what can be compared: an odd node costs no other one its comparison."""
-    why = {node: _unlike(figures, ways.get(node, "")) for node, figures in found.items()}
-    apart = [node for node, reason in why.items() if reason]
-    facts: dict[str, JsonValue] = {"comparable": f"no: {why[apart[0]]}" if len(apart) == len(found) else "yes"}
-    facts["tried_again"] = "yes" if again and any(map(_crowded, found.values())) else "no"
-    if 0 < len(apart) < len(found):
-        facts[EXCUSED] = {gpu: why[node] for node in apart for gpu in found[node].nodes}
-    if ways:
-        kinds = sorted(set(ways.values()))
-        facts["joined"] = NVLINK if NVLINK in kinds else " + ".join(kinds)
-        facts |= {"joined_otherwise": {**ways}} if len(kinds) > 1 else {}
-    return facts
+def _alike(figures: Figures, joined: str, *, again: bool) -> dict[str, JsonValue]:
+    """The facts on what can be compared."""
+    unlike = _unlike(figures, joined)
+    facts: dict[str, JsonValue] = {"comparable": f"no: {unlike}" if unlike else "yes"}
+    facts["tried_again"] = "yes" if again and _crowded(figures) else "no"
+    return facts | ({"joined": joined} if joined else {})
 
 
-def _figures(found: Mapping[str, Figures], subjects: Sequence[str], ways: Mapping[str, str]) -> Iterator[Observation]:
-    for node, figures in found.items():
-        yield from metrics(figures)
-        if not _unlike(figures, ways.get(node, "")):
-            yield from shares(figures)
-        if ways.get(node, NVLINK) == NVLINK and _crowded(figures):
-            shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
-            yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
-    corrupted = [line for figures in found.values() for line in figures.corrupted]
-    wrong = sum(line.mismatch.wrong for line in corrupted if line.mismatch)
-    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
-    if corrupted:
-        yield Fact(name="wrong_data", value=wrong_data(corrupted, subjects))
-    if alone := {_pair(*pair): rates for figures in found.values() for pair, rates in figures.again().items()}:
-        yield Fact(name="alone", value=alone)
-    yield Fact(name="told_apart", value=min(told_apart(len(figures.nodes)) for figures in found.values()))
+def _figures(node: str, figures: Figures, joined: str) -> Iterator[Observation]:
+    yield from metrics(figures)
+    if not _unlike(figures, joined):
+        yield from shares(figures)
+    if _crowded(figures):
+        shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
+        yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
+    wrong = sum(line.mismatch.wrong for line in figures.corrupted if line.mismatch)
+    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=node)
+    if figures.corrupted:
+        yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
+    if figures.alone:
+        yield Fact(name="alone", value={_pair(*pair): rates for pair, rates in figures.again().items()})
+    yield Fact(name="told_apart", value=told_apart(len(figures.nodes)))
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
@@ -274,18 +252,18 @@ def _left_out(size: int, place: Place) -> Iterator[Fact]:
         yield Fact(name=LEFT_OUT, value={f"busbw.{label(GPU_SIZE)}": why})
 
 
-def _how(carried: str, found: Sequence[Figures]) -> str:
-    pairs, most = sum(len(figures.pairs) for figures in found), max(len(figures.nodes) for figures in found)
-    windows = sorted({len(line.seconds) for figures in found for line in figures.lines})
+def _how(carried: str, figures: Figures, nodes: int) -> str:
+    pairs, ranks = len(figures.pairs), len(figures.nodes)
+    windows = sorted({len(line.seconds) for line in figures.lines})
     counted = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
-    rounds, least = most - 1 + most % 2, min(told_apart(len(figures.nodes)) for figures in found)
-    few = f"up to {least} slow {'rank is' if least == 1 else 'ranks are'} told apart in each"
-    nodes = f"{len(found)} {'node' if len(found) == 1 else 'nodes'} of up to {most} ranks"
+    rounds, least = ranks - 1 + ranks % 2, told_apart(ranks)
+    few = f"up to {least} slow {'rank is' if least == 1 else 'ranks are'} told apart"
+    together = f"all disjoint pairs of {nodes} nodes" if nodes > 1 else "all disjoint pairs"
     return (
-        f"{carried}: {pairs} pairs on {nodes} in {rounds} {'round' if rounds == 1 else 'rounds'} of the circle method, "
-        f"all disjoint pairs at once; each rank sends {format_bytes(found[0].size)} to its partner and receives as "
-        f"much at the same time; GB/s each way, medians of {counted} windows; "
-        f"{few if least else 'two of a node cannot outvote each other'}"
+        f"{carried}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
+        f"{'round' if rounds == 1 else 'rounds'} of the circle method, {together} at once; each rank sends "
+        f"{format_bytes(figures.size)} to its partner and receives as much at the same time; GB/s each way, medians of "
+        f"{counted} windows; {few if least else 'two of a node cannot outvote each other'}"
     )
 
 
@@ -354,6 +332,7 @@ CHECK = Check(
     measure=measure,
     performance=("busbw.*", "gpu_share", "path_share"),
     per={"busbw.*": "pair", "best_busbw": "place", "gpu_share": "place"},
+    by_node=True,
     limit_s=300.0,
     needs=Needs(ranks=2),
     options=GpuPairOptions,

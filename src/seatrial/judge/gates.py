@@ -22,22 +22,22 @@ _GAIN = "p2p_gain"
 
 
 def relative(measurements: Sequence[Measurement], checks: Mapping[str, Check], links: Links) -> Iterator[Insight]:
-    """One for each such rule that applied: what may be missing while it is passed."""
+    """One for each such rule that applied, however many nodes it applied to: what may be missing while it is passed."""
     watched = {
         name: rules
         for name, check in checks.items()
         if (rules := [rule for rule in check.rules if rule.metric in (*_PARTS, _GAIN)])
     }
+    told: dict[tuple[str, str], Insight] = {}
     for one in (one for one in measurements if one.check in watched and one.metrics):
         names = {metric.name for metric in one.metrics}
         for rule in watched[one.check]:
             applies = all(one.facts.get(fact) == value for fact, value in rule.where.items())
             if rule.expect and rule.metric in names and applies:
-                yield (
-                    _gain(one, rule.expect, links)
-                    if rule.metric == _GAIN
-                    else _part(one.check, rule, rule.expect, links)
-                )
+                gain = rule.metric == _GAIN
+                insight = _gain(one, rule.expect, links) if gain else _part(one.check, rule, rule.expect, links)
+                told.setdefault((one.check, insight.text), insight)
+    yield from told.values()
 
 
 def _part(check: str, rule: Rule, limit: Limit, links: Links) -> Insight:
