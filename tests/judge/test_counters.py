@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.judge import judge, read
-from seatrial.judge.counters import insights, told, verdicts
+from seatrial.judge.counters import insights, verdicts
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Measurement, Outcome, Verdict
 from seatrial.rundir import load_trial
 from seatrial.settings import Config
@@ -25,17 +25,16 @@ def measured(fact: Any = None, gpu: int = 3, seconds: float = 5.0, **more: Any) 
 
 
 def judged(*ranks: Measurement) -> list[Verdict]:
-    return list(verdicts(CHECK, ranks, told(ranks)))
+    return list(verdicts(CHECK, ranks))
 
 
 def said(*ranks: Measurement) -> list[tuple[Outcome, str, str]]:
     return [(one.outcome, one.subject, one.metric) for one in judged(*ranks)]
 
 
-def test_nothing_is_said_of_healthy_gpus_of_cpus_and_of_old_records() -> None:
+def test_nothing_is_said_of_healthy_gpus_and_of_cpus() -> None:
     assert judged(measured(HEALTHY, 0), measured(HEALTHY, 1)) == []
     assert judged(measured(subject="vm/rank0"), measured(subject="vm/rank1")) == []
-    assert judged(measured(gpu=0), measured(gpu=1)) == []
 
 
 @pytest.mark.parametrize(
@@ -105,6 +104,7 @@ def test_a_gpu_of_which_nobody_read_any_is_an_error() -> None:
     (one,) = judged(measured(HEALTHY, 0), measured())
     assert (one.outcome, one.subject) == (Outcome.ERROR, "vm/gpu3")
     assert "were not read" in one.reason
+    assert said(measured(gpu=0), measured()) == [(Outcome.ERROR, f"vm/gpu{gpu}", "") for gpu in (0, 3)]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,9 @@ def test_a_gpu_of_which_nobody_read_any_is_an_error() -> None:
         {"read": 0, "unread": {"gpu3": "NVML: Driver Not Loaded"}, "lacks": {"no RDMA port": ["ports"]}},
         {},
         "what?",
+        {"read": "q"},
+        {"read": True},
+        {"read": [12], "lacks": {}},
         {"read": 1, "grew": {"gpu3": {"of_the_future": [0, 1]}}},
         {"read": 1, "grew": {"gpu3": {"ecc_uncorrected": "many"}}},
     ],
@@ -145,7 +148,7 @@ def test_beside_an_error_of_the_check_only_growth_is_told() -> None:
 
 
 def test_a_skipped_check_needs_no_counters() -> None:
-    assert list(verdicts(CHECK, [measured(skipped="no peers")], True)) == []
+    assert list(verdicts(CHECK, [measured(skipped="no peers")])) == []
 
 
 def test_that_none_grew_is_an_insight() -> None:

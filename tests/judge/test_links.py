@@ -106,6 +106,8 @@ def test_all_to_all_sends_most_of_its_data_away() -> None:
 def test_in_the_switch_a_gpu_sends_less_than_in_a_ring() -> None:
     """Eight GPUs send 2·7/8 of the buffer in a ring, 1 + 1/8 of it with NVLS."""
     assert nvlink_share("all_reduce", "NVLS", 8) == pytest.approx((1 + 1 / 8) / (2 * 7 / 8))
+    assert nvlink_share("all_reduce", "NVLSTree", 16, 2) == pytest.approx((1 + 1 / 8) / (2 * 15 / 16))  # of 8 of a node
+    assert nvlink_share("all_reduce", "Tree", 16, 2) == pytest.approx(2 / (2 * 15 / 16))
     assert nvlink_share("all_reduce", "Tree", 8) == pytest.approx(2 / (2 * 7 / 8))
     assert nvlink_share("all_gather", "NVLS", 8) == nvlink_share("all_reduce", "Ring", 8) == 1
 

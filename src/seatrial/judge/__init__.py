@@ -37,7 +37,6 @@ def judge(
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
     verdicts: list[Verdict] = []
-    counters_told = counters.told(measurements)
     for name, setting in config.checks.items():
         if name in left_out:
             reason = f"left out by {left_out[name]}"
@@ -50,7 +49,7 @@ def judge(
             verdicts += unproven(name, config.cluster, jobs, by_check)
             verdicts += unheld(name, setting, own, config.name)
             first = judge_check(checks[name], own, setting.expect, config.name, known)
-            verdicts += counters.verdicts(checks[name], own, counters_told)
+            verdicts += counters.verdicts(checks[name], own)
             verdicts += unreachable(checks[name], own, known)
             if repeats is None:
                 verdicts += first
@@ -58,7 +57,7 @@ def judge(
             more = [measurement for measurement in repeats if measurement.check == name]
             second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
             verdicts += again.weighed(checks[name], first, own, second, more)
-            verdicts += counters.verdicts(checks[name], more, counters_told)
+            verdicts += counters.verdicts(checks[name], more)
             verdicts += unreachable(checks[name], more, known)
     return tuple(verdicts)
 

@@ -1,7 +1,7 @@
 """Error counters around a check: what grew, what could not be read, and where nobody read any.
 
 A verdict for each thing that is wrong, and none for what is not: thousands of ranks bring a fact each. That nothing
-grew is an insight. A record without such facts is of an older seatrial, and is judged as it was.
+grew is an insight.
 """
 
 from __future__ import annotations
@@ -20,19 +20,14 @@ _SILENT = {"read", "lacks"}  # all that a place has to say where counters were r
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)
 
 
-def told(measurements: Iterable[Measurement]) -> bool:
-    """Whether this record is of a seatrial that reads error counters."""
-    return any(ERROR_COUNTERS in one.facts for one in measurements)
-
-
-def verdicts(check: Check, measured: Sequence[Measurement], expected: bool) -> Iterator[Verdict]:
-    """On one check. ``expected``: of every GPU that it ran on there must be such a fact.
+def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]:
+    """On one check: of every GPU that it ran on there must be such a fact.
 
     Beside an error of the check itself, only what grew is told: that the rest is not known is clear.
     """
     odd = [(one, fact) for one in measured if not _is_fine(fact := one.facts.get(ERROR_COUNTERS))]
     sound = not odd or not any(one.error for one in measured)
-    to_be_read = sound and expected and check.counted
+    to_be_read = sound and check.counted
     refused: dict[str, dict[str, None]] = {}
     for one, fact in odd:
         if fact is not None:
@@ -49,12 +44,21 @@ def verdicts(check: Check, measured: Sequence[Measurement], expected: bool) -> I
 
 def _is_fine(fact: Any) -> bool:
     """Whether counters were read at this place, and there is nothing else to tell."""
-    return isinstance(fact, dict) and fact.keys() <= _SILENT and bool(fact.get("read"))
+    read = fact.get("read") if isinstance(fact, dict) and fact.keys() <= _SILENT else None
+    return type(read) is int and read > 0
+
+
+def _read(fact: Mapping[str, Any]) -> int:
+    """How many counters. Raises TypeError, KeyError where nobody says."""
+    if type(fact["read"]) is not int:
+        raise TypeError(fact["read"])
+    return fact["read"]
 
 
 def _of_place(
     check: str, one: Measurement, fact: Any, sound: bool, refused: dict[str, dict[str, None]]
 ) -> Iterator[Verdict]:
+    read = _read(fact)
     yield from _grown(check, one, fact)
     for xid in dict.fromkeys(fact.get("xids", ())):
         if (counter := known().of_xid(xid)).level != "told":
@@ -64,9 +68,9 @@ def _of_place(
     if unread := fact.get("unread"):
         names = and_more([f"{name} ({why})" for name, why in unread.items()], _NAMED)
         yield _error(check, one.subject, f"error counters could not be read: {names}: {_NOT_ZERO}")
-    elif not fact["read"] and not fact.get("denied") and not fact.get("lacks"):
+    elif not read and not fact.get("denied") and not fact.get("lacks"):
         yield _error(check, one.subject, f"no error counter was read, and nobody says why: {_NOT_ZERO}")
-    without = {} if fact["read"] or unread else fact.get("lacks", {})  # else it is enough that an insight tells of them
+    without = {} if read or unread else fact.get("lacks", {})  # else it is enough that an insight tells of them
     for why, names in (*fact.get("denied", {}).items(), *without.items()):
         refused.setdefault(why, {}).update(_without_place(names))
 
@@ -132,7 +136,7 @@ class _Account:
 
     def add(self, subject: str, fact: Any) -> None:
         try:
-            self.read.add(fact["read"])
+            self.read.add(_read(fact))
             self.places += 1
             if len(fact) > 1:
                 self._add_rest(subject, fact)

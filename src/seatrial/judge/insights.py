@@ -205,7 +205,7 @@ def _loads(scene: _Scene, label: str) -> dict[str, tuple[float, float]]:
     links, algorithm = scene.links, scene.algorithm(label)
     loads = {}
     if links.nvlink_gbps and scene.ranks > scene.nodes:
-        loads[_NVLINK] = (nvlink_share(scene.operation, algorithm, scene.ranks), links.nvlink_gbps)
+        loads[_NVLINK] = (nvlink_share(scene.operation, algorithm, scene.ranks, scene.nodes), links.nvlink_gbps)
     share = node_share(scene.operation, algorithm, scene.ranks, scene.nodes) if scene.nodes > 1 else None
     if links.ports and links.network == "rdma" and share is not None:
         loads[_PORT] = (share / links.ports.count, links.ports.gbps / 8)
@@ -224,7 +224,7 @@ def _gate(scene: _Scene, metric: str, limit: Limit, known: Reference | str, busb
     told, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
     if scene.links.nvlinks and scene.links.nvlink_gbps and scene.nodes == 1 and share <= 1:
         # those that are left may carry what passes, also where more of them would not be faster
-        needed = limit.value * nvlink_share(scene.operation, scene.algorithm(label), scene.ranks)
+        needed = limit.value * nvlink_share(scene.operation, scene.algorithm(label), scene.ranks, scene.nodes)
         enough = min(share, needed / _reach(scene, _NVLINK, scene.links.nvlink_gbps))
         missing = int(scene.links.nvlinks * (1 - enough) + 1e-9)
         told.append(f"the least that it sees is {missing + 1} of a GPU's {scene.links.nvlinks} NVLinks down")

@@ -79,16 +79,19 @@ def read(measurements: Sequence[Measurement]) -> Links:
     )
 
 
-def nvlink_share(operation: str, algorithm: str, ranks: int) -> float:
+def nvlink_share(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
     """What a GPU's links carry one way, over the bus bandwidth.
 
     Ring, and any operation that only moves data: 1, which is how nccl-tests chose its factors (doc/PERFORMANCE.md).
     Tree sends each byte up and down again: 2S, for a bus bandwidth of 2(n−1)/n · S. In the switch (NVLS) a GPU sends
-    S for the sum and S/n of the result: (n+1)/n · S, by the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
+    S for the sum and, of the h GPUs of its node, S/h of the result: (h+1)/h · S, by the semantics of
+    multimem.ld_reduce and multimem.st (PTX ISA).
     """
     if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
         return 1.0
-    return ranks / (ranks - 1) if algorithm == "Tree" else (ranks + 1) / (2 * (ranks - 1))
+    here = ranks / nodes
+    sent = 2.0 if algorithm == "Tree" else (here + 1) / here
+    return sent * ranks / (2 * (ranks - 1))
 
 
 def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float | None:

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check
 from seatrial.config import declared_unit
 from seatrial.judge.baselines import MIXED, Known, Reference, Sku, skus
-from seatrial.judge.links import node_share
+from seatrial.judge.links import node_share, nvlink_share
 from seatrial.judge.trained import Work, work
 from seatrial.model import HARDLY, Baseline, Expected, Limit, Outcome, Rule, UsageError, format_value
 from seatrial.settings import Config
@@ -314,8 +314,9 @@ def _of_links(sku: Sku, key: str, facts: Mapping[str, JsonValue], known: Known) 
         return _times_of(here, 2, " ways") if key.endswith("both_ways") else here
     operation = kind["operation"] or ""
     if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not key.startswith("algbw"):
-        gain = max(1.0, 2 * (ranks - 1) / (ranks + 1))  # links.nvlink_share: what a sum in the switch spares the links
-        here = _times_of(here, gain, f", if all {ranks} GPUs sum in the switch (NVLS),")
+        switches = 1 if sku.across_nodes else nodes
+        gain = max(1.0, 1 / nvlink_share("all_reduce", "NVLS", ranks, switches))
+        here = _times_of(here, gain, f", if {ranks // switches} GPUs sum in a switch (NVLS),")
     if key.startswith("algbw") and ranks > 1:
         here = _times_of(here, ranks / (ranks - 1), f", since of {ranks} parts each GPU has one already,")
     between = _between(operation, ranks, nodes, known.fabric) if operation and not sku.across_nodes else None

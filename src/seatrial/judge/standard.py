@@ -186,14 +186,14 @@ class _Compared:
         known, least = self._known, self._least
         share = metric.value / known.value
         reason = f"{figure}, {share:.1%} of {self._given}"
-        if known.deviation is not None and (share >= least or not self._fleet.outlying(metric.value)):
-            return Outcome.UNJUDGED, f"{reason}; {known.source}", self._by
+        behind = self._fleet.outlying(metric.value)
+        if known.deviation is not None and (share >= least or not behind):
+            told = f"{reason}, and {_BEHIND}" if behind else reason
+            return Outcome.UNJUDGED, f"{told}; {known.source}", self._by
         if share > BELIEVABLE:
             return Outcome.UNJUDGED, f"{reason}, which is more than can be believed of either", self._by
         if share >= self._good:
-            if self._fleet.outlying(metric.value):
-                return Outcome.WARN, f"{reason}, and {_BEHIND}", self._by
-            return _PASS, reason, self._by
+            return (Outcome.WARN, f"{reason}, and {_BEHIND}", self._by) if behind else (_PASS, reason, self._by)
         if share >= least:
             return Outcome.WARN, reason, self._by
         interval, of_it = _interval(metric)
