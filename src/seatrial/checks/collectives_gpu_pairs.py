@@ -331,7 +331,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "gpu_share", "path_share"),
-    per={"busbw.*": "pair", "best_busbw": "place", "gpu_share": "place"},
+    per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
     by_node=True,
     limit_s=300.0,
     needs=Needs(ranks=2),
