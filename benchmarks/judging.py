@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -80,6 +81,9 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
         for name in sorted(of_all):
             some = [one for one in own if one.name == name]
             metrics += tuple(new for one in told_of for new in _everywhere(some, one, job.ranks_per_node, check))
+        of_nodes = [one for one in metrics if check.per.get(one.name) == "node" and len(nodes) > 1]
+        metrics = tuple(one for one in metrics if one not in of_nodes)
+        metrics += tuple(replace(one, subject=each) for one in of_nodes for each in nodes)
         facts = template.facts
         if facts.get("world_size") == len(measured) > 1:
             facts = {**facts, "world_size": job.places, "nodes": job.nodes}

@@ -36,7 +36,8 @@ CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
-EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place
+EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both
+GPUS_USED = "gpus_used"  # a fact: NVML's indices of the GPUs of a node that CUDA may use
 
 _BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")

@@ -68,6 +68,37 @@ def test_a_pair_that_has_one_figure_for_both_ways_may_name_either_first() -> Non
     assert missing == "busbw.1GiB was not measured everywhere; not of 1 of 3: n0/gpu0->gpu2"
 
 
+def shares(name: str, places: Mapping[str, float], **facts: Any) -> list[Measurement]:
+    """Two nodes of three GPUs; the first rank tells of all ``places``."""
+    unit = {"rail_share": "of the median", "p2p_gain": "x"}[name]
+    told = tuple(Metric(name=name, value=value, unit=unit, subject=place) for place, value in places.items())
+    check = {"rail_share": "collectives.rails", "p2p_gain": "collectives.contrast"}[name]
+    others = [Measurement(check=check, subject=f"n{node}/gpu{gpu}") for node in (0, 1) for gpu in range(3)]
+    return [others[0].model_copy(update={"metrics": told, "facts": facts}), *others[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "facts"),
+    [
+        ("rail_share", ("rail0", "rail1", "rail2"), {"backend": "nccl", "comparable": "yes"}),
+        ("p2p_gain", ("n0", "n1"), {"nvlink": "yes", "peers": "yes"}),
+    ],
+)
+def test_a_figure_of_each_rail_or_node_is_missing_where_one_has_none(
+    name: str, places: tuple[str, ...], facts: dict[str, Any]
+) -> None:
+    whole = shares(name, dict.fromkeys(places, 2.0), **facts)
+    assert errors(judged(whole[0].check, *whole, metric=name)) == []
+    less = shares(name, dict.fromkeys(places[:-1], 2.0), **facts)
+    (missing,) = errors(judged(less[0].check, *less, metric=name))
+    assert missing == f"{name} was not measured everywhere; not of 1 of {len(places)}: {places[-1]}"
+
+
+def test_a_node_by_itself_is_the_cluster() -> None:
+    whole = shares("p2p_gain", {"cluster": 2.0}, nvlink="yes", peers="yes")[:3]
+    assert errors(judged(whole[0].check, *whole, metric="p2p_gain")) == []
+
+
 def test_who_has_no_twin_is_excused_and_nobody_else() -> None:
     twins = {"odd_rounds@gpu0": 0.0, "odd_rounds@gpu1": 0.0, "without_a_twin": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from seatrial.model import Frozen, Observation, Phase, Rule, Scope
 
+Of = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS = "new_errors."  # metrics: by how much an error counter grew meanwhile
 
 
@@ -79,9 +80,10 @@ class Check:
     # Metrics, or families such as "busbw.*", that differ from run to run: a shortfall of these fails only when a second
     # measurement shows it too, as one of a rule with a baseline does. Of all others, corruption say, once is enough.
     performance: tuple[str, ...] = ()
-    # Of a CLUSTER check: metrics, or families, that are given of every place that took part, or of every two places of
-    # a node: once, or in either order. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
-    per: Mapping[str, Literal["place", "pair", "ordered pair"]] = field(default_factory=dict)
+    # Metrics, or families, that are given of every one: of every place that took part in a CLUSTER check, of every two
+    # places of a node, once or in either order, of every node or rail; of every GPU of a NODE check that its fact
+    # GPUS_USED lists. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
+    per: Mapping[str, Of] = field(default_factory=dict)
     # Of a CLUSTER check: each node is judged by itself. Its ranks work among themselves, the first of them tells for
     # all of it, and the facts gpu, world_size and nodes are those of that node: what ONE node reaches is the reference.
     by_node: bool = False

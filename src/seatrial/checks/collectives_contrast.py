@@ -272,6 +272,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw_*", "p2p_gain", "default_over_ring"),
+    per={"p2p_gain": "node"},
     limit_s=600.0,
     needs=Needs(gpus=True, ranks=2),
     options=ContrastOptions,

@@ -111,6 +111,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("rail_*",),
+    per={"rail_*": "rail"},
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=RailOptions,

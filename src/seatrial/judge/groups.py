@@ -6,17 +6,17 @@ Fails closed: ranks of one operation that contradict each other prove nothing, n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, permutations
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.base import Check, Of
 from seatrial.judge.baselines import Fleet
 from seatrial.judge.wording import opposite, some
-from seatrial.model import CLUSTER, EXCUSED, Measurement, Metric, Scope
+from seatrial.model import CLUSTER, EXCUSED, GPUS_USED, Measurement, Metric, Scope
 
 NOBODY = Fleet("", ())
 _NAMED = 4  # how many places a sentence names
@@ -28,10 +28,11 @@ _PLAIN = (str, int, type(None))
 class Group:
     """Measurements that together must hold what a rule asks for: their facts as one, and by name their metrics.
 
-    Of these only ``names``: a thousand nodes bring a million, and of every second one there is nothing to judge.
+    Of these only those of ``given``, which says what each is given of every one of, if of any: a thousand nodes bring
+    a million, and of every second one there is nothing to judge.
     """
 
-    def __init__(self, measurements: Sequence[Measurement], check: Check, names: Set[str]) -> None:
+    def __init__(self, measurements: Sequence[Measurement], check: Check, given: Mapping[str, Of | None]) -> None:
         first, self.many = measurements[0], len(measurements) > 1
         self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
         if self.many:
@@ -44,12 +45,12 @@ class Group:
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
-                if (name := metric.name) in names:
+                if (name := metric.name) in given:
                     if (named := self.metrics.get(name)) is None:
                         self.metrics[name] = [metric]
                     else:
                         named.append(metric)
-        self.of_device, self.per = check.scope is Scope.GPU, check.per
+        self.of_device, self.given = check.scope is Scope.GPU, given
         self._measurements, self._unlike = measurements, dict[str, str]()
 
     @cached_property
@@ -67,27 +68,30 @@ class Group:
     def excused(self, metric: str) -> dict[str, str]:
         """The places that rightly have no ``metric``, though the check gives it of every one, and why."""
         told = self.facts.get(EXCUSED)
-        if not isinstance(told, Mapping) or self._kind(metric) != "place":
+        if not isinstance(told, Mapping) or self.given[metric] not in ("place", "gpu"):
             return {}
         measured = {one.subject for one in self.metrics[metric]}
-        return {place: str(why) for place, why in told.items() if place not in measured}
-
-    def _kind(self, metric: str) -> str:
-        """What the check gives a metric of every one of; empty where it need not be of all."""
-        return next((kind for family, kind in self.per.items() if fnmatchcase(metric, family)), "")
+        whys = {place: why.get(metric) if isinstance(why, Mapping) else why for place, why in told.items()}
+        return {place: str(why) for place, why in whys.items() if why is not None and place not in measured}
 
     def absent(self, metric: str) -> str:
         """Of which places a metric is missing that is given of some, where the check gives it of every one."""
-        kind = self._kind(metric)
+        kind = self.given[metric]
         if not kind or self.failed:  # an error has been told already
             return ""
-        places = [measurement.subject for measurement in self._measurements]
-        expected = places if kind == "place" else _pairs(places, ordered=kind == "ordered pair")
+        expected = self._gpus() if kind == "gpu" else _EVERY[kind]([one.subject for one in self._measurements])
+        if not expected:
+            return f"the GPUs that were used, since the fact {GPUS_USED} lists none"
         found = {one.subject for one in self.metrics[metric]}.union(self.excused(metric))
         if kind == "pair":  # whichever of the two it names first
             found |= {opposite(subject) for subject in found}
         missing = [place for place in expected if place not in found]
         return f"{len(missing)} of {len(expected)}: {some(missing, _NAMED)}" if missing else ""
+
+    def _gpus(self) -> list[str]:
+        """Those of a node that were looked at: what was found of them does not tell how many they are."""
+        used = self.facts.get(GPUS_USED)
+        return [f"{self.subject}/gpu{index}" for index in used] if isinstance(used, list) else []
 
 
 def groups_of(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[Group]:
@@ -95,14 +99,15 @@ def groups_of(check: Check, measured: Sequence[Measurement], names: Set[str]) ->
 
     ``names`` are those of the metrics that are judged.
     """
+    given = {name: _of(check.per, name) for name in names}
     if check.by_node:
         nodes: dict[str, list[Measurement]] = {}
         for one in measured:
             nodes.setdefault(node_of(one), []).append(one)
-        return [Group(ranks, check, names) for ranks in nodes.values()]
+        return [Group(ranks, check, given) for ranks in nodes.values()]
     if check.scope is Scope.CLUSTER:
-        return [Group(measured, check, names)] if measured else []
-    return [Group([measurement], check, names) for measurement in measured]
+        return [Group(measured, check, given)] if measured else []
+    return [Group([measurement], check, given) for measurement in measured]
 
 
 class Fleets:
@@ -197,11 +202,42 @@ def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
     return f"{name} is {some(words, _NAMED)}" if len(words) > 1 else ""
 
 
-def _pairs(places: Sequence[str], *, ordered: bool) -> list[str]:
-    """Every two places of one node: n0/gpu0->gpu1, and ``ordered`` n0/gpu1->gpu0 too."""
-    by_node: dict[str, list[str]] = {}
+def _of(per: Mapping[str, Of], metric: str) -> Of | None:
+    """What a check gives a metric of every one of; None where it need not be of all."""
+    return next((kind for family, kind in per.items() if fnmatchcase(metric, family)), None)
+
+
+def _by_node(places: Sequence[str]) -> dict[str, list[str]]:
+    """The names of places on each node: gpu0, gpu1 on n0."""
+    found: dict[str, list[str]] = {}
     for place in places:
         node, _, name = place.rpartition("/")
-        by_node.setdefault(node, []).append(name)
+        found.setdefault(node, []).append(name)
+    return found
+
+
+def _pairs(places: Sequence[str], *, ordered: bool) -> list[str]:
+    """Every two places of one node: n0/gpu0->gpu1, and ``ordered`` n0/gpu1->gpu0 too."""
     twos = permutations if ordered else combinations
-    return [f"{node}/{a}->{b}" for node, names in by_node.items() for a, b in twos(names, 2)]
+    return [f"{node}/{a}->{b}" for node, names in _by_node(places).items() for a, b in twos(names, 2)]
+
+
+def _nodes(places: Sequence[str]) -> list[str]:
+    """Every node; one by itself is the cluster."""
+    found = list(_by_node(places))
+    return found if len(found) > 1 else [CLUSTER]
+
+
+def _rails(places: Sequence[str]) -> list[str]:
+    """The first GPU of every node is rail0, the second rail1."""
+    return [f"rail{number}" for number in range(max(map(len, _by_node(places).values())))]
+
+
+# Of what a metric is given, by the places that took part; GPUs are those that the node itself lists
+_EVERY: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
+    "place": list,
+    "pair": partial(_pairs, ordered=False),
+    "ordered pair": partial(_pairs, ordered=True),
+    "node": _nodes,
+    "rail": _rails,
+}

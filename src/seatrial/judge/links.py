@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from seatrial.model import Measurement
+from seatrial.model import GPUS_USED, Measurement
 
 # What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
 HIERARCHICAL = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
@@ -117,7 +117,7 @@ def _facts(measurements: Sequence[Measurement]) -> dict[str, list[Mapping[str, J
 
 
 def _used(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    used = facts.get("gpus_used")
+    used = facts.get(GPUS_USED)
     return [gpu for gpu in _maps(facts.get("gpus")) if isinstance(used, list) and gpu.get("index") in used]
 
 

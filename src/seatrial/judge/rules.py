@@ -99,7 +99,7 @@ class _Ruling:
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has been told already
             self.verdicts.append(_missing(self._check, group, self._rule, self._instead))
-        elif group.per and metrics:
+        elif metrics and group.given[name]:
             if absent := group.absent(name):
                 self._valueless(group, Outcome.ERROR, f"{name} was not measured everywhere; not of {absent}")
             for place, why in group.excused(name).items():
