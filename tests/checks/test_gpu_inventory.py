@@ -362,6 +362,24 @@ def test_mixed_models_warn_and_are_judged_each_by_its_own_kind(trial: Trial) -> 
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(trial.measure(FakeNvml(geforce(0), h200(1))).facts["cuda_order"])
 
 
+def test_what_one_gpu_has_not_and_others_have_is_told_of_it(trial: Trial) -> None:
+    verdicts = trial.judge(FakeNvml(geforce(0), h200(1)))
+    assert {place for (_, place), one in verdicts.items() if one.outcome is Outcome.SKIP} == {"node3/gpu0"}
+    assert verdicts["ecc_enabled", "node3/gpu0"].reason == "does not apply: this GPU has none"
+    assert verdicts["ecc_enabled", "node3/gpu1"].outcome is Outcome.PASS
+    refuses = trial.judge(FakeNvml(*board(nvmlDeviceGetRemappedRows=refusal("Unknown"))))
+    assert refuses["rows_remapped", "node3/gpu2"].reason.endswith("(Unknown Error), which readings_refused judges")
+    assert refuses["readings_refused", "node3/gpu2"].outcome is Outcome.FAIL
+
+
+def test_one_gpu_that_has_not_one_thing_is_excused_of_nothing_else(trial: Trial) -> None:
+    found = trial.measure(FakeNvml(geforce(0), h200(1)))
+    kept = tuple(one for one in found.metrics if (one.name, one.subject) != ("persistence", "node3/gpu0"))
+    verdicts = judge_check(CHECK, [found.model_copy(update={"metrics": kept})], {}, "")
+    (missing,) = (one.reason for one in verdicts if one.outcome is Outcome.ERROR)
+    assert missing == "persistence was not measured everywhere; not of 1 of 2: node3/gpu0"
+
+
 def test_ecc_off_everywhere_warns_and_its_counts_do_not_apply(trial: Trial) -> None:
     off = {"nvmlDeviceGetEccMode": [0, 0], "nvmlDeviceGetTotalEccErrors": refusal("NotSupported")}
     verdicts = trial.judge(FakeNvml(h200(0, **off), h200(1, **off)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from pydantic import JsonValue
@@ -17,6 +17,8 @@ from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
 from seatrial.model import (
+    EXCUSED,
+    GPUS_USED,
     Fact,
     Frozen,
     Metric,
@@ -39,6 +41,8 @@ _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clock_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
 )
+
+Values = dict[str, float | None]  # of one GPU, by metric; None is not known, or not to be had
 
 
 class Stranger(Frozen):
@@ -70,21 +74,39 @@ def measure(place: Place, _options: Options) -> Iterator[Observation]:
     used = discover.visible(facts, os.environ)
     hidden = max(0, min(promised, len(facts.gpus)) - len(used))
     yield Metric(name="gpus_hidden", value=hidden, unit="GPUs", subject=place.node)
-    yield Fact(name="gpus_used", value=[gpu.index for gpu in used])
+    yield Fact(name=GPUS_USED, value=[gpu.index for gpu in used])
     yield from (Fact(name=name, value="yes" if there else "no") for name, there in _features(used).items())
     if used:
         yield Metric(name="gpu_models", value=len({gpu.name for gpu in used}), unit="models", subject=place.node)
+    yield from _of_each(used, place.node)
+
+
+def _of_each(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
     strangers = _strangers(used)
     yield Fact(name="foreign_processes", value=[stranger.model_dump() for stranger in strangers])
+    found = [(gpu, _values_of(gpu, used, strangers)) for gpu in used]
+    for gpu, values in found:
+        yield from _metrics(values, f"{node}/gpu{gpu.index}")
     unknown: dict[str, list[str]] = {}
-    for gpu in used:
-        values = _values_of(gpu, used, strangers)
-        yield from _metrics(values, f"{place.node}/gpu{gpu.index}")
-        for what in _unknown(gpu, values):
-            unknown.setdefault(what, []).append(f"gpu{gpu.index}")
+    for gpu, values in found:
+        reasons = {} if values["readings_refused"] else _unknown(gpu, values)  # told already, as the fault of this GPU
+        for metric, reason in reasons.items():
+            unknown.setdefault(f"{metric}: {reason}", []).append(f"gpu{gpu.index}")
     if unknown:
         texts = [f"{', '.join(gpus)} {what}" for what, gpus in unknown.items()]
         raise SeatrialError(f"not measured: {'; '.join(texts)}")
+    if excused := {f"{node}/gpu{gpu.index}": why for gpu, why in _excused(found)}:
+        yield Fact(name=EXCUSED, value=excused)
+
+
+def _excused(found: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonValue]]:
+    """Metrics of other GPUs here that one has not, and why: it refuses them, or else says that it has none."""
+    given = sorted({name for _, values in found for name, value in values.items() if value is not None})
+    for gpu, values in found:
+        reasons = _unknown(gpu, values)
+        refused = {name: f"this GPU refuses it ({why}), which readings_refused judges" for name, why in reasons.items()}
+        if lacking := [name for name in given if values.get(name) is None]:
+            yield gpu, {name: refused.get(name, "this GPU has none") for name in lacking}
 
 
 def _machine(facts: GpuFacts) -> Iterator[Fact]:
@@ -115,9 +137,9 @@ def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
 
-def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> dict[str, float | None]:
+def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> Values:
     twins = [other for other in gpus if other.name == gpu.name]
-    values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
+    values: Values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
     values["nvlinks_down"] = nvlinks.links_down(gpu, twins)
     values["nvlinks_short"] = nvlinks.links_short(gpu, twins)
     values["fabric_ready"] = nvlinks.fabric_ready(gpu) if nvlinks.in_fabric(gpu, gpus) else None
@@ -127,23 +149,21 @@ def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> 
     return values
 
 
-def _metrics(values: Mapping[str, float | None], subject: str) -> Iterator[Metric]:
+def _metrics(values: Values, subject: str) -> Iterator[Metric]:
     for name, value in values.items():
         if value is not None:
             yield Metric(name=name, value=value, unit=METRICS[name], subject=subject)
 
 
-def _unknown(gpu: Gpu, values: Mapping[str, float | None]) -> Iterator[str]:
+def _unknown(gpu: Gpu, values: Values) -> dict[str, str]:
     """Metrics that have a rule and no value although this GPU has what they are of, each with the reason."""
-    if values["readings_refused"]:  # told already, as the fault of this GPU
-        return
-    features = _features([gpu])
+    found, features = dict[str, str](), _features([gpu])
     for rule in RULES:
         wants = [name for name in rule.where if name in features]
         if rule.metric in _OF_EACH_GPU and values.get(rule.metric) is None and all(features[name] for name in wants):
             field = wants[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
-            reasons = (text for name, text in gpu.unread.items() if name.startswith(field))
-            yield f"{rule.metric}: {next(reasons, _NO_REASON)}"
+            found[rule.metric] = next((text for name, text in gpu.unread.items() if name.startswith(field)), _NO_REASON)
+    return found
 
 
 def _repair_pending(gpu: Gpu) -> bool | None:
@@ -419,5 +439,6 @@ CHECK = Check(
     metrics=METRICS,
     rules=RULES,
     measure=measure,
+    per=dict.fromkeys(sorted(_OF_EACH_GPU), "gpu"),
     limit_s=120.0,  # NVML starts GPUs that sleep one by one, some seconds each without persistence
 )
