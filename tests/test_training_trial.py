@@ -62,6 +62,21 @@ def test_the_ladder_is_climbed_on_two_cores(ladder: Run) -> None:
     assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", ladder.err)  # live, of one of ten trainings at least
 
 
+def test_every_speed_comes_with_those_of_its_steps(ladder: Run) -> None:
+    speeds = [
+        (one.check, metric)
+        for one in ladder.trial.measurements
+        for metric in one.metrics
+        if metric.name.startswith("tokens_per_second_per_gpu")
+    ]
+    assert {"train.sft_smollm", "train.sft_mistral", "train.lora", "train.fsdp", "train.throughput"} <= {
+        check for check, _ in speeds
+    }
+    for check, metric in speeds:
+        assert len(metric.samples) > 1, (check, metric.name)
+        assert min(metric.samples) <= metric.value <= max(metric.samples), (check, metric.name)
+
+
 def test_one_process_ddp_and_fsdp2_agree(ladder: Run) -> None:
     first, second = ladder.of("train.parity")
     assert second == Measurement(**{**second.model_dump(), "metrics": (), "facts": {}})  # the first speaks for all

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from seatrial.bench.anew import Answer
-from seatrial.checks import train_throughput, workload, workload_figures
+from seatrial.checks import train_fsdp, train_throughput, workload, workload_figures
 from seatrial.checks.base import Check, Place
 from seatrial.checks.workload import Trained
+from seatrial.judge.baselines import Known, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Artifact, Fact, Measurement, Metric, Observation, Outcome, Series
 
@@ -132,3 +133,65 @@ def test_a_step_told_twice_makes_up_for_none_that_is_missing() -> None:
 def test_what_no_float_holds_is_no_loss(loss: Any) -> None:
     found = outcomes(*workload_figures.judged({"a": trained(4, 3, loss, 1)}))
     assert found["nonfinite_losses"] is Outcome.FAIL
+
+
+def timed(*seconds: float, measured: int, tokens: int = 8192, ranks: int = 2) -> Trained:
+    """As metrics.py reports it: tokens over seconds of the last ``measured`` steps."""
+    steps = tuple({"step": n, "loss": 5.0 - n, "tokens": tokens, "seconds": s} for n, s in enumerate(seconds, 1))
+    speed = tokens * measured / sum(sorted(seconds[-measured:])) / ranks
+    found = {"tokens_per_second_per_gpu": speed, "mfu_percent": 40.0, "steps_measured": measured, "world_size": ranks}
+    return Trained(found, Path("none"), "", 0, steps, (0, 1), len(steps), 9.0)
+
+
+def told(one: Trained) -> dict[str, Metric]:
+    every = workload_figures.each(place("cuda:0"), one, "native", brief=True)
+    return {metric.name: metric for metric in every if isinstance(metric, Metric)}
+
+
+def test_a_speed_comes_with_those_of_the_very_steps_that_it_is_of() -> None:
+    found = told(timed(30.0, 9.0, 1.0, 2.0, 1.0, measured=3))  # not of the first two, that compile and settle
+    speed, mfu = found["tokens_per_second_per_gpu.native"], found["mfu.native"]
+    assert speed.value == pytest.approx(3 * 4096 / 4)
+    assert speed.samples == pytest.approx((4096, 2048, 4096))
+    assert mfu.samples == pytest.approx((40 * 4 / 3, 40 * 2 / 3, 40 * 4 / 3))
+    assert found["wall_seconds.native"].samples == ()
+
+
+def test_very_many_steps_are_told_in_windows_and_the_speed_is_among_them() -> None:
+    seconds = [1 + (number % 7) / 10 for number in range(1000)]
+    speed = told(timed(*seconds, measured=900))["tokens_per_second_per_gpu.native"]
+    assert len(speed.samples) == 16  # of 57 steps each
+    assert min(speed.samples) < speed.value < max(speed.samples)
+    assert speed.samples[0] == pytest.approx(57 * 4096 / sum(seconds[100:157]))
+
+
+@pytest.mark.parametrize("change", [{"steps_measured": 4}, {"world_size": 3}, {"steps_measured": None}])
+def test_lines_of_other_steps_are_no_samples(change: dict[str, Any]) -> None:
+    one = timed(30.0, 9.0, 1.0, 2.0, 1.0, measured=3)
+    assert told(replace(one, metrics={**(one.metrics or {}), **change}))["mfu.native"].samples == ()
+    cut = replace(one, steps=one.steps[:-1])
+    assert told(cut)["tokens_per_second_per_gpu.native"].samples == ()
+
+
+SLOW = 1 / 0.85  # seconds of a step at 85 % of what is known, which a FAIL is under 90 % of
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"),
+    [
+        ((SLOW, 1.01 * SLOW, 0.99 * SLOW) * 3, Outcome.FAIL),
+        ((1.0, 1.4) * 4 + (1.0,), Outcome.WARN),
+        ((1.0, 1.0, 1.0, 3.0) * 16, Outcome.FAIL),  # a stall now and then, and long enough to know
+        ((1.0, 1.01, 0.99) * 3, Outcome.PASS),
+    ],
+)
+def test_a_training_fails_where_its_steps_are_slow_and_not_where_they_leave_it_open(
+    seconds: tuple[float, ...], outcome: Outcome
+) -> None:
+    one = timed(*seconds, measured=len(seconds), tokens=2 * 11954)  # of 4 H200 each, in data/skus
+    facts = {"gpu": "NVIDIA H200", "device": "cuda", "trained": "yes", "settings": "shipped", "world_size": 4}
+    facts |= {"nodes": 1, "layers": "all", "offload": "no", "data": "rows"}
+    measured = Measurement(check="train.fsdp", subject="n0/gpu0", metrics=tuple(told(one).values()), facts=facts)
+    verdicts = judge_check(train_fsdp.CHECK, [measured], {}, "t", Known(skus=skus()))
+    (verdict,) = (found for found in verdicts if found.metric == "tokens_per_second_per_gpu.native")
+    assert verdict.outcome is outcome, verdict.reason

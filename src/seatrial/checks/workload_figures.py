@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,11 @@ _FROM = {  # those of metrics.json; null there is not known, and gives no figure
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
 }
+# In proportion to the speed, so that what the steps tell of that they tell of these
+_RATES = ("tokens_per_second_per_gpu", "mfu", "gemm_share")
+# At most: enough for an interval of 95 %, and each of a long training holds several steps, so that one that stalls now
+# and then is slow in all
+_WINDOWS = 16
 PERFORMANCE = ("tokens_per_second_per_gpu*", "step_p*", "mfu*", "gemm_share*", "*_seconds*", "train_runtime*")
 _CURVES = {"loss": "nats", "grad_norm": "norm", "learning_rate": "per step", "epoch": "epochs"}
 
@@ -107,12 +113,12 @@ def each(
     """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures, and where it
     failed who says why.
     """
-    end, found = _end(name), _figures(trained)
-    yield from (
-        Metric(name=f"{metric}{end}", value=found[metric], unit=unit, subject=subject)
-        for metric, unit in EACH.items()
-        if is_number(found.get(metric))
-    )
+    end, found, shares = _end(name), _figures(trained), _shares(trained)
+    for metric, unit in EACH.items():
+        value: Any = found.get(metric)
+        if is_number(value):
+            own = tuple(value * share for share in shares) if metric in _RATES else ()
+            yield Metric(name=f"{metric}{end}", value=value, unit=unit, subject=subject, samples=own)
     if brief:
         yield from _logs(place, trained) if trained.problem else ()
         return
@@ -190,6 +196,29 @@ def _figures(trained: Trained) -> dict[str, Any]:
         found |= {"loss_first": losses[0], "loss_last": losses[-1]}
         found["loss_above_floor"] = None if floor is None else fmean(_last(losses)) - floor
     return found
+
+
+def _shares(trained: Trained) -> tuple[float, ...]:
+    """The speed of each measured step over the training's, which is the tokens of these very steps over their seconds.
+
+    They are the last ``steps_measured`` (metrics.json): those after ``settle_steps``, saving excluded. 1 lies among
+    them and is not their median: a slow step weighs by its time. More than 16 steps are told as windows of equal
+    length, but for the last. Nothing where the lines of steps.jsonl do not come to that speed: they are of other steps.
+    """
+    speed, count, ranks = (trained.value(name) for name in (_RATES[0], "steps_measured", "world_size"))
+    lines = trained.steps[-count:] if isinstance(count, int) and count > 0 else ()
+    steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]
+    if not speed or not ranks or not steps or not all(is_number(one) and one > 0 for step in steps for one in step):
+        return ()
+    whole, width = _rate(steps), math.ceil(len(steps) / _WINDOWS)
+    if not math.isclose(whole / ranks, speed, rel_tol=1e-6):
+        return ()
+    return tuple(_rate(steps[first : first + width]) / whole for first in range(0, len(steps), width))
+
+
+def _rate(steps: Sequence[tuple[float, float]]) -> float:
+    """Tokens a second of all ranks."""
+    return sum(tokens for tokens, _ in steps) / sum(seconds for _, seconds in steps)
 
 
 def _losses(trained: Trained) -> list[float]:
