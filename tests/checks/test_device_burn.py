@@ -95,6 +95,9 @@ def test_a_healthy_gpu_passes_at_its_power_cap(burn: Callable[..., Measurement])
     figures = {metric.name: metric.value for metric in found.metrics}
     assert figures["tflops.sustained"] == pytest.approx(700)
     assert (figures["power_mean"], figures["temperature_max"], figures["sm_clock_min"]) == (690, 69, 1400)
+    assert {metric.unit for metric in found.metrics if metric.name == "temperature_max"} == {
+        "°C"
+    }  # as the gauges have it
     assert figures["throttled_share"] == 0
     assert found.facts["clock_reasons_percent"] == {"software power cap": 100.0}
     assert {metric.subject for metric in found.metrics} == {"n/gpu5"}

@@ -95,6 +95,7 @@ def test_one_decision_is_true(sample: str) -> None:
     ("value", "unit", "name", "expected"),
     [
         (356.5, "GB/s", "seatrial_measured_bytes_per_second", 356.5e9),
+        (1.5, "GiB", "seatrial_measured_bytes", 1.5 * 2**30),
         (98.7, "%", "seatrial_measured_ratio", 0.987),
         (24.77, "us", "seatrial_measured_seconds", 24.77e-6),
         (2, "ms", "seatrial_measured_seconds", 0.002),

@@ -88,3 +88,7 @@ def test_how_many_the_sites_baseline_judged_is_told() -> None:
     told = trial.model_copy(update={"verdicts": (own, *trial.verdicts[1:]), "baseline": site})
     assert "2 SKIP; 1 of them by the site's baseline hall-2" in printed(told, width=120)
     assert "baseline" not in next(line for line in printed(trial).splitlines() if line.startswith("verdicts: "))
+
+
+def test_names_of_checks_stay_whole_in_a_narrow_terminal() -> None:
+    assert "  collectives.all_reduce " in printed(samples.fleet(), width=80)

@@ -200,3 +200,14 @@ def test_size_and_launcher() -> None:
     assert (size(trial), launchers(trial)) == ("2 nodes × 4 GPUs", "local")
     nothing = trial.model_copy(update={"jobs": (), "results": ()})
     assert (size(nothing), launchers(nothing)) == ("no job planned", "auto")
+
+
+def test_what_processes_tell_alike_but_for_numbers_is_told_once() -> None:
+    told = ["9.9 s, 192 windows", "9.9 s, 192 windows", "10.0 s, 195 windows", "not on gloo"]
+    view = check()
+    measured = tuple(Measurement(check="x", subject=f"n/gpu{at}", facts={"how": how}) for at, how in enumerate(told))
+    assert replace(view, measurements=measured).how == [
+        "9.9 s, 192 windows (1 other process: the same with other numbers)",
+        "not on gloo",
+    ]
+    assert replace(view, measurements=measured[:2]).how == ["9.9 s, 192 windows"]

@@ -123,7 +123,7 @@ def _readable(seen: Strain, field: str) -> str:
 # metric → unit, field of the samples, how one figure is made of them
 _FIGURES: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = {
     "power_mean": ("W", "power_w", fmean),
-    "temperature_max": ("C", "temperature_c", max),
+    "temperature_max": ("°C", "temperature_c", max),
     "sm_clock_min": ("MHz", "sm_clock_mhz", min),
 }
 

@@ -26,6 +26,7 @@ _BASE: Mapping[str, tuple[str, float]] = {
     "ms": ("seconds", 1e-3),
     "s": ("seconds", 1.0),
     "B": ("bytes", 1.0),
+    "GiB": ("bytes", 2.0**30),
     "GB/s": ("bytes_per_second", 1e9),
     "Gb/s": ("bytes_per_second", 1e9 / 8),
     "TFLOP/s": ("flops_per_second", 1e12),

@@ -51,8 +51,8 @@ def summary(trial: Trial, console: Console) -> None:
 
 def _table(trial: Trial) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold", min_width=12)
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)  # a name is copied: it stays whole
+    table.add_column(min_width=10)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for chapter in chapters(trial):

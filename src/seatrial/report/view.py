@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -33,6 +33,7 @@ from seatrial.report.words import bytes_of, counted, family, figure, natural, sp
 OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
 MOST_REMARKS = 2
 HOW = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
+_NUMBER = re.compile(r"\d[\d.,]*")
 _YES_OR_NO = re.compile(r": (?:== )?(?=(?:yes|no)$)")
 TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
@@ -155,7 +156,7 @@ class CheckView:
         And what the figures say beyond their verdicts.
         """
         told = [str(measurement.facts[HOW]) for measurement in self.measurements if HOW in measurement.facts]
-        return list(dict.fromkeys([*told, *(f"{one.title}: {one.text}" for one in self.insights)]))
+        return list(dict.fromkeys([*_alike(told), *(f"{one.title}: {one.text}" for one in self.insights)]))
 
     @property
     def seconds(self) -> float:
@@ -346,6 +347,17 @@ def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
     for record in records:
         found.setdefault(record.check, []).append(record)
     return found
+
+
+def _alike(told: list[str]) -> Iterator[str]:
+    """Each sentence once: of those that differ in numbers alone the first, for each GPU times its own windows."""
+    groups: dict[str, list[str]] = {}
+    for sentence in told:
+        groups.setdefault(_NUMBER.sub("#", sentence), []).append(sentence)
+    for first, *others in groups.values():
+        differing = sum(other != first for other in others)
+        who = plural(differing, "other process", "other processes")
+        yield f"{first} ({who}: the same with other numbers)" if differing else first
 
 
 def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
