@@ -36,6 +36,7 @@ CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
+REHEARSAL = "REHEARSAL"  # how the scope of a decision begins in which no GPU had a part
 EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both
 GPUS_USED = "gpus_used"  # a fact: NVML's indices of the GPUs of a node that CUDA may use
 

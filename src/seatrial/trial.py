@@ -28,6 +28,7 @@ from seatrial.judge.unjudged import unjudged
 from seatrial.launch import by_slurm, elsewhere, end_earlier_jobs, launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
+    REHEARSAL,
     Baseline,
     Decision,
     Finding,
@@ -407,7 +408,7 @@ def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
         return f"{nodes}; {devices.trouble}"
     if not devices.usable_gpus:
         there = f"no GPU used, though there are {survey.gpus.present}" if survey.gpus.present else "no GPU"
-        return f"REHEARSAL: {nodes}, {there}; this says nothing about GPUs or a fabric"
+        return f"{REHEARSAL}: {nodes}, {there}; this says nothing about GPUs or a fabric"
     used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial computes on a GPU"

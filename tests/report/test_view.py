@@ -10,6 +10,7 @@ from rich.console import Console
 
 from seatrial import report
 from seatrial.model import Measurement, Metric, Outcome, Verdict
+from seatrial.report import html, junit, markdown, prometheus
 from seatrial.report.terminal import summary
 from seatrial.report.view import CheckView, chapters, grouped, judge, launchers, size, tally, troubles
 from tests.report import samples
@@ -211,3 +212,17 @@ def test_what_processes_tell_alike_but_for_numbers_is_told_once() -> None:
         "not on gloo",
     ]
     assert replace(view, measurements=measured[:2]).how == ["9.9 s, 192 windows"]
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_rehearsal_says_so_wherever_its_decision_stands(rehearsed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who sees ACCEPTED on a dashboard, in a ticket or in CI must not take it for that of GPUs."""
+    scope = "REHEARSAL: 1 node, no GPU" if rehearsed else "1 node, 4 GPUs"
+    trial = samples.accepted()
+    trial = trial.model_copy(update={"decision": trial.decision.model_copy(update={"scope": scope})})
+    summary(trial, Console(width=100))
+    assert ("as a rehearsal" in capsys.readouterr().out) is rehearsed
+    assert (f"<h1>ACCEPTED{', as a rehearsal' if rehearsed else ''}</h1>") in html.render(trial)
+    assert markdown.render(trial).startswith("## ACCEPTED, as a rehearsal: ") is rehearsed
+    assert f'\nseatrial_rehearsal{{trial="acceptance"}} {rehearsed:d}\n' in prometheus.render(trial)
+    assert ('name="seatrial acceptance, a rehearsal"' in junit.render(trial)) is rehearsed

@@ -80,7 +80,7 @@ class Group:
         if not kind or self.failed:  # an error has been told already
             return ""
         expected = self._gpus() if kind == "gpu" else _EVERY[kind]([one.subject for one in self._measurements])
-        if not expected:
+        if kind == "gpu" and not expected:
             return f"the GPUs that were used, since the fact {GPUS_USED} lists none"
         found = {one.subject for one in self.metrics[metric]}.union(self.excused(metric))
         if kind == "pair":  # whichever of the two it names first

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
 from seatrial.report import charts, dashboards, sections
 from seatrial.report.text import neutral, plural, prose, utc
-from seatrial.report.view import chapters, judge, launchers, size, tally, troubles
+from seatrial.report.view import chapters, headline, judge, launchers, size, tally, troubles
 
 # The sign beside each word, so that nothing hangs on colour alone.
 SYMBOLS: dict[str, str] = {
@@ -50,6 +50,7 @@ def render(trial: Trial) -> str:
     template = _environment().get_template("template.html.j2")
     return template.render(
         trial=trial,
+        headline=headline(trial),
         launcher=launchers(trial),
         size=size(trial),
         counts=dict(tally(trial.verdicts)),

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
 from seatrial.report.text import neutral, one_line, utc
-from seatrial.report.view import CheckView, chapters
+from seatrial.report.view import CheckView, chapters, is_rehearsal
 from seatrial.report.words import natural
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
@@ -20,22 +20,24 @@ _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "err
 def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document, whatever text the logs brought."""
     trial = neutral(trial)
-    root = ET.Element("testsuites", name=f"seatrial {trial.name}", time=_seconds(trial.seconds))
+    name = f"seatrial {trial.name}" + (", a rehearsal" if is_rehearsal(trial) else "")
+    root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
     for chapter in chapters(trial):
-        root.extend(_suite(check, chapter.title) for check in chapter.checks)
+        root.extend(_suite(check, chapter.title, trial.decision.scope) for check in chapter.checks)
     root.extend(_left_out(check, reason) for check, reason in trial.left_out.items())
     _count(root)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(check: CheckView, phase: str) -> ET.Element:
+def _suite(check: CheckView, phase: str, scope: str) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
     ET.SubElement(properties, "property", name="title", value=one_line(check.title))
+    ET.SubElement(properties, "property", name="scope", value=one_line(scope))
     for insight in check.insights:
         ET.SubElement(properties, "property", name=insight.title, value=one_line(insight.text))
     by_subject: dict[str, list[Verdict]] = {}

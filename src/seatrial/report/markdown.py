@@ -7,7 +7,7 @@ import shlex
 
 from seatrial.model import Finding, Trial
 from seatrial.report.text import neutral, one_line, plural, prose, utc
-from seatrial.report.view import CheckView, Group, chapters, launchers, size, tally, troubles
+from seatrial.report.view import CheckView, Group, chapters, headline, launchers, size, tally, troubles
 
 MOST_TROUBLES = 10  # what a ticket can carry; the report has them all
 MOST_SUBJECTS = 8
@@ -31,7 +31,7 @@ def render(trial: Trial) -> str:
 def _head(trial: Trial) -> str:
     when = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "at an unknown time"
     lines = [
-        f"## {trial.decision.value}: {_text(trial.name)}",
+        f"## {headline(trial)}: {_text(trial.name)}",
         "",
         _text(trial.decision.reason),
         "",

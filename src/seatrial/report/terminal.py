@@ -11,7 +11,7 @@ from rich.text import Text
 
 from seatrial.model import HARDLY, Finding, Outcome, Trial, Verb
 from seatrial.report.text import neutral, one_line, plural
-from seatrial.report.view import CheckView, Group, chapters, launchers, size, tally, troubles
+from seatrial.report.view import CheckView, Group, chapters, is_rehearsal, launchers, size, tally, troubles
 
 STYLES = {
     Outcome.PASS: "green",
@@ -156,6 +156,9 @@ def _decision(trial: Trial, console: Console) -> None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(decision.value, STYLES[decision.value]), text)
+    word = Text(decision.value, STYLES[decision.value])
+    if is_rehearsal(trial):
+        word.append("\nas a rehearsal", "not bold")
+    grid.add_row(word, text)
     console.print()
     console.print(grid)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from seatrial.checks import catalog
 from seatrial.model import (
+    REHEARSAL,
     WORST_FIRST,
     Artifact,
     Insight,
@@ -317,6 +318,16 @@ def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
     """How many verdicts of each outcome, worst first, none left at zero."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
+
+
+def is_rehearsal(trial: Trial) -> bool:
+    """Whether no GPU had a part in it: wherever its decision is told, that is told with it."""
+    return trial.decision.scope.startswith(REHEARSAL)
+
+
+def headline(trial: Trial) -> str:
+    """The decision, in print."""
+    return f"{trial.decision.value}, as a rehearsal" if is_rehearsal(trial) else trial.decision.value
 
 
 def launchers(trial: Trial) -> str:
