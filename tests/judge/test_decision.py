@@ -131,3 +131,12 @@ def test_what_was_only_recorded_does_not_fill_the_sentence() -> None:
     decision = decide({"a": True}, [verdict("a", Outcome.PASS), *skips], {}, "", unjudged=("a: busbw.*",))
     told = "of 1 check the report lists figures that were recorded and judged by nothing"
     assert (decision.value, decision.reason) == (Verb.ACCEPTED, f"1 check passed; {told}")
+
+
+def test_what_failed_is_named_with_its_places() -> None:
+    places = [("b", f"n{number}/gpu{number % 3}") for number in (2, 10, 3, 4)] + [("a", CLUSTER), ("b", "n2/gpu2")]
+    said = [replace(verdict(check, Outcome.FAIL), subject=place) for check, place in places] + [
+        verdict("c", Outcome.PASS)
+    ]
+    reason = decide(dict.fromkeys(NAMES, True), said, {}, "").reason
+    assert reason == "2 checks failed: a, b on n2/gpu2, n10/gpu1, n3/gpu0 and 1 more"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 
 from seatrial.judge.standard import RECORDED
-from seatrial.model import Decision, Outcome, Verb, Verdict, worst
+from seatrial.model import CLUSTER, Decision, Outcome, Verb, Verdict, worst
+from seatrial.sentences import and_more
 
 Said = Mapping[str, Set[Outcome]]  # which outcomes each check was given
+_NAMED = 3  # how many places the decision names of a check
 _UNHELD = (Outcome.SKIP, Outcome.ERROR)
 _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 
@@ -31,7 +33,7 @@ def decide(
     said = _said(verdicts)
     failed = sorted(name for name, outcomes in said.items() if Outcome.FAIL in outcomes)
     if failed:
-        reason = f"{_count(failed)} failed: {', '.join(failed)}"
+        reason = f"{_count(failed)} failed: {', '.join(_failed(failed, verdicts))}"
         return Decision(value=Verb.REJECTED, reason=reason, scope=scope, unjudged=unjudged)
     rest = [one for one in verdicts if one.outcome in _UNHELD and one.judged_by not in ("", RECORDED)]
     unheld = {kind: [one.reason for one in rest if one.outcome is kind] for kind in _UNHELD}
@@ -42,6 +44,14 @@ def decide(
     told = [_praise(required, said), *unheld[Outcome.SKIP], *unheld[Outcome.ERROR]]
     told += [_unspoken(unjudged)] if unjudged else []
     return Decision(value=Verb.ACCEPTED, reason="; ".join(told), scope=scope, unjudged=unjudged)
+
+
+def _failed(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Each with the places at fault, where it knows of any but the cluster."""
+    bad = [one for one in verdicts if one.outcome is Outcome.FAIL]
+    for name in names:
+        places = dict.fromkeys(one.subject for one in bad if one.check == name and one.subject != CLUSTER)
+        yield f"{name} on {and_more(list(places), _NAMED)}" if places else name
 
 
 def _unspoken(unjudged: Sequence[str]) -> str:
