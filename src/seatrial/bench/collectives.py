@@ -44,10 +44,9 @@ LEAST_S = 0.5
 MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
 
 PER_GRAPH = 100  # operations: against them, what starting the graph takes is lost
-_NAMED = 4  # ranks in a sentence
-
 SAMPLES = 300  # the 99th percentile is known from 299 on (one-sided 95 %, order statistics)
 
+_NAMED = 4  # ranks in a sentence
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 TIMING = (
