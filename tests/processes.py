@@ -23,6 +23,7 @@ from seatrial import cli
 from seatrial.model import Trial
 
 TAG = "SEATRIAL_TEST_TAG"
+HOST_ONLY = "checks: {host.inventory: }\n"
 
 
 def until(condition: Callable[[], Any], seconds: float = 120) -> Any:
@@ -113,6 +114,14 @@ def all_doing(run_dir: Path, job: str, check: str, ranks: int) -> list[dict[str,
     """The ranks' pulses once all of them are at ``check``."""
     found = list(pulses(run_dir, job))
     return found if len(found) == ranks and all(pulse["doing"] == check for pulse in found) else []
+
+
+def run_host_only(folder: Path) -> tuple[Path, str]:
+    """The directory of a run in which nothing was wrong, and what it printed."""
+    (folder / "host.yaml").write_text(HOST_ONLY)
+    code, out, err = run("run", folder / "host.yaml", "--out", folder / "run")
+    assert code == 0, err
+    return folder / "run", out
 
 
 def load(run_dir: Path) -> Trial:

@@ -19,10 +19,8 @@ import pytest
 from seatrial import report
 from seatrial.model import Outcome, Trial, Verb
 from seatrial.report import FILES, FORMATS
-from tests.processes import call, load, run
+from tests.processes import HOST_ONLY, call, load, run, run_host_only
 from tests.report import samples
-
-HOST_ONLY = "checks: {host.inventory: }\n"
 
 
 @pytest.fixture
@@ -47,11 +45,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run in which nothing was wrong."""
-    folder = tmp_path_factory.mktemp("accepted")
-    (folder / "host.yaml").write_text(HOST_ONLY)
-    code, _, err = run("run", folder / "host.yaml", "--out", folder / "out")
-    assert code == 0, err
-    return folder / "out"
+    return run_host_only(tmp_path_factory.mktemp("accepted"))[0]
 
 
 @pytest.fixture

@@ -14,21 +14,17 @@ import pytest
 from seatrial import cli
 from seatrial.checks import catalog
 from seatrial.model import Trial, UsageError
-from tests.processes import call, load, run
+from tests.processes import HOST_ONLY, call, load, run, run_host_only
 from tests.schema import faults
 
-HOST_ONLY = "checks: {host.inventory: }\n"
 WORDS = ["run", "discover", "checks", "render", "train", "evaluate", "judge", "report", "explain", "schema", "baseline"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cli")
-    (folder / "host.yaml").write_text(HOST_ONLY)
-    code, out, err = run("run", folder / "host.yaml", "--out", folder / "run")
-    assert code == 0, err
-    assert f"Report: {folder / 'run' / 'report.html'}" in out
-    return folder / "run"
+    folder, out = run_host_only(tmp_path_factory.mktemp("cli"))
+    assert f"Report: {folder / 'report.html'}" in out
+    return folder
 
 
 def test_the_words_are_those_of_the_contract() -> None:
