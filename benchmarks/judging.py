@@ -22,14 +22,15 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from seatrial.analysis import read
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
-from seatrial.judge import judge, read
+from seatrial.config.schema import Cluster, Config
+from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.judge.unjudged import unjudged
 from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
-from seatrial.rundir import load_trial
-from seatrial.settings import Cluster, Config
+from seatrial.pipeline.run_directory import load_trial
 
 RECORD = Path(__file__).parent.parent / "docs/results/2026-11-22-4xh200/acceptance.trial.json"
 SECONDS, GIB = 5.0, 1.0  # the gates, meant for 1,024 nodes of 8 GPUs

@@ -25,8 +25,8 @@ from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 
-from seatrial import shell
-from seatrial.statistics import median_interval
+from seatrial.util import processes
+from seatrial.util.quantiles import median_interval
 
 MOST = 0.01  # the change that is allowed
 HZ = 1.0
@@ -76,8 +76,8 @@ def table(rows: Sequence[Row], judged: bool) -> Iterator[str]:
 def sampled(folder: Path, shares: list[float]) -> Iterator[None]:
     """With a sampler, from its second sample on: its start is none of what is measured."""
     samples = folder / f"{len(shares)}.samples"
-    argv = [sys.executable, "-m", "seatrial.discover.sampler", str(samples), str(HZ)]
-    child = shell.start(argv, env={}, stdout=folder / "sampler.log", stderr=folder / "sampler.err")
+    argv = [sys.executable, "-m", "seatrial.telemetry.sampler", str(samples), str(HZ)]
+    child = processes.start(argv, env={}, stdout=folder / "sampler.log", stderr=folder / "sampler.err")
     try:
         while len(_rows(samples)) < 2:
             if child.process.poll() is not None:
@@ -85,7 +85,7 @@ def sampled(folder: Path, shares: list[float]) -> Iterator[None]:
             time.sleep(0.05)
         yield
     finally:
-        shell.end(child)
+        processes.end(child)
     (first, used_first), *_, (last, used_last) = ((row[0], row[1]) for row in _rows(samples))
     shares.append((used_last - used_first) / (last - first))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 from functools import cache
-from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tests.paths import ROOT
+
 RIG = "rig"
-ROOT = Path(__file__).parent.parent
 
 
 gc.disable()  # until all is imported: see pytest_collection_finish

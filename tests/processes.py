@@ -19,7 +19,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from seatrial import cli
+from seatrial.cli import app
 from seatrial.model import Trial
 
 TAG = "SEATRIAL_TEST_TAG"
@@ -46,7 +46,7 @@ class Program:
         self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, first: str = ""
     ) -> None:
         self.tag = os.urandom(8).hex()
-        start = ["-c", f"{first}\nfrom seatrial.cli import main\nmain()"] if first else ["-m", "seatrial"]
+        start = ["-c", f"{first}\nfrom seatrial.cli.app import main\nmain()"] if first else ["-m", "seatrial"]
         self.process = subprocess.Popen(
             [sys.executable, *start, *map(str, arguments)],
             env={**os.environ, "COLUMNS": "200", TAG: self.tag, **(env or {})},
@@ -96,7 +96,7 @@ def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | 
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(err))
         ended = stack.enter_context(pytest.raises(SystemExit))
-        cli.main()
+        app.main()
     said = (stream.buffer.getvalue().decode() for stream in (out, err))
     return (ended.value.code or 0, *said)  # type: ignore[return-value]
 

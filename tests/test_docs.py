@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.collective import CollectiveOptions
-from seatrial.config import CheckSchema, resolve
+from seatrial.checks.fabric._collective import CollectiveOptions
+from seatrial.config.layers import CheckSchema, resolve
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.journal import read
 from seatrial.model import Measurement
+from seatrial.util.journal import read
 from seatrial.worker import Identity, _marked, _place, reversed_order
 from tests.launch.scripted import job
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from seatrial.rundir import load_trial
-from seatrial.trial import rejudge
+from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.run_directory import load_trial
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "docs" / "results"

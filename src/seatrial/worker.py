@@ -23,12 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seatrial import shell
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Place
-from seatrial.discover.window import Window, counted
-from seatrial.garbage import uncollected
-from seatrial.journal import Journal
 from seatrial.model import (
     ERROR_COUNTERS,
     Artifact,
@@ -43,6 +39,10 @@ from seatrial.model import (
     SeatrialError,
     Series,
 )
+from seatrial.telemetry.error_window import Window, counted
+from seatrial.util import processes
+from seatrial.util.gc_pause import uncollected
+from seatrial.util.journal import Journal
 
 PULSE_S = 1.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -285,21 +285,23 @@ def _sampled(job: Job, me: Identity, folder: Path) -> Iterator[None]:
         yield
         return
     samples, log = folder / f"rank{me.rank}.samples", folder / f"rank{me.rank}.samples.err"
-    argv = [sys.executable, "-m", "seatrial.discover.sampler", str(samples), str(job.telemetry_hz)]
+    argv = [sys.executable, "-m", "seatrial.telemetry.sampler", str(samples), str(job.telemetry_hz)]
     child = None
     with contextlib.suppress(OSError):
-        child = shell.start(argv, env={}, stdout=log, stderr=log)
+        child = processes.start(argv, env={}, stdout=log, stderr=log)
     yield
     if child:
-        shell.end(child)
+        processes.end(child)
 
 
 def main(arguments: list[str]) -> None:
-    shell.die_with_parent(os.getppid())
+    processes.die_with_parent(os.getppid())
     path, attempt = Path(arguments[0]), arguments[1]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
-    if job.placement == "ranks" and shell.is_orphan():  # torchrun was killed before the kernel was to end us with it
+    if (
+        job.placement == "ranks" and processes.is_orphan()
+    ):  # torchrun was killed before the kernel was to end us with it
         raise SystemExit("seatrial.worker: what started this rank is gone: leaving")
     if job.again and job.device == "cuda":  # before anything asks for a GPU
         os.environ[_VISIBLE] = reversed_order(os.environ.get(_VISIBLE), job.ranks_per_node)

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 from seatrial.bench import collectives
-from seatrial.bench.exact import verify
+from seatrial.bench.data_check import verify
 from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, Allocate, Prepared
 from seatrial.checks import catalog

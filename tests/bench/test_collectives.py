@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from seatrial.bench import collectives
-from seatrial.bench.alone import MIN_WINDOWS
 from seatrial.bench.collectives import Timings, time_operation
 from seatrial.bench.operations import OPERATIONS, Prepared
+from seatrial.bench.timing import MIN_WINDOWS
 
 
 # Lines that nccl-tests printed: size in B, time in us, ranks, algbw and busbw in GB/s.

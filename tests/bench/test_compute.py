@@ -7,7 +7,7 @@ import torch
 
 from seatrial.bench import compute
 from seatrial.bench.compute import NOT_A_NUMBER, burn, chain_digest, flops, relative_error, time_product, why_not
-from seatrial.checks.device_gemm import ERRORS
+from seatrial.checks.gpu.gemm import ERRORS
 
 SIZE = 256
 Multiply = Callable[[], torch.Tensor]

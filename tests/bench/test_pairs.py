@@ -4,9 +4,9 @@ from itertools import chain, combinations
 
 import pytest
 
-from seatrial.bench.exact import Mismatch
+from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import Figures, Line, circle
-from seatrial.checks import collectives_pairs
+from seatrial.checks.fabric import pairs
 from seatrial.model import CLUSTER
 
 
@@ -34,8 +34,8 @@ def test_data_that_arrives_wrong_when_a_path_is_tried_alone_counts_as_any_other(
     alone = (Line(0, 1, seconds, None), Line(1, 0, seconds, Mismatch(7, 5, "1.0", "2.0", "0x1")))
     nodes = {f"node{rank}": (rank,) for rank in range(4)}
     figures = Figures(lines, size, nodes, list(nodes), alone)
-    told = {(one.name, one.subject): one.value for one in collectives_pairs._metrics(figures)}
-    facts = {one.name: one.value for one in collectives_pairs._facts(figures, 3, "nccl")}
+    told = {(one.name, one.subject): one.value for one in pairs._metrics(figures)}
+    facts = {one.name: one.value for one in pairs._facts(figures, 3, "nccl")}
     assert told["wrong_elements", CLUSTER] == 7
     assert told["pair_share", "node0->node1"] == 0
     assert told["shared_paths", CLUSTER] == 0

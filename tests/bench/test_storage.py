@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.bench import storage
-from seatrial.bench.nodes import Actors
+from seatrial.bench.one_rank_per_node import Actors
 from seatrial.bench.storage import Site
 
 MIB = 2**20

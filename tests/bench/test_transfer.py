@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.bench import rank, transfer
-from seatrial.bench.alone import Timed
+from seatrial.bench.timing import Timed
 from seatrial.model import SeatrialError
 
 Log = list[tuple[str, ...]]

@@ -10,8 +10,9 @@ import pytest
 from benchmarks.against_nccl_tests import CannotCompare, Figure, Row, Start, compare, main, parse, run_nccl_tests
 
 from benchmarks import against_nccl_tests as script
+from tests import paths
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl-tests"
+FIXTURES = paths.FIXTURES / "nccl-tests"
 # A program of nccl-tests that knows two command lines, and no other
 FAKE = """#!/bin/sh
 printf '%s\\n' "$LD_PRELOAD" > "$0.preloaded"

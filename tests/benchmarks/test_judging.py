@@ -5,14 +5,14 @@ from __future__ import annotations
 import runpy
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from seatrial.model import Outcome
+from tests.paths import BENCHMARKS
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "judging.py"
+SCRIPT = BENCHMARKS / "judging.py"
 
 
 def test_a_whole_trial_of_many_gpus_is_judged_quickly() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "telemetry.py"
+from tests.paths import BENCHMARKS
+
+SCRIPT = BENCHMARKS / "telemetry.py"
 
 
 @pytest.fixture(scope="module")

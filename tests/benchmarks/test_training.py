@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 from typing import Any
 
-from seatrial.train import settings
+from seatrial.train import train_config
+from tests.paths import BENCHMARKS
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training.py"
+SCRIPT = BENCHMARKS / "training.py"
 script = runpy.run_path(str(SCRIPT))
 
 
@@ -24,13 +24,13 @@ def found(stack: str, speed: float) -> dict[str, Any]:
 
 def test_each_lever_is_a_setting() -> None:
     for run in planned():
-        settings.load(run.config, [f"{key}={str(value).lower()}" for key, value in run.settings.items()])
+        train_config.load(run.config, [f"{key}={str(value).lower()}" for key, value in run.settings.items()])
 
 
 def test_one_command_runs_both_stacks_and_says_their_ratio() -> None:
     ours, theirs = planned("LoRA r=8, seq 512", "plain", "hf", gpus=(1,))
     assert (ours.settings, theirs.settings) == ({}, {"stack": "hf"})
-    assert settings.load(ours.config).bsz == 8
+    assert train_config.load(ours.config).bsz == 8
     assert script["ratios"]([(ours, found("native", 18000.0)), (theirs, found("hf", 8000.0))]) == [
         "LoRA r=8, seq 512 on 1: native 18,000 against hf 8,000 tok/s/GPU, 2.25 times as fast"
     ]

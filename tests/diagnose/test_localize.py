@@ -9,10 +9,10 @@ from itertools import chain, combinations
 
 import pytest
 
-from seatrial.bench.exact import Mismatch
+from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import Figures, Line, circle
-from seatrial.checks import collectives_pairs
-from seatrial.checks.collectives_pairs import CHECK, LEAST
+from seatrial.checks.fabric import pairs
+from seatrial.checks.fabric.pairs import CHECK, LEAST
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
@@ -67,12 +67,12 @@ def fabric(
             for gpu in range(GPUS)
         )
         figures = replace(figures, alone=tuple(more))
-    facts = (Fact(name="backend", value="nccl"), *collectives_pairs._facts(figures, rounds, "nccl"))
+    facts = (Fact(name="backend", value="nccl"), *pairs._facts(figures, rounds, "nccl"))
     return Measurement(
         check=CHECK.name,
         subject=subjects[0],
         rank=0,
-        metrics=tuple(collectives_pairs._metrics(figures)),
+        metrics=tuple(pairs._metrics(figures)),
         facts={fact.name: fact.value for fact in facts},
     )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.diagnose.throttling import throttled
-from seatrial.gauges import HARDWARE_SLOWDOWN, HEAT_OR_POWER, POWER_CAP, Load, Telemetry
+from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HEAT_OR_POWER, POWER_CAP, Load, Telemetry
 
 
 def telemetry(*gpus: str, samples: int = 20, **shares: float) -> Telemetry:

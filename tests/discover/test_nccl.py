@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.discover.nccl import Choice, NcclPath, parse, read
+from tests.paths import FIXTURES
 
-LOGS = Path(__file__).parent.parent / "fixtures" / "nccl"
+LOGS = FIXTURES / "nccl"
 
 
 def test_nvlink_within_a_node() -> None:

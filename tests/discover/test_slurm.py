@@ -7,9 +7,8 @@ import pytest
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Gres, Node
 from seatrial.model import SeatrialError, UsageError
-from seatrial.shell import Answer
+from seatrial.util.processes import Answer
 from tests.fakes.slurm import (
-    FIXTURES,
     NODES,
     PARTITIONS,
     RECORDED,
@@ -21,6 +20,7 @@ from tests.fakes.slurm import (
     refused,
     said,
 )
+from tests.paths import FIXTURES
 
 NO_JSON = refused("sinfo: unrecognized option '--json'\nTry \"sinfo --help\" for more information\n")
 SACCT = "sacct --jobs 7 --allocations --noheader --parsable2 --format JobIDRaw,State,ExitCode,NodeList,"

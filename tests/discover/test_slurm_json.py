@@ -7,7 +7,8 @@ import pytest
 
 from seatrial.discover import slurm_json, slurm_text
 from seatrial.discover.slurm_facts import Job
-from tests.fakes.slurm import FIXTURES, recorded
+from tests.fakes.slurm import recorded
+from tests.paths import FIXTURES
 
 
 def document(name: str) -> dict[str, Any]:

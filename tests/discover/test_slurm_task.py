@@ -9,7 +9,7 @@ import pytest
 from seatrial.discover import slurm_task
 from seatrial.discover.reading import id_list
 from seatrial.discover.slurm_task import Task, tasks
-from tests.fakes.slurm import FIXTURES
+from tests.paths import FIXTURES
 
 MANY = "\n".join(
     f"{rank}: node=n\n{rank}: cpus={rank}\n{rank}: gpu=0, GPU-{rank}, 0:0:0.0\n{rank}: end=" for rank in (9, 10)

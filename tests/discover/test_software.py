@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from seatrial.discover import software
+from tests import paths
 from tests.discover import trees
 
-FIXTURES = Path(__file__).parent.parent / "fixtures/host"
+FIXTURES = paths.FIXTURES / "host"
 
 
 def install(site: Path, name: str, version: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MOUNTINFO = (Path(__file__).parent.parent / "fixtures/host/mountinfo-gpu-node.txt").read_text()
+from tests.paths import FIXTURES
+
+MOUNTINFO = (FIXTURES / "host" / "mountinfo-gpu-node.txt").read_text()
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "transformers" / "trainer_state.json"
+from tests.paths import FIXTURES
+
+FIXTURE = FIXTURES / "transformers" / "trainer_state.json"
 KNOWN: dict[str, set[str]] = {
     "": {"model", "data", "training"},
     "model": {

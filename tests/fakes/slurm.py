@@ -13,10 +13,10 @@ import pytest
 from seatrial.checks.base import Check, Place
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
-from seatrial.shell import Answer
+from seatrial.util.processes import Answer
 from seatrial.worker import measure
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = FIXTURES / "slurm-22.05"
 NODES = "scontrol --all --details show nodes"
 PARTITIONS = "scontrol --all show partitions"
@@ -77,7 +77,7 @@ class FakeSlurm:
         self.asked: list[str] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-        monkeypatch.setattr("seatrial.shell.ask", self.ask)
+        monkeypatch.setattr("seatrial.util.processes.ask", self.ask)
         monkeypatch.setattr("seatrial.discover.slurm.installed", lambda: True)
         return self
 

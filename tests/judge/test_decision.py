@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seatrial.checks import catalog
+from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
-from seatrial.judge.standard import RECORDED
+from seatrial.judge.thresholds import RECORDED
 from seatrial.model import CLUSTER, Measurement, Outcome, Verb, Verdict
-from seatrial.settings import CheckSettings, Config
 
 NAMES = ("a", "b", "c")
 RECORDED_ONE = Verdict(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import pytest
 
-from seatrial.checks.gpu_inventory import CHECK
+from seatrial.checks.gpu.inventory import CHECK
 from seatrial.model import Metric, Outcome, Trial, Verb
-from seatrial.rundir import load_trial
-from seatrial.trial import rejudge
+from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.run_directory import load_trial
+from tests.paths import RESULTS
 
-RECORD = Path(__file__).parents[2] / "docs/results/2026-11-22-4xh200/acceptance.trial.json"
+RECORD = RESULTS / "2026-11-22-4xh200/acceptance.trial.json"
 GPUS = tuple(f"vm/gpu{index}" for index in range(4))
 
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.judge.baselines import Known, skus
+from seatrial.hardware.references import Known, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Limit, Measurement, Metric, Outcome, Verdict
 

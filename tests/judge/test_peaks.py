@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.config.schema import CheckSettings, Config
+from seatrial.hardware.references import Known, Sku, Spec, skus
 from seatrial.judge import judge
-from seatrial.judge.baselines import Known, Sku, Spec, skus
 from seatrial.judge.peaks import achieved
 from seatrial.model import Insight, Limit, Measurement, Metric, Outcome, Verdict
+from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import render
-from seatrial.rundir import load_trial
-from seatrial.settings import CheckSettings, Config
-from seatrial.trial import rejudge
+from tests.paths import RESULTS
 
-SHIPPED = Path(__file__).parents[2] / "docs" / "results"
+SHIPPED = RESULTS
 # Of an earlier instrument: its fact `how` does not say that the streams wait for each other only at a window's ends
 EARLIER = "2026-11-21-4xh200/acceptance.trial.json"
 NAMED = (

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Options, Place
-from seatrial.judge.baselines import Known, Reference, Sku, Spec, skus
+from seatrial.hardware.references import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     Baseline,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.checks import catalog
+from seatrial.config.schema import Limits
 from seatrial.launch.base import Rendered
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, Measurement
-from seatrial.settings import Limits
 
 ALONE, TOGETHER = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
 HEAD = """

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.config.schema import Limits
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Outcome, Verb
-from seatrial.settings import Limits
 from seatrial.worker import ENDING
 from tests.launch.scripted import Heard, job
 from tests.processes import Program, alive, all_doing, load, pulses, until

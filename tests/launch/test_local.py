@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.config.schema import Cluster, Config
 from seatrial.launch import launcher_for
 from seatrial.launch.local import LocalLauncher
 from seatrial.model import Job, UsageError
-from seatrial.settings import Cluster, Config
 
 JOB = Job(
     name="ranks",

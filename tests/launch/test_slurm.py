@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.model import Job
-from seatrial.settings import Cluster, Config, Container, Environment, Slurm
+from tests import paths
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
+GOLDEN = paths.GOLDEN / "slurm"
 RANKS = Job(
     name="ranks",
     placement="ranks",

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.config.schema import Cluster, Config, Slurm
 from seatrial.launch import slurm_job
 from seatrial.launch.base import Rendered
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_what_is_left, collector_of, in_service
 from seatrial.model import SeatrialError
-from seatrial.settings import Cluster, Config, Slurm
-from seatrial.shell import Answer
+from seatrial.util.processes import Answer
 from tests.fakes.slurm import FakeSlurm, Reply, cluster, recorded, refused, said
 
 SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))

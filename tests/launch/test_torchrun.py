@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.config.schema import Config, Container
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import Outcome, Verb
-from seatrial.settings import Config, Container
+from tests import paths
 from tests.launch.test_slurm import CASES
 from tests.processes import call, load, run
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "torchrun"
+GOLDEN = paths.GOLDEN / "torchrun"
 NAMES = ("ranks", "nodes", "apptainer")
 TRIAL = """
 checks:

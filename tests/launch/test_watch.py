@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from seatrial import shell
 from seatrial.checks import catalog
-from seatrial.journal import Follower
+from seatrial.config.schema import Limits
 from seatrial.launch.local import LocalJob
-from seatrial.launch.ranks import Rank
+from seatrial.launch.rank_status import Rank
 from seatrial.launch.watch import _rest, run_job
 from seatrial.model import JobState
-from seatrial.settings import Limits
+from seatrial.util import processes
+from seatrial.util.journal import Follower
 from tests.launch.scripted import ALONE, TOGETHER, Heard, Scripted, job, played
 
 
@@ -251,8 +251,8 @@ def freezer() -> Iterator[Path]:
 def test_a_process_that_cannot_be_ended_does_not_hold_us(
     measured: bool, freezer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "_KILLING_S", 0.5)
-    monkeypatch.setattr(LocalJob, "cancel", lambda self: shell.stop(self.child, grace_s=0.5))
+    monkeypatch.setattr(processes, "_KILLING_S", 0.5)
+    monkeypatch.setattr(LocalJob, "cancel", lambda self: processes.stop(self.child, grace_s=0.5))
     rest = "measured(0, ALONE); done(0); os._exit(0)" if measured else "time.sleep(60)"
     script = (
         "start(0, ALONE); pid = os.fork()\n"

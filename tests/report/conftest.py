@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from seatrial.report import view
+from tests.paths import GOLDEN
 from tests.report.samples import CATALOG
-
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 @pytest.fixture(autouse=True)

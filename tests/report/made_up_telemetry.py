@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import math
 
-from seatrial.gauges import GAUGES, HEAT_OR_POWER, POWER_CAP, THROTTLED, Dashboard, Kind, Load, Span, Telemetry, Track
 from seatrial.model import Phase
+from seatrial.model.telemetry import (
+    GAUGES,
+    HEAT_OR_POWER,
+    POWER_CAP,
+    THROTTLED,
+    Dashboard,
+    Kind,
+    Load,
+    Span,
+    Telemetry,
+    Track,
+)
 from tests.report.made_up import wobble
 
 SCALE = {"%": 100.0, "B": 140e9, "W": 700.0, "°C": 70.0, "MHz": 1980.0, "GB/s": 360.0, "MB/s": 900.0}

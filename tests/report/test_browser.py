@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.report.html import render
+from seatrial.report.html_page import render
 from tests.report import samples
 from tests.report.conftest import tool
-from tests.report.test_html import paired
+from tests.report.test_html_page import paired
 
 FLAGS = [
     "--headless",

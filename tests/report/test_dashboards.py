@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from seatrial.gauges import THROTTLED, Dashboard, Span, Telemetry, Track
 from seatrial.model import Phase, Trial
+from seatrial.model.telemetry import THROTTLED, Dashboard, Span, Telemetry, Track
 from seatrial.report import dashboards
 from seatrial.report.charts import LARGEST
 from seatrial.report.dashboards import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Board, boards
-from seatrial.report.html import render
+from seatrial.report.html_page import render
 from seatrial.report.view import chapters
 from tests.report import samples
 from tests.report.made_up_telemetry import telemetry
-from tests.report.test_html import Page, words
+from tests.report.test_html_page import Page, words
 
 CHECK = "collectives.all_reduce"
 

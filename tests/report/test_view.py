@@ -10,7 +10,7 @@ from rich.console import Console
 
 from seatrial import report
 from seatrial.model import Measurement, Metric, Outcome, Verdict
-from seatrial.report import html, junit, markdown, prometheus
+from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
 from seatrial.report.view import CheckView, chapters, grouped, judge, launchers, size, tally, troubles
 from tests.report import samples
@@ -222,7 +222,7 @@ def test_a_rehearsal_says_so_wherever_its_decision_stands(rehearsed: bool, capsy
     trial = trial.model_copy(update={"decision": trial.decision.model_copy(update={"scope": scope})})
     summary(trial, Console(width=100))
     assert ("as a rehearsal" in capsys.readouterr().out) is rehearsed
-    assert (f"<h1>ACCEPTED{', as a rehearsal' if rehearsed else ''}</h1>") in html.render(trial)
+    assert (f"<h1>ACCEPTED{', as a rehearsal' if rehearsed else ''}</h1>") in html_page.render(trial)
     assert markdown.render(trial).startswith("## ACCEPTED, as a rehearsal: ") is rehearsed
     assert f'\nseatrial_rehearsal{{trial="acceptance"}} {rehearsed:d}\n' in prometheus.render(trial)
     assert ('name="seatrial acceptance, a rehearsal"' in junit.render(trial)) is rehearsed

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.gauges import HARDWARE_SLOWDOWN, NOT_LOOKED_AT, Load, Telemetry
 from seatrial.model import Measurement
+from seatrial.model.telemetry import HARDWARE_SLOWDOWN, NOT_LOOKED_AT, Load, Telemetry
 from seatrial.telemetry.curves import LASTS_S
 from seatrial.telemetry.files import Device
 from seatrial.telemetry.join import MOST_LOADS, Joined, Window, loads, remarkable, windows_of

@@ -12,9 +12,9 @@ import pytest
 
 from seatrial import telemetry
 from seatrial.checks import catalog
+from seatrial.config.schema import CheckSettings, Config, Telemetry
 from seatrial.model import Job, Measurement
-from seatrial.plan import Devices, make_plan
-from seatrial.settings import CheckSettings, Config, Telemetry
+from seatrial.pipeline.plan import Devices, make_plan
 from seatrial.telemetry.files import FILE
 from tests.processes import Program, load
 from tests.telemetry.test_files import HEADER, left

@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
-from seatrial.checks.train_ddp import CHECK
+from seatrial.checks.training.ddp import CHECK
 from seatrial.train import ddp, throughput
 from seatrial.train.transformer import Shape
 from seatrial.worker import measure

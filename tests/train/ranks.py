@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model import SeatrialError
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
 # not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked

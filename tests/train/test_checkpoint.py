@@ -18,8 +18,8 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from seatrial.train import checkpoint, disk, loop
-from seatrial.train.settings import Checkpoint, TrainConfig
-from tests.checks import mounts
+from seatrial.train.train_config import Checkpoint, TrainConfig
+from tests.checks.host import mounts
 from tests.train import ranks
 from tests.train.ranks import Failed, config
 from tests.train.test_loop import losses

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from seatrial.model import UsageError
 from seatrial.train import data, markov, text
 from seatrial.train.loss import IGNORED
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 from tests.train.ranks import FORK
 
 ROWS: list[Any] = [

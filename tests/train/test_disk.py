@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from seatrial.train import disk
 from seatrial.train.files import whole_folder
-from tests.checks import mounts
+from tests.checks.host import mounts
 
 NONE = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = OSError(errno.EIO, "Input/output error")

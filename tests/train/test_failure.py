@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import failure, loop, metrics, parallel
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 from tests.processes import until
 from tests.train import ranks
 from tests.train.hf import runs

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import checkpoint, loop, metrics, parallel, weights
-from seatrial.train.settings import Schedule, TrainConfig
+from seatrial.train.train_config import Schedule, TrainConfig
 from tests.train import ranks
 from tests.train.ranks import Failed, config
 

@@ -8,7 +8,7 @@ import torch
 from seatrial.model import UsageError
 from seatrial.train import architecture, loop, lora, parallel, weights
 from seatrial.train.decoder import Decoder, count, dropout
-from seatrial.train.settings import ALL_LINEAR
+from seatrial.train.train_config import ALL_LINEAR
 from tests.train import ranks
 from tests.train.ranks import config
 from tests.train.test_decoder import CPU, published, tokens

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from seatrial.train import memory, settings
+from seatrial.train import memory, train_config
 
-SHAPE = settings.load("fsdp-mistral-7b").architecture()
-ONE = settings.load("fsdp-mistral-7b", ["model.layers=1"]).architecture().parameters
+SHAPE = train_config.load("fsdp-mistral-7b").architecture()
+ONE = train_config.load("fsdp-mistral-7b", ["model.layers=1"]).architecture().parameters
 
 
 def cut(ranks: int, gib: float) -> int | None:
@@ -17,7 +17,7 @@ def test_a_7b_is_cut_where_it_does_not_fit() -> None:
     alone = cut(1, 139)
     assert alone is not None
     fits, too_many = (
-        settings.load("fsdp-mistral-7b", [f"model.layers={layers}"]).architecture().parameters * memory.STATE
+        train_config.load("fsdp-mistral-7b", [f"model.layers={layers}"]).architecture().parameters * memory.STATE
         for layers in (alone, alone + 1)
     )
     assert fits <= memory.ROOM * 139 * 2**30 < too_many

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.cli import app
+from seatrial.cli.app import app
 from seatrial.model import UsageError
-from seatrial.train import oumi, settings
-from seatrial.train.settings import TrainConfig
+from seatrial.train import oumi, train_config
+from seatrial.train.train_config import TrainConfig
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "oumi"
 LOCAL = ("model.weights=/models/SmolLM-135M", "data.path=/data/no_robots.jsonl")
 HUB = ("model.weights=hub:HuggingFaceTB/SmolLM-135M", "data.path=hub:HuggingFaceH4/no_robots")
 
 
 def config(*overrides: str) -> TrainConfig:
-    return settings.load(ROOT / "configs" / "sft-smollm-135m.yaml", overrides)
+    return train_config.load(ROOT / "configs" / "sft-smollm-135m.yaml", overrides)
 
 
 @pytest.mark.parametrize(("name", "overrides"), [("nothing-at-hand", ()), ("local", LOCAL), ("hub", HUB)])

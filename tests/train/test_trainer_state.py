@@ -8,9 +8,10 @@ import pytest
 
 from seatrial.model import SeatrialError
 from seatrial.train import trainer_state
+from tests.paths import FIXTURES
 
 # of 12 steps of configs/tiny/sft-smollm-135m.yaml, as transformers 5.19 wrote it
-RECORDED = Path(__file__).parent.parent / "fixtures" / "transformers" / "trainer_state.json"
+RECORDED = FIXTURES / "transformers" / "trainer_state.json"
 
 
 def written(folder: Path, **changes: Any) -> Path:

@@ -26,13 +26,13 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench import group
-from seatrial.bench.alone import settled
 from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
-from seatrial.bench.exact import CHUNK, Mismatch, Part, blank, fill, verify
+from seatrial.bench.data_check import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
-from seatrial.garbage import uncollected
-from seatrial.sentences import and_more
+from seatrial.bench.timing import settled
+from seatrial.util.gc_pause import uncollected
+from seatrial.util.text import and_more
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from seatrial.bench.alone import Timed, time_alone
+from seatrial.bench.timing import Timed, time_alone
 
 # How the inputs are held and multiplied; tf32 is float32 data through tensor cores that keep 10 bits of mantissa.
 TYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seatrial.bench import anew, group, subgroups
+from seatrial.bench import fresh_ranks, group, subgroups
 from seatrial.bench.rank import gather
 
 ROOM = 0.5  # of the free memory may be one buffer: NCCL needs some too, and the parent holds its own
@@ -61,4 +61,4 @@ def _once_each(sizes: Sequence[int], device: str) -> None:
 
 
 if __name__ == "__main__":
-    anew.serve(run, sys.argv[1])
+    fresh_ranks.serve(run, sys.argv[1])

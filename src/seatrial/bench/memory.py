@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from seatrial.bench.alone import Timed, time_alone
+from seatrial.bench.timing import Timed, time_alone
 
 BLOCK = 2**28  # bytes that are compared at a time: the comparison needs an eighth of that as scratch
 # All bits clear, all set, and neighbours unlike in both phases (as memtest86's fixed patterns); the random one follows.

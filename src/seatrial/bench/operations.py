@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.exact import Part
+from seatrial.bench.data_check import Part
 from seatrial.bench.libnccl import NcclCalls, NotReachable
 from seatrial.bench.torchcalls import TorchCalls
 

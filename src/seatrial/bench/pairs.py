@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench.collectives import NoMemory, algorithm_bandwidth, measure
-from seatrial.bench.exact import Mismatch, Part
+from seatrial.bench.data_check import Mismatch, Part
 from seatrial.bench.operations import Allocate, Operation, Prepared
 from seatrial.model import SeatrialError, format_bytes
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from seatrial.bench.nodes import ANSWER_S, Actors, bounded
+from seatrial.bench.one_rank_per_node import ANSWER_S, Actors, bounded
 from seatrial.model import format_bytes
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from seatrial.bench.buffers import TorchBuffers
 from seatrial.bench.collectives import Timings, algorithm_bandwidth, on_all_or_none, time_operation
-from seatrial.bench.exact import CHUNK, Mismatch, fill, verify
+from seatrial.bench.data_check import CHUNK, Mismatch, fill, verify
 from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.rank import describe_device, gather
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seatrial.bench import rank
-from seatrial.bench.alone import Timed, time_alone
+from seatrial.bench.timing import Timed, time_alone
 from seatrial.model import SeatrialError
 
 SIZE = 2**28  # bytes of one copy over PCIe, some 5 ms: starting it does not count

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from seatrial.checks import collectives_gpu_pairs
-from seatrial.checks.collectives_pairs import CHECK
+from seatrial.checks.fabric import gpu_pairs
+from seatrial.checks.fabric.pairs import CHECK
 from seatrial.model import Finding, Measurement, Metric
 
-GPUS = collectives_gpu_pairs.CHECK
+GPUS = gpu_pairs.CHECK
 _RULES = {rule.metric: rule for rule in (*CHECK.rules, *GPUS.rules) if rule.metric.endswith("_share")}
 
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Literal
 
-from seatrial import shipped
 from seatrial.model import Frozen
+from seatrial.util import data_files
 
 # Logs are hostile: a pattern never sees more of a line than this.
 MAX_LINE = 4096
@@ -60,7 +60,7 @@ class Match(Frozen):
 @cache
 def signatures() -> tuple[Signature, ...]:
     """Every signature that ships with seatrial."""
-    return tuple(Signature.model_validate(row) for rows in shipped.read_all("signatures") for row in rows)
+    return tuple(Signature.model_validate(row) for rows in data_files.read_all("signatures") for row in rows)
 
 
 def search(lines: Iterable[str], source: str) -> list[Match]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seatrial.gauges import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.model import Finding
-from seatrial.sentences import and_more
+from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
+from seatrial.util.text import and_more
 
 MOST_NAMED = 8
 _SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled beside the job"

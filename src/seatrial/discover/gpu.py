@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial import shell
 from seatrial.discover import reading
 from seatrial.discover.nvml import (
     Fabric,
@@ -23,6 +22,7 @@ from seatrial.discover.nvml import (
     session,
 )
 from seatrial.model import Frozen, UsageError
+from seatrial.util import processes
 
 __all__ = ["Fabric", "Gpu", "GpuFacts", "GpuProcess", "NvLink", "order_caveat", "read", "read_within", "visible"]
 
@@ -91,7 +91,7 @@ def read_within(limit_s: float = _DRIVER_ANSWERS_S, root: Path = Path("/")) -> G
 
     It is asked by a process of its own: a thread that is stuck in the kernel would keep our own process from ending.
     """
-    answer = shell.ask([sys.executable, "-P", "-m", "seatrial.discover.gpu"], limit_s)
+    answer = processes.ask([sys.executable, "-P", "-m", "seatrial.discover.gpu"], limit_s)
     if answer.code == 0:
         return _beside_the_bus(root, GpuFacts.model_validate_json(answer.out))
     last = (answer.err.strip().splitlines() or ["no word"])[-1]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seatrial.discover.reading import line, printable, under
-from seatrial.known_counters import known
+from seatrial.hardware.error_counters import known
 
 _FOLDERS = ("counters", "hw_counters")
 Name = tuple[str, str]  # port, as mlx5_0/1, and counter

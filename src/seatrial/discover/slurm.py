@@ -13,11 +13,11 @@ import shutil
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from seatrial import shell
 from seatrial.discover import slurm_json, slurm_text
 from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
 from seatrial.model import SeatrialError, UsageError
-from seatrial.shell import Answer
+from seatrial.util import processes
+from seatrial.util.processes import Answer
 
 # A client gives up by itself: on the controller after some MessageTimeouts (10 s each by default), on a missing
 # slurm.conf after a minute.
@@ -209,7 +209,7 @@ def call(argv: Sequence[str], timeout_s: float = ANSWER_S) -> str:
 def ask(argv: Sequence[str], timeout_s: float) -> Answer:
     """Run one of Slurm's commands, whatever its exit code. Raises SlurmUnavailable where it does not start or end."""
     try:
-        answer = shell.ask(argv, timeout_s)
+        answer = processes.ask(argv, timeout_s)
     except OSError as failure:
         first = "command -v sinfo; apt-get install slurm-client, or: module load slurm"
         raise SlurmUnavailable(f"{argv[0]}: {failure.strerror}. Run first: {first}") from None

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
-from seatrial.garbage import uncollected
-from seatrial.judge import again, counters, insights, links
-from seatrial.judge.baselines import Known, skus
-from seatrial.judge.links import Links
+from seatrial.config.schema import Config
+from seatrial.hardware import links
+from seatrial.hardware.references import known_for
+from seatrial.judge import error_counters, retry
+from seatrial.judge.coverage import unheld, unproven
 from seatrial.judge.peaks import unreachable
-from seatrial.judge.places import unheld, unproven
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Insight, Job, Measurement, Outcome, Verdict
-from seatrial.settings import Config
+from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Verdict
+from seatrial.util.gc_pause import uncollected
 
 
 @uncollected()
@@ -32,7 +32,7 @@ def judge(
     ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
     they bear a FAIL out, or not, and speak of nothing else. None: they are still to come.
     """
-    known = _known(links.read(measurements), site)
+    known = known_for(links.read(measurements), site)
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
@@ -49,15 +49,15 @@ def judge(
             verdicts += unproven(name, config.cluster, jobs, by_check)
             verdicts += unheld(name, setting, own, config.name)
             first = judge_check(checks[name], own, setting.expect, config.name, known)
-            verdicts += counters.verdicts(checks[name], own)
+            verdicts += error_counters.verdicts(checks[name], own)
             verdicts += unreachable(checks[name], own, known)
             if repeats is None:
                 verdicts += first
                 continue
             more = [measurement for measurement in repeats if measurement.check == name]
             second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
-            verdicts += again.weighed(checks[name], first, own, second, more)
-            verdicts += counters.verdicts(checks[name], more)
+            verdicts += retry.weighed(checks[name], first, own, second, more)
+            verdicts += error_counters.verdicts(checks[name], more)
             verdicts += unreachable(checks[name], more, known)
     return tuple(verdicts)
 
@@ -73,30 +73,13 @@ def to_repeat(
 
     A check that could not be measured somewhere is none of them: first it is to be measured everywhere.
     """
-    known = _known(links.read(measurements), site)
+    known = known_for(links.read(measurements), site)
     found: dict[str, str] = {}
     for name, setting in config.checks.items():
         own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))
-        if name in checks and own and not any(one.error for one in own) and not again.whole(own, more):
+        if name in checks and own and not any(one.error for one in own) and not retry.whole(own, more):
             first = judge_check(checks[name], own, setting.expect, config.name, known)
-            figures = [one.reason.partition(": ")[0] for one in again.shortfalls(checks[name], first)]
+            figures = [one.reason.partition(": ")[0] for one in retry.shortfalls(checks[name], first)]
             more_of_them = f", and {len(figures) - 1} more" if len(figures) > 1 else ""
             found |= {name: figures[0] + more_of_them} if figures else {}
     return found
-
-
-def read(
-    config: Config,
-    measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    checks: Mapping[str, Check],
-    site: Baseline | None = None,
-) -> tuple[Insight, ...]:
-    """What the figures say beyond their verdicts; see ``insights``."""
-    found = links.read(measurements)
-    figures = insights.insights(config, measurements, verdicts, checks, _known(found, site), found)
-    return (*figures, *counters.insights(measurements))
-
-
-def _known(found: Links, site: Baseline | None) -> Known:
-    return Known(site, skus(), found.fabric, found.sliced)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 
-from seatrial.judge.standard import RECORDED
+from seatrial.judge.thresholds import RECORDED
 from seatrial.model import CLUSTER, Decision, Outcome, Verb, Verdict, worst
-from seatrial.sentences import and_more
+from seatrial.util.text import and_more
 
 Said = Mapping[str, Set[Outcome]]  # which outcomes each check was given
 _NAMED = 3  # how many places the decision names of a check

@@ -14,7 +14,7 @@ from itertools import combinations, permutations
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Of
-from seatrial.judge.baselines import Fleet
+from seatrial.hardware.references import Fleet
 from seatrial.judge.wording import opposite, some
 from seatrial.model import CLUSTER, EXCUSED, GPUS_USED, Measurement, Metric, Scope
 

@@ -8,9 +8,9 @@ from statistics import median
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.judge.baselines import Known, Spec
-from seatrial.judge.lint import bound
-from seatrial.judge.trained import FAMILIES
+from seatrial.hardware.references import Known, Spec
+from seatrial.hardware.training_flops import FAMILIES
+from seatrial.judge.plausibility import bound
 from seatrial.model import Insight, Measurement, Metric, Outcome, Verdict, format_value
 
 # check → metric → line of the SKU's spec

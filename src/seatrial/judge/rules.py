@@ -8,10 +8,10 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.judge.baselines import NOTHING, Known
+from seatrial.hardware.references import NOTHING, Known
 from seatrial.judge.groups import SHAPE, Alike, Group, fleets_of, groups_of, outside
-from seatrial.judge.lint import gives_up, key_of
-from seatrial.judge.standard import NO_TROUBLE, Standards, evidence_of
+from seatrial.judge.plausibility import gives_up, key_of
+from seatrial.judge.thresholds import NO_TROUBLE, Standards, evidence_of
 from seatrial.judge.wording import inapplicable, opposite
 from seatrial.model import CLUSTER, LEFT_OUT, WITHHELD, Limit, Measurement, Metric, Outcome, Rule, Verdict, format_value
 

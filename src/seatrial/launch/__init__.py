@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from seatrial.config.schema import Config
 from seatrial.launch.base import Launcher
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import cancel_what_is_left
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import UsageError
-from seatrial.settings import Config
 
 
 def by_slurm(settings: Config) -> bool:

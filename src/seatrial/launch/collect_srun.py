@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seatrial import shell
+from seatrial.util import processes
 
 # A job finds out within its first second or two whether the directory is shared, and says so; only then we ask.
 WAIT_S = 5.0
@@ -73,7 +73,7 @@ class Collector:
     finished: bool = False  # everything is here, or there was nothing to fetch
     _started: float | None = None  # when the job was first looked at: it may have waited in the queue for long
     _heard: float = 0.0
-    _stream: shell.Child | None = None
+    _stream: processes.Child | None = None
     _ended: float = 0.0  # when the last step did
     _read: int = 0  # bytes of what the present step has sent
     _arriving: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -100,7 +100,7 @@ class Collector:
             self._follow(self._stream)
         elif time.monotonic() > max(self._started + WAIT_S, self._ended + RETRY_S):
             argv = self._srun("bash", "-c", NODE_SCRIPT, self.node_dir, str(LIMIT_BYTES))
-            self._stream = shell.start(argv, env={}, stdout=self._sent, stderr=self._said)
+            self._stream = processes.start(argv, env={}, stdout=self._sent, stderr=self._said)
 
     def trouble(self) -> str:
         """Why nothing can be fetched; empty as long as that is not certain."""
@@ -145,7 +145,7 @@ class Collector:
     def close(self) -> None:
         """End the step, and remove what only it needed."""
         if self._stream is not None:
-            shell.stop(self._stream)
+            processes.stop(self._stream)
             self._stream, self._ended, self._read = None, time.monotonic(), 0
             self._arriving.clear()
         self._sent.unlink(missing_ok=True)
@@ -165,10 +165,10 @@ class Collector:
         where = [f"--jobid={self.job_id}", f"--nodelist={self._nodelist}", "--ntasks-per-node=1"]
         return ["srun", *where, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]
 
-    def _ask(self, *argv: str) -> shell.Answer:
-        return shell.ask(self._srun(*argv), ANSWER_S)
+    def _ask(self, *argv: str) -> processes.Answer:
+        return processes.ask(self._srun(*argv), ANSWER_S)
 
-    def _follow(self, stream: shell.Child) -> None:
+    def _follow(self, stream: processes.Child) -> None:
         code = stream.poll()  # before reading, so that what was sent before the end is read after it
         with self._sent.open("rb") as file:
             file.seek(self._read)

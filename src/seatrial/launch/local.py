@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial import shell
 from seatrial.launch.base import Rendered, Whereabouts
 from seatrial.model import Job
+from seatrial.util import processes
 
 # gloo looks up this host's name unless told an interface; on one host the loopback always works
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -22,7 +22,7 @@ _ONLY_INSTALLED = {"PYTHONSAFEPATH": "1"}
 
 @dataclass(frozen=True)
 class LocalJob:
-    child: shell.Child
+    child: processes.Child
 
     def waiting(self) -> None:
         return None
@@ -37,7 +37,7 @@ class LocalJob:
         return self.child.poll()
 
     def cancel(self) -> str:
-        return shell.stop(self.child)
+        return processes.stop(self.child)
 
 
 class LocalLauncher:
@@ -61,7 +61,7 @@ class LocalLauncher:
 
     def start(self, rendered: Rendered, folder: Path) -> LocalJob:
         out, err = folder / "launcher.out", folder / "launcher.err"
-        return LocalJob(shell.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_STRANGERS))
+        return LocalJob(processes.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_STRANGERS))
 
 
 def _torchrun(job: Job, folder: Path) -> tuple[str, ...]:

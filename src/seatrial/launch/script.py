@@ -8,8 +8,8 @@ from functools import cache
 
 import jinja2
 
+from seatrial.config.schema import Config
 from seatrial.model import Job
-from seatrial.settings import Config
 
 
 def environment(settings: Config, job: Job) -> list[str]:

@@ -15,14 +15,14 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial import journal
+from seatrial.config.schema import Config, Container
+from seatrial.config.schema import Slurm as Header
 from seatrial.discover import slurm
 from seatrial.launch import script
 from seatrial.launch.base import Rendered
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_what_is_left, collector_of
 from seatrial.model import Job, SeatrialError
-from seatrial.settings import Config, Container
-from seatrial.settings import Slurm as Header
+from seatrial.util import journal
 
 
 class SlurmLauncher:

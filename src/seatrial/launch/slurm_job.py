@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seatrial import shell
+from seatrial.config.schema import Config
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job
 from seatrial.launch.base import Waiting, Whereabouts
 from seatrial.launch.collect_srun import Collector
 from seatrial.model import SeatrialError
-from seatrial.sentences import and_more
-from seatrial.settings import Config
+from seatrial.util import processes
+from seatrial.util.text import and_more
 
 SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"  # what lies in an attempt's folder
 
@@ -151,7 +151,7 @@ class SlurmJob:
         """What Slurm says of the job when it is over, or when the time is up. A scancel that fails is tried again."""
         deadline = time.monotonic() + seconds
         while True:
-            if cancel and shell.ask(["scancel", self.id], timeout_s=30).code == 0:
+            if cancel and processes.ask(["scancel", self.id], timeout_s=30).code == 0:
                 cancel = False
             job = self._look(now=True)
             if (job is not None and _is_over(job)) or time.monotonic() > deadline:

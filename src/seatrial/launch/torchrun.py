@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seatrial.config.schema import Config
 from seatrial.launch import script
 from seatrial.launch.base import Rendered, Running
 from seatrial.model import Job, SeatrialError
-from seatrial.settings import Config
 
 
 class TorchrunLauncher:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from seatrial.checks.base import Check
-from seatrial.launch import blame
+from seatrial.config.schema import Limits
+from seatrial.launch import root_cause as blame
 from seatrial.launch.base import Launcher, Rendered, Running, Whereabouts
-from seatrial.launch.blame import Blame
-from seatrial.launch.ranks import Rank, ranks_in
+from seatrial.launch.rank_status import Rank, ranks_in
+from seatrial.launch.root_cause import Blame
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
-from seatrial.settings import Limits
 
 _LOOK_EVERY_S = 0.1
 _STOPPED_S = 1.0  # no machine is so busy that a sleep takes this much longer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from seatrial.model import Series, format_bytes, format_value
-from seatrial.report.words import family, figure, unit_in_print
+from seatrial.report.formatting import family, figure, unit_in_print
 
 WIDTH, HEIGHT = 460.0, 250.0
 RIGHT, TOP, BOTTOM = 14.0, 24.0, 40.0  # the frame around the drawing area: room for the labels of the axes

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from seatrial.gauges import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry, Track
 from seatrial.model import Trial
+from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry, Track
 from seatrial.report.charts import Axis, drawable, linear, step, tick
+from seatrial.report.formatting import natural, span
 from seatrial.report.text import plural
 from seatrial.report.view import CheckView
-from seatrial.report.words import natural, span
 
 # Twice the size of its print at a phone's width: whole numbers are then exact to half a pixel.
 WIDTH, HEIGHT = 660.0, 240.0

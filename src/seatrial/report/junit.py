@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
+from seatrial.report.formatting import natural
 from seatrial.report.text import neutral, one_line, utc
 from seatrial.report.view import CheckView, chapters, is_rehearsal
-from seatrial.report.words import natural
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
 

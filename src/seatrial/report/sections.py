@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Rug, charts, rug
+from seatrial.report.formatting import figure, natural, span
 from seatrial.report.view import HOW, TROUBLE, CheckView, Row
-from seatrial.report.words import figure, natural, span
 
 _PLACE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
 

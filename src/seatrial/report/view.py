@@ -28,8 +28,8 @@ from seatrial.model import (
     Verdict,
     worst,
 )
+from seatrial.report.formatting import bytes_of, counted, family, figure, natural, span, unit_in_print
 from seatrial.report.text import plural
-from seatrial.report.words import bytes_of, counted, family, figure, natural, span, unit_in_print
 
 OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
 MOST_REMARKS = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from seatrial.gauges import Telemetry
 from seatrial.model import Job, Measurement
+from seatrial.model.telemetry import Telemetry
 from seatrial.telemetry import files
 from seatrial.telemetry.join import Joined
 

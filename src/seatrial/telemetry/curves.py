@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
-from seatrial.gauges import GAUGES, HEAT_OR_POWER, NOT_LOOKED_AT, POWER_CAP, REASONS, THROTTLED, Kind, Track
+from seatrial.model.telemetry import GAUGES, HEAT_OR_POWER, NOT_LOOKED_AT, POWER_CAP, REASONS, THROTTLED, Kind, Track
 from seatrial.telemetry.files import Device
 
 MOST_LINES = 8  # devices that have a track each; of more: least, median, greatest, and who keeps away from the rest

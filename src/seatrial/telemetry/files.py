@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from seatrial.gauges import HARDWARE_SLOWDOWN, HEAT_OR_POWER, HOST, POWER_CAP
 from seatrial.model import Frozen
+from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HEAT_OR_POWER, HOST, POWER_CAP
 
 FILE = "telemetry.jsonl.gz"
 _PLACE = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")

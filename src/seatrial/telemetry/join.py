@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from seatrial.gauges import HEAT_OR_POWER, HOST, POWER_CAP, REASONS, SAMPLER_CPU, Dashboard, Kind, Load, Span, Telemetry
 from seatrial.model import Measurement
+from seatrial.model.telemetry import (
+    HEAT_OR_POWER,
+    HOST,
+    POWER_CAP,
+    REASONS,
+    SAMPLER_CPU,
+    Dashboard,
+    Kind,
+    Load,
+    Span,
+    Telemetry,
+)
 from seatrial.telemetry.curves import Curves
 from seatrial.telemetry.files import Device
 

@@ -35,7 +35,7 @@ from seatrial.model import SeatrialError
 from seatrial.train import disk
 from seatrial.train.files import write_json
 from seatrial.train.parallel import Built, World
-from seatrial.train.settings import Checkpoint
+from seatrial.train.train_config import Checkpoint
 
 MANIFEST = "manifest.json"
 THREADS = 4  # that write a rank's files, and read them: one does not fill a fast filesystem

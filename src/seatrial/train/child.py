@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model import UsageError
-from seatrial.train import answer, settings, word
-from seatrial.train.settings import TrainConfig
+from seatrial.train import child_answer, command, train_config
+from seatrial.train.train_config import TrainConfig
 
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -25,9 +25,9 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
 
     What metrics.json holds, on the first rank of the group; None on the others. Raises SeatrialError.
     """
-    wanted, first = settings.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
+    wanted, first = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open(task, wanted)
-    found = word.carry_out(wanted, Path(task["out"]))
+    found = command.carry_out(wanted, Path(task["out"]))
     if not first:
         return None
     if task["generate"]:
@@ -48,16 +48,16 @@ def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
         return
     try:
-        from seatrial.bench import anew
+        from seatrial.bench import fresh_ranks
         from seatrial.train import parallel
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs {error.name}: pip install '.[torch]' in a clone of seatrial") from error
-    anew.join(task, "gloo" if device == "cpu" else parallel.BACKEND)
+    fresh_ranks.join(task, "gloo" if device == "cpu" else parallel.BACKEND)
 
 
 def main(argument: str) -> None:
     task = json.loads(argument)
-    answer.give(lambda: run(task), Path(task["out"]))
+    child_answer.give(lambda: run(task), Path(task["out"]))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, markov
 from seatrial.train.files import whole_folder, write_json
 from seatrial.train.loss import IGNORED
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 BLOCKS, FACTS = "blocks.npy", "facts.json"
 GENERATED = 4096  # sequences, where nobody says how many: more than any acceptance run reads twice

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint, data, exposed, failure, lora, metrics, parallel
+from seatrial.train import checkpoint, data, exposed_communication, failure, lora, metrics, parallel
 from seatrial.train.clock import Clock
 from seatrial.train.decoder import count
 from seatrial.train.loss import IGNORED
 from seatrial.train.parallel import Built, World
 from seatrial.train.progress import Phases, Progress, Step, claim, refuse_without_tensorboard
-from seatrial.train.settings import Schedule, TrainConfig
+from seatrial.train.train_config import Schedule, TrainConfig
 
 COLLECT_EVERY = 50  # steps: Python's garbage collector stops a rank when it likes, and with it all others
 
@@ -75,7 +75,7 @@ def train_unshared(settings: TrainConfig, folder: Path | None, started: float | 
         if world.size > 1 and settings.profile_steps:
             # last: these steps change weights, and nothing that is kept
             replicated = settings.parallel.strategy == "ddp"
-            report |= exposed.measure(world, settings.profile_steps, trainer.again(), replicated)
+            report |= exposed_communication.measure(world, settings.profile_steps, trainer.again(), replicated)
         if world.first:
             metrics.write(report, out)
     return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 STATE = 16  # bytes of a parameter that trains in fp32: itself, its gradient, Adam's two moments
 ROOM = 0.45  # of a device's memory for these: the rest is activations, gathered weights and NCCL's buffers

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from seatrial import shipped
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint, exposed
+from seatrial.train import checkpoint, exposed_communication
 from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
 from seatrial.train.files import write_json, write_whole
 from seatrial.train.parallel import World, spread
 from seatrial.train.progress import Phases, Step
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
+from seatrial.util import data_files
 
 GIB = 2**30
 _WIDTH = {"fp32": 4, "bf16": 2}
@@ -73,7 +73,7 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
         "trained_tokens": run.trained_tokens,
         **_speed(settings, world, measured, ranks),
         "slowest_rank": slowest(ranks),
-        **exposed.UNKNOWN,
+        **exposed_communication.UNKNOWN,
         "phases_s": phases.seconds,
         "compile_s": max(0.0, run.steps[0].seconds - _middle(measured)) if run.compiled_graphs else 0.0,
         "compiled_graphs": run.compiled_graphs,
@@ -245,7 +245,7 @@ def _replicas(settings: TrainConfig, world: World, run: Run) -> int:
 @cache
 def peak_tflops(device: str) -> float | None:
     """The vendor's dense bf16 peak in TFLOP/s (data/skus/*.yaml); None for hardware that no file names exactly."""
-    for sku in shipped.read_all("skus"):
+    for sku in data_files.read_all("skus"):
         if device in sku["nvml_names"] and "bf16" in sku.get("spec", {}):
             return float(sku["spec"]["bf16"]["value"])
     return None

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from seatrial.model import UsageError
-from seatrial.train.settings import HUB, TrainConfig
+from seatrial.train.train_config import HUB, TrainConfig
 
 MODEL, ROWS, RESULT = "model", "rows.jsonl", "trained"  # beside the config: what is made where nothing is named
 _LAYOUTS = ("no_robots", "alpaca")

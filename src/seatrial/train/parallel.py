@@ -24,7 +24,7 @@ from seatrial.bench import rank
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import fp8, lora, weights
 from seatrial.train.decoder import Block, Decoder, Linear
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 T = TypeVar("T")
 _AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}

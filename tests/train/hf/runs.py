@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seatrial.train import hf, settings
-from seatrial.train.settings import TrainConfig
-
-CONFIGS = Path(__file__).parent.parent.parent.parent / "configs"
+from seatrial.train import hf, train_config
+from seatrial.train.train_config import TrainConfig
+from tests.paths import CONFIGS
 
 
 def config(name: str, *overrides: str) -> TrainConfig:
     """One of configs/tiny."""
-    return settings.load(CONFIGS / "tiny" / f"{name}.yaml", overrides)
+    return train_config.load(CONFIGS / "tiny" / f"{name}.yaml", overrides)
 
 
 def train(wanted: TrainConfig, out: Path) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from torch import nn
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, failure
 from seatrial.train.hf import checkpoints
-from seatrial.train.settings import TrainConfig
-from tests.checks import mounts
+from seatrial.train.train_config import TrainConfig
+from tests.checks.host import mounts
 from tests.train import ranks
 from tests.train.hf import runs
 

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
+from tests.paths import CONFIGS
 from tests.train import ranks
 from tests.train.hf import runs
 
@@ -29,7 +30,7 @@ FIELDS = {
     *("approx_tokens_per_second", "wall_time_s", "approx_tokens_per_rank", "approx_tokens_per_s_per_rank"),
     *("world_size", "gpu0", "torch", "model", "dataset", "use_lora", "bf16", "gradient_checkpointing"),
 }
-DEEPSPEED = f"parallel.deepspeed={runs.CONFIGS / 'deepspeed' / 'zero3.json'}"
+DEEPSPEED = f"parallel.deepspeed={CONFIGS / 'deepspeed' / 'zero3.json'}"
 
 
 def _needless() -> list[str]:

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seatrial.garbage import uncollected
 from seatrial.model import UsageError
 from seatrial.train.hf import hub
+from seatrial.util.gc_pause import uncollected
 
 if TYPE_CHECKING:
-    from seatrial.train.settings import TrainConfig
+    from seatrial.train.train_config import TrainConfig
 
 
 def train(config: TrainConfig, out: Path, started: float | None = None) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     """
     hub.settle(config)
     with _installed():
-        from seatrial.train.toolcalls import evaluate as evaluation
+        from seatrial.train.function_calling import evaluate as evaluation
     return evaluation.evaluate(config, out)
 
 

@@ -14,7 +14,7 @@ from accelerate import DistributedType, PartialState
 from transformers import TrainingArguments
 
 from seatrial.model import UsageError
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 NO_DEEPSPEED = "fsdp2, in place of zero3: deepspeed is not installed"
 

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from seatrial.model import SeatrialError
 from seatrial.train.files import write_json, write_whole
+from seatrial.train.function_calling.template import END_OF_TURN, SPECIAL_TOKENS
 from seatrial.train.hf import models, tokens
 from seatrial.train.hf.data import rows_of
 from seatrial.train.oumi import MODEL, ROWS
-from seatrial.train.settings import TrainConfig
-from seatrial.train.toolcalls.template import END_OF_TURN, SPECIAL_TOKENS
+from seatrial.train.train_config import TrainConfig
 
 _PROMPT = "Write these words in reverse order."
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}

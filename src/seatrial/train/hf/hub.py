@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from seatrial.model import UsageError
-from seatrial.train.settings import HUB, TrainConfig
+from seatrial.train.train_config import HUB, TrainConfig
 
 PROBE_S = 5.0
 OFFLINE = "HF_HUB_OFFLINE"

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from seatrial.train import weights
 from seatrial.train.architecture import Architecture
 from seatrial.train.hf import hub
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 _auto: Any = AutoModelForCausalLM  # untyped, as is the next
 _is_sharded: Any = is_deepspeed_zero3_enabled

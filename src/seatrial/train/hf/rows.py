@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from seatrial.train.toolcalls.glaive import Conversation
+from seatrial.train.function_calling.glaive import Conversation
 
 _WORDS = (
     "anchor",

@@ -21,7 +21,7 @@ from seatrial.train.hf.arguments import arguments, strategy
 from seatrial.train.hf.watch import CountingTrainer, Watch
 from seatrial.train.parallel import World
 from seatrial.train.progress import Phases, claim, refuse_without_tensorboard
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 
 def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from seatrial.model import UsageError
+from seatrial.train.function_calling import template
 from seatrial.train.hf import hub
-from seatrial.train.settings import TrainConfig
-from seatrial.train.toolcalls import template
+from seatrial.train.train_config import TrainConfig
 
 _fast: Any = PreTrainedTokenizerFast  # untyped
 MOST_TOKENS = 8192  # of a vocabulary of our own: a generated text has fewer words than a language

@@ -17,7 +17,7 @@ from seatrial.train.checkpoint import Result
 from seatrial.train.hf import checkpoints
 from seatrial.train.parallel import World
 from seatrial.train.progress import Phases, Progress, Step
-from seatrial.train.settings import TrainConfig
+from seatrial.train.train_config import TrainConfig
 
 
 class CountingTrainer(Trainer):

@@ -1,0 +1,202 @@
+"""The smallest fault that each gate sees: a figure held to what is known or asked for, or parts held to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from seatrial.analysis.collective import NVLINK, Scene, scene
+from seatrial.checks.base import Check
+from seatrial.config.schema import Config
+from seatrial.hardware.links import HIERARCHICAL, Links, node_share, nvlink_share
+from seatrial.hardware.references import Known, Reference
+from seatrial.judge.plausibility import key_of
+from seatrial.model import Insight, Limit, Measurement, Rule, format_value
+
+_BETWEEN_NODES = {
+    "best_share": "a GPU's way out of its node",
+    "pair_share": "the path between two nodes",
+    "rail_share": "a rail",
+}
+_PARTS = {
+    **_BETWEEN_NODES,
+    "gpu_share": "a GPU's way to all others of its node",
+    "path_share": "the path between two GPUs of a node",
+}
+_GAIN = "p2p_gain"
+# A gate that a network at this share of its line rate passes is no test of the network
+_HARDLY_NETWORK = 0.7
+# Measured of each node by itself, at one size, so that there is no curve
+_INSIDE = {"collectives.each_node": "all_reduce", "collectives.gpu_pairs": "send_receive"}
+_SCALING = "collectives.scaling"
+_LEAST = (">", ">=")
+
+
+def relative(measurements: Sequence[Measurement], checks: Mapping[str, Check], links: Links) -> Iterator[Insight]:
+    """One for each such rule that applied, however many nodes it applied to: what may be missing while it is passed."""
+    watched = {
+        name: rules
+        for name, check in checks.items()
+        if (rules := [rule for rule in check.rules if rule.metric in (*_PARTS, _GAIN)])
+    }
+    told: dict[tuple[str, str], Insight] = {}
+    for one in (one for one in measurements if one.check in watched and one.metrics):
+        names = {metric.name for metric in one.metrics}
+        for rule in watched[one.check]:
+            applies = all(one.facts.get(fact) == value for fact, value in rule.where.items())
+            if rule.expect and rule.metric in names and applies:
+                gain = rule.metric == _GAIN
+                insight = _gain(one, rule.expect, links) if gain else _part(one.check, rule, rule.expect, links)
+                told.setdefault((one.check, insight.text), insight)
+    yield from told.values()
+
+
+def _part(check: str, rule: Rule, limit: Limit, links: Links) -> Insight:
+    missing = 1 - limit.value
+    port = ""
+    if rule.metric in _BETWEEN_NODES and links.network == "rdma" and links.ports:
+        port = (
+            f", one at {limit.value * links.ports.gbps:.0f} of {links.ports.gbps:g} Gb/s where the others fill theirs"
+        )
+    text = (
+        f"{rule.metric} {limit}: the least that it sees is {_PARTS[rule.metric]} {missing:.0%} slower than the others"
+        f"{port}; it does not see what slows all of them alike"
+    )
+    return Insight(check=check, title="gate", text=text, values={"missing_unseen": missing})
+
+
+def _gain(measurement: Measurement, limit: Limit, links: Links) -> Insight:
+    """Peer-to-peer may lose all but what the rule asks for of the slowest node's gain."""
+    gain = min(metric.value for metric in measurement.metrics if metric.name == _GAIN)
+    share = min(1.0, limit.value / gain) if gain > 0 else 1.0
+    text = f"{_GAIN} {limit}: {share:.0%} of the {gain:.3g} x measured here: it sees peer-to-peer missing, not slow"
+    missing = int(links.nvlinks * (1 - share) + 1e-9)
+    if missing:
+        text += f"; it is passed with {missing} of a GPU's {links.nvlinks} NVLinks down"
+    return Insight(check=measurement.check, title="gate", text=text, values={"share_of_measured": share})
+
+
+def held(
+    scene: Scene,
+    facts: Mapping[str, Any],
+    reached: Mapping[str, float],
+    config: Config,
+    checks: Mapping[str, Check],
+    known: Known,
+) -> Iterator[Insight]:
+    """Of each threshold, a rule's or the trial's, on a busbw that was measured; ``reached``: GB/s by metric."""
+    rules = checks[scene.check].rules if scene.check in checks else ()
+    limits = {**dict(_baselines(rules, reached, facts, known)), **_asked(config, scene.check)}
+    for metric, limit in limits.items():
+        if metric.startswith("busbw.") and limit.op in _LEAST:
+            best = known.published(key_of(metric, rules), facts)
+            yield from _gate(scene, metric, limit, best, reached.get(metric))
+
+
+def inside(
+    measurements: Sequence[Measurement], config: Config, checks: Mapping[str, Check], known: Known, links: Links
+) -> Iterator[Insight]:
+    """Of what is measured in each node by itself: once for each model of GPU and number of them, not for each node."""
+    alike: dict[tuple[str, ...], list[Measurement]] = {}
+    for one in (one for one in measurements if one.check in _INSIDE and one.metrics):
+        alike.setdefault((one.check, str(one.facts.get("gpu")), str(one.facts.get("world_size"))), []).append(one)
+    for (check, gpu, _), nodes in alike.items():
+        facts, sku = nodes[0].facts, known.sku(gpu)
+        whole = 0 if isinstance(sku, str) else sku.nvlinks  # of the model, also where a GPU of another has fewer
+        own = replace(links, nvlinks=whole) if links.nvlinks and whole else links
+        if found := scene(nodes[0], _INSIDE[check], {}, own, known):
+            yield from held(found, facts, _medians(nodes), config, checks, known)
+
+
+def scaling(measurement: Measurement, config: Config) -> Iterator[Insight]:
+    """No rule holds what is left as nodes are added; what a trial asks for is beside what was measured."""
+    if measurement.check != _SCALING:
+        return
+    figures = {metric.name: metric for metric in measurement.metrics}
+    every = _asked(config, _SCALING).items()
+    asked = {metric: limit for metric, limit in every if metric in figures and limit.op in _LEAST}
+    for metric, limit in asked.items():
+        figure = figures[metric]
+        share = limit.value / figure.value if figure.value > 0 else 1.0
+        text = f"{metric} {limit}: {share:.0%} of the {format_value(figure.value, figure.unit)} measured here"
+        text += f": {1 - share:.0%} less than that is passed" if share < 1 else ""
+        yield Insight(check=_SCALING, title="gate", text=text, values={"share_of_measured": share})
+    if not asked:
+        bases = " or ".join(name for name in figures if name.startswith("efficiency."))
+        unless = f", unless the trial asks for {bases}" if bases else ""
+        text = f"no rule holds busbw or efficiency: it sees wrong data, and nothing that is slow{unless}"
+        yield Insight(check=_SCALING, title="gate", text=text)
+
+
+def _medians(nodes: Sequence[Measurement]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for metric in (metric for node in nodes for metric in node.metrics if metric.name.startswith("busbw.")):
+        values.setdefault(metric.name, []).append(metric.value)
+    return {name: median(own) for name, own in values.items()}
+
+
+def _asked(config: Config, check: str) -> Mapping[str, Limit]:
+    return config.checks[check].expect if check in config.checks else {}
+
+
+def _baselines(
+    rules: Sequence[Rule], reached: Mapping[str, float], facts: Mapping[str, Any], known: Known
+) -> Iterator[tuple[str, Limit]]:
+    """What rules on known figures ask of what was measured: under it they fail."""
+    for rule in (rule for rule in rules if rule.baseline and rule.metric in reached):
+        best = known.published(rule.baseline or "", facts)
+        if isinstance(best, Reference):
+            least = best.floor or rule.fail_below * best.value
+            yield rule.metric, Limit(op=">=", value=float(f"{least:.4g}"), unit=best.unit)
+
+
+def _gate(scene: Scene, metric: str, limit: Limit, known: Reference | str, reached: float | None) -> Iterator[Insight]:
+    """The smallest fault that a gate sees: what may be missing while it is passed."""
+    label = metric.partition(".")[2]
+    best = known.value if isinstance(known, Reference) else reached
+    if not best:
+        return
+    of = f"{known.of}" if isinstance(known, Reference) else "what was measured here"
+    share = limit.value / best
+    told, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
+    if scene.nodes == 1 and share <= 1:
+        told.append(f"the least that it sees is {_links(scene, label, limit.value, best, values)}")
+    if scene.nodes > 1:
+        told.append(_network(scene, label, limit.value, values))
+    yield Insight(check=scene.check, title="gate", text=f"{metric} {limit}: {'; '.join(told)}", values=dict(values))
+
+
+def _links(scene: Scene, label: str, gate: float, best: float, values: dict[str, float]) -> str:
+    """How many NVLinks may be down while a node passes: those that are left may carry what passes, also where more of
+    them would not be faster. Where no NVLinks are known, what share may be missing.
+    """
+    share, links = gate / best, scene.links
+    if not links.nvlinks or not links.nvlink_gbps:
+        return f"{1 - share:.0%} missing"
+    algorithm = scene.within(label, best)
+    needed = gate * nvlink_share(scene.operation, algorithm, scene.ranks, scene.nodes)
+    enough = min(share, needed / scene.reach(NVLINK, links.nvlink_gbps))
+    missing = int(links.nvlinks * (1 - enough) + 1e-9)
+    values["nvlinks_missing_unseen"] = missing
+    summed = " where the switches sum" if algorithm == "NVLS" else ""
+    return f"{missing + 1} of a GPU's {links.nvlinks} NVLinks down{summed}"
+
+
+def _network(scene: Scene, label: str, gate: float, values: dict[str, float]) -> str:
+    """What the ports of a node carry at the gate: the slowest of them sets the pace of all."""
+    ports, algorithm = scene.links.ports, scene.algorithm(label)
+    share = node_share(scene.operation, algorithm, scene.ranks, scene.nodes)
+    if not ports or share is None:
+        return "what it asks of the network is not known: no ports were discovered on all nodes alike"
+    needed = gate * share / ports.count * 8
+    values["port_share_needed"] = needed / ports.gbps
+    arithmetic = f"{gate:g} GB/s × {share:.3g} ÷ {ports.count} ports = {needed:.0f} of {ports.gbps:g} Gb/s a port"
+    how = scene.by(label)
+    if needed > ports.gbps:
+        return f"{how} more than the network can carry: {arithmetic}"
+    lost = f"with every port, or one of them, at {needed / ports.gbps:.0%} of its line rate it is passed"
+    advice = "; force NCCL_ALGO=Ring to test the network" if algorithm in HIERARCHICAL else ""
+    hardly = "it hardly tests the network: " if needed < _HARDLY_NETWORK * ports.gbps else ""
+    return f"{how} {hardly}{arithmetic}; {lost}{advice if hardly else ''}"

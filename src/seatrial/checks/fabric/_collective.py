@@ -1,0 +1,386 @@
+"""What the checks of collective operations share: one measurement, one vocabulary of metrics and facts.
+
+Sizes, bandwidths and the way of timing are those of nccl-tests, so that its published figures compare directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.fabric import _results as figures
+from seatrial.checks.fabric import _transports
+from seatrial.model import (
+    CLUSTER,
+    LEFT_OUT,
+    ByteSize,
+    Fact,
+    Metric,
+    NotApplicable,
+    Observation,
+    Phase,
+    Rule,
+    Scope,
+    SeatrialError,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from seatrial.bench.collectives import Result
+    from seatrial.bench.data_check import Mismatch
+    from seatrial.bench.operations import Operation
+
+# The largest shows the links. At 1 MiB the host's start of each operation shows: two runs of one machine gave 13 and
+# 16 us there; for small sizes there is the mode device.
+GPU_SIZES = tuple(map(parse_bytes, ("10MiB", "64MiB", "1GiB")))
+# Gloo moves data through the CPU: a rehearsal of the procedure, kept to a few seconds on two cores.
+CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
+# Where what the host needs to start an operation hides what the device needs for it.
+# Six, so that each of two protocols, which change about there, has the three that a line over its sizes needs.
+DEVICE_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256KiB", "1MiB")))
+# One at which the 300 operations that a 99th percentile takes end within a second or two.
+GPU_DISTRIBUTION = (parse_bytes("1GiB"),)
+CPU_DISTRIBUTION = (parse_bytes("1MiB"),)
+
+# NCCL carries the one by LL and the other by Simple, where it has not been told otherwise.
+GPU_DATA = tuple(map(parse_bytes, ("64KiB", "64MiB")))
+CPU_DATA = (parse_bytes("64KiB"),)
+
+ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+NO_GRAPH = "not applicable: gloo moves data by the CPU, and there is no CUDA graph of that"
+
+
+def spelled_out(sizes: Any) -> Any:
+    """``{from: 8B, to: 1KiB, factor: 2}`` as the list of its sizes; anything else as it is."""
+    if not isinstance(sizes, Mapping):
+        return sizes
+    if wrong := {"from", "to"} - set(sizes) or set(sizes) - {"from", "to", "factor"}:
+        raise ValueError(f"a sweep of sizes has from, to and factor (2 by default): see {', '.join(map(str, wrong))}")
+    first, last, factor = parse_bytes(sizes["from"]), parse_bytes(sizes["to"]), sizes.get("factor", 2)
+    if not isinstance(factor, int) or factor < 2 or not 0 < first <= last:
+        raise ValueError(f"a sweep goes up by a whole factor of 2 or more; from {first} B to {last} B by {factor}?")
+    found = [first]
+    while found[-1] * factor <= last:
+        found.append(found[-1] * factor)
+    return found
+
+
+SizeList = Annotated[tuple[ByteSize, ...] | None, BeforeValidator(spelled_out)]
+
+
+class CollectiveOptions(Options):
+    """``sizes``: bytes of the buffer on each rank, a list or a sweep; by default what suits the device.
+
+    ``modes``: what is timed. parity: operations back to back, as nccl-tests times them. device: the same in a CUDA
+    graph, without what the host needs to start each one. distribution: every single one, for percentiles.
+    ``placement``: ``both`` measures an operation in place as well as out of place, where it can be called both ways.
+    ``buffers``: whose allocator they come from.
+    ``seconds_per_size`` caps the timed part of one size; it ends earlier once the median is known to 1 %. A burn-in
+    raises ``min_seconds_per_size``: the load of mode parity then lasts at least so long at each size.
+    """
+
+    # which option lists the sizes of a metric, where it is not the one called sizes
+    listed_in: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("device_latency", "device_busbw"), "device_sizes"),
+        **dict.fromkeys(("p50", "p95", "p99", "cv"), "distribution_sizes"),
+    }
+
+    modes: tuple[Literal["parity", "device", "distribution"], ...] = Field(default=("parity",), min_length=1)
+    sizes: SizeList = Field(default=None, min_length=1)
+    device_sizes: SizeList = Field(default=None, min_length=1)
+    distribution_sizes: SizeList = Field(default=None, min_length=1)
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    placement: Literal["usual", "both"] = "usual"
+    buffers: Literal["torch", "nccl", "nccl_registered"] = "torch"
+    seconds_per_size: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    min_seconds_per_size: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _whole_elements(self) -> CollectiveOptions:
+        element = ELEMENT_SIZES[self.dtype]
+        for size in (*(self.sizes or ()), *(self.device_sizes or ()), *(self.distribution_sizes or ())):
+            if size == 0 or size % element:
+                raise ValueError(f"size {size} B is not a whole number of {self.dtype} elements of {element} B")
+        return self
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured where a trial names no sizes, in bytes."""
+
+    gpu: tuple[int, ...] = GPU_SIZES
+    cpu: tuple[int, ...] = CPU_SIZES
+
+    def of(self, mode: str, options: CollectiveOptions, *, gpu: bool) -> Sequence[int]:
+        """The sizes of a mode, downwards: torch then cuts the buffers of the smaller from the largest ones' memory.
+
+        nccl-tests has one buffer for all sizes. Memory of its own made all-gather of 64 MiB up to 1.2 % slower on H200,
+        by what the allocator happened to find (docs/results).
+        """
+        chosen = {
+            "parity": options.sizes or (self.gpu if gpu else self.cpu),
+            "device": options.device_sizes or DEVICE_SIZES,
+            "distribution": options.distribution_sizes or (GPU_DISTRIBUTION if gpu else CPU_DISTRIBUTION),
+        }
+        return sorted(set(chosen[mode]), reverse=True)
+
+
+@dataclass
+class _Modes:
+    """One operation in the modes that are asked for. All ranks call every method; what it yields, rank 0 says."""
+
+    operation: Operation
+    defaults: Sizes
+    options: CollectiveOptions
+    place: Place
+    subjects: list[str]
+    results: list[tuple[str, Result]] = field(default_factory=list)  # all, by what each is called
+    refused: dict[str, object] = field(default_factory=dict)
+    parity: dict[int, Result] = field(default_factory=dict)
+
+    @property
+    def gpu(self) -> bool:
+        return self.place.device.startswith("cuda")
+
+    @property
+    def done(self) -> list[str]:
+        """The modes that apply here."""
+        return [mode for mode in self.options.modes if self.gpu or mode != "device"]
+
+    def run(self) -> Iterator[Observation]:
+        modes = {"parity": self.in_parity, "device": self.on_device, "distribution": self.one_by_one}
+        for name, mode in modes.items():
+            if name in self.options.modes:
+                yield from mode()
+
+    def in_parity(self) -> Iterator[Observation]:
+        for size, result in self._by_parity(self.operation, ""):
+            self.parity[size] = result
+            yield from figures.parity(size, result, self.operation)
+        if self.parity:
+            yield from figures.summary(_upwards(self.parity), self.subjects, self.operation)
+        if self.options.placement == "both":
+            yield from self._elsewhere()
+
+    def _elsewhere(self) -> Iterator[Observation]:
+        """The other placement, where there is one here. All ranks agree on that."""
+        from seatrial.bench.collectives import has_two_buffers
+
+        other = self.operation.elsewhere()
+        if not other:
+            yield Fact(name="other_placement", value="not applicable: this operation is out of place only")
+            return
+        if not other.in_place and not has_two_buffers(self.place.device):
+            only = "not applicable: torch's process group, which is called here, has this operation in place only"
+            yield Fact(name="other_placement", value=only)
+            return
+        ending, found = figures.ENDINGS[other.in_place], {}
+        for size, result in self._by_parity(other, "in place" if other.in_place else "out of place"):
+            found[size] = result
+            yield from figures.parity(size, result, other, ending)
+        yield from figures.counts(_upwards(found), self.subjects, ending)
+
+    def _by_parity(self, operation: Operation, word: str) -> Iterator[tuple[int, Result]]:
+        from seatrial.bench.collectives import measure as by_parity
+
+        least, most = self.options.min_seconds_per_size, self.options.seconds_per_size
+        timed = partial(by_parity, operation, seconds=max(least, most), at_least=least)
+        return self._take("parity", word, timed)
+
+    def on_device(self) -> Iterator[Observation]:
+        from seatrial.bench.collectives import measure_replayed
+
+        if not self.gpu:
+            yield Fact(name="device_mode", value=NO_GRAPH)
+            return
+        timed = partial(measure_replayed, self.operation, seconds=self.options.seconds_per_size)
+        found = {}
+        for size, result in self._take("device", "device", timed):
+            found[size] = result
+            yield from figures.device(size, result, self.operation)
+        if found:
+            yield from figures.curves(_upwards(found), self.operation, "device_")
+        yield figures.device_fact(_upwards(found))
+
+    def one_by_one(self) -> Iterator[Observation]:
+        from seatrial.bench.collectives import measure_each
+
+        timed = partial(measure_each, self.operation, seconds=self.options.seconds_per_size)
+        found = {}
+        for size, result in self._take("distribution", "distribution", timed):
+            found[size] = result
+            yield from figures.distribution(size, result)
+        yield figures.distribution_fact(_upwards(found), self.subjects)
+
+    def left_out(self) -> Iterator[Observation]:
+        """Which of the sizes that would be measured by default the trial's options do not ask for."""
+        default = self.defaults.of("parity", CollectiveOptions(), gpu=self.gpu)
+        asked = self.defaults.of("parity", self.options, gpu=self.gpu) if "parity" in self.options.modes else []
+        if absent := [figures.label(size) for size in default if size not in asked]:
+            only = f"sizes of {', '.join(map(figures.label, sorted(asked)))}" if asked else "no size in mode parity"
+            why = f"the trial's options ask for {only}"
+            yield Fact(name=LEFT_OUT, value={f"busbw.{size}": why for size in absent})
+
+    def _take(self, mode: str, word: str, timed: Callable[..., Result]) -> Iterator[tuple[int, Result]]:
+        """Each size of a mode with its result, but for those that some rank has no memory for."""
+        from seatrial.bench.collectives import NoMemory
+
+        how = {"dtype": self.options.dtype, "device": self.place.device, "buffers": self.options.buffers}
+        asked, element = self.defaults.of(mode, self.options, gpu=self.gpu), ELEMENT_SIZES[self.options.dtype]
+        real = {self.operation.named(size, element, self.place.world_size) for size in asked}
+        for size in sorted(real, reverse=True):
+            name = f"{word} {figures.label(size)}".lstrip()
+            self.place.note(name)
+            try:
+                result = timed(size=size, **how)
+            except NoMemory as error:
+                self.refused[name] = {self.subjects[rank]: reason for rank, reason in error.refusals.items()}
+                continue
+            self.results.append((name, result))
+            yield size, result
+
+    def check_other_types(self) -> Iterator[tuple[str, Mapping[int, Mismatch]]]:
+        """Other types are added up by other code: of those not timed the data is checked: what is wrong, by rank."""
+        from seatrial.bench.collectives import NoMemory, check_data
+
+        for dtype in (one for one in ELEMENT_SIZES if one != self.options.dtype):
+            for size in GPU_DATA if self.gpu else CPU_DATA:
+                name = f"{dtype} {figures.label(size)}"
+                self.place.note(name)
+                how = {"device": self.place.device, "buffers": self.options.buffers}
+                try:
+                    yield name, check_data(self.operation, size, dtype, **how)
+                except NoMemory as error:
+                    self.refused[name] = {self.subjects[rank]: why for rank, why in error.refusals.items()}
+
+
+# Other than usual: 8 GiB is what published acceptance figures use. On a CPU: kept to about ten seconds on two cores.
+_OWN_SIZES = {
+    "all_reduce": Sizes(
+        gpu=tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB"))),
+        cpu=tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB", "100MiB"))),
+    ),
+}
+
+
+def sizes_of(name: str) -> Sizes:
+    """At which sizes the operation called ``name`` is measured where a trial names none."""
+    return _OWN_SIZES.get(name, Sizes())
+
+
+def _upwards(results: Mapping[int, Result]) -> dict[int, Result]:
+    return dict(sorted(results.items()))
+
+
+def measure(name: str, place: Place, options: CollectiveOptions) -> Iterator[Observation]:
+    """Yield the cluster's figures on rank 0, and on every rank its own time at the largest size.
+
+    Raises NotApplicable with fewer than two ranks, SeatrialError when not even one size fits into memory, or when
+    there are no buffers as they are asked for.
+    """
+    if place.world_size < 2:
+        raise NotApplicable(f"a collective operation needs at least 2 processes, here is {place.world_size}")
+    from seatrial.bench import collectives, rank
+    from seatrial.bench.buffers import SOURCES
+    from seatrial.bench.operations import OPERATIONS
+
+    leads, operation, buffers = place.rank == 0, OPERATIONS[name], SOURCES[options.buffers]
+    modes = _Modes(operation, sizes_of(name), options, place, rank.gather(place.subject))
+    path = collectives.describe_group()
+    nodes = len({subject.partition("/")[0] for subject in modes.subjects})
+    facts = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
+    facts["called"] = collectives.describe_calls(place.device)
+    if leads:
+        yield from _facts({**path, **facts, "modes": list(options.modes)})
+    for seen in modes.run():
+        if leads:
+            yield seen
+    path["transports"] = _transports.transports(place.device)  # afterwards: connections are made at their first use
+    if modes.refused and not modes.results:
+        raise SeatrialError(f"no buffer could be allocated: {modes.refused}")
+    if not modes.results:
+        raise NotApplicable(NO_GRAPH)
+    others = list(modes.check_other_types())
+    if modes.parity:
+        yield figures.rank_time(place.subject, place.rank, max(modes.parity), modes.parity[max(modes.parity)].timings)
+    if leads:
+        timed = [(name, result.mismatches) for name, result in modes.results]
+        yield from figures.data_check([*timed, *others], modes.subjects)
+        yield Fact(name="data_checked_too", value=[name for name, _ in others])
+        yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
+        yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
+        yield from modes.left_out()
+        yield Fact(name="transports", value=path["transports"])
+        yield Fact(name="how", value=figures.how(path, facts, modes.done, _upwards(modes.parity), operation))
+
+
+def _facts(values: dict[str, Any]) -> Iterator[Fact]:
+    return (Fact(name=name, value=value) for name, value in values.items())
+
+
+def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), limit_s: float = 600.0) -> Check:
+    """The check of the operation called ``name``; every one judges its data and that no size was left out.
+
+    The limit is generous: gigabytes over a slow network take minutes and are slow, not hung.
+    """
+    return Check(
+        name=f"collectives.{name}",
+        title=title,
+        phase=Phase.INTERCONNECT,
+        scope=Scope.CLUSTER,
+        metrics={
+            **{f"{metric}.*": unit for metric, unit in figures.UNITS.items()},
+            "rank_time.*": "us",
+            **{f"{metric}{end}.*": unit for metric, unit in figures.UNITS.items() for end in figures.ENDINGS.values()},
+            "device_latency.*": "us",
+            "device_busbw.*": "GB/s",
+            **{f"p{percent}.*": "us" for percent in figures.FEWEST},
+            "cv.*": "%",
+            "wrong_elements": "count",
+            "sizes_refused": "sizes",
+        },
+        rules=(figures.all_fit(name, "sizes=[1MiB, 1GiB]"), _WRONG, *rules),
+        measure=partial(measure, name),
+        limit_s=limit_s,
+        needs=Needs(ranks=2),
+        options=CollectiveOptions,
+        performance=("busbw*", "algbw*", "latency*", "rank_time.*", "device_*", "p[59]*", "cv*"),
+    )
+
+
+def saturated(name: str, size: str, *, if_known: bool = False) -> Rule:
+    """The bus bandwidth at a size that saturates the links, against what is known of it.
+
+    ``if_known``: for operations that hardly anybody publishes figures of. Training sums, gathers and scatters.
+    """
+    return Rule(
+        metric=f"busbw.{size}",
+        baseline=f"{name}.busbw.{size}",
+        fail_below=0.90,
+        warn_below=0.95,
+        where={"backend": "nccl"},
+        if_known=if_known,
+        why="At this size the links are saturated: what is missing here is missing from every exchange of gradients, "
+        "parameters or tokens.",
+        remedy="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "
+        "links at full speed. Then `nvidia-smi -q -d PERFORMANCE,CLOCK` for a throttled GPU. Across nodes, repeat "
+        "with NCCL_DEBUG=INFO: `NET/Socket` in place of `NET/IB` means that RDMA is not in use; see `ibstat`.",
+    )
+
+
+_WRONG = Rule(
+    metric="wrong_elements",
+    shows=("wrong_data",),
+    expect="== 0",
+    why="The numbers are small integers, exact in any order: one wrong bit means that data is corrupted on its way, "
+    "and every gradient of every training run goes this way.",
+    remedy="Train nothing on these nodes. The fact wrong_data names rank, offset and flipped bits. On that "
+    "rank's node look at `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "
+    "Then repeat with NCCL_P2P_DISABLE=1: wrong again, suspect a GPU's memory; right now, suspect NVLink.",
+)

@@ -1,0 +1,285 @@
+"""What the checks of collective operations report of what was timed: metrics, curves, facts and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import ceil
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from seatrial.model import CLUSTER, Fact, Limit, Metric, Observation, Outcome, Rule, Series, format_bytes
+from seatrial.util.quantiles import median_interval
+
+if TYPE_CHECKING:
+    from seatrial.bench.collectives import Result, Timings
+    from seatrial.bench.data_check import Mismatch
+    from seatrial.bench.operations import Operation
+    from seatrial.bench.pairs import Line
+    from seatrial.bench.subgroups import GroupResult
+
+Results = Mapping[int, "Result"]  # by the size asked for, in bytes
+
+UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
+ENDINGS = {True: "_in_place", False: "_out_of_place"}  # of the names of a second placement's metrics, by ``in_place``
+
+# Fewest samples with which the largest is above the percentile with 95 % certainty: 1 - p^n >= 0.95
+FEWEST = {50: 1, 95: 59, 99: 299}
+MODES = {
+    "device": "device: in CUDA graphs, where the host starts none of them, with NCCL_GRAPH_MIXING_SUPPORT=0 unless the "
+    "environment says otherwise (facts set_by_seatrial, backend_environment)",
+    "distribution": "distribution: single operations, each as long as on its slowest rank",
+}
+DRIFT = 0.02  # told in words from here on: as much as an A/A repeat may differ by
+
+
+def label(size: int) -> str:
+    """The size as part of a metric's name; plain bytes where the short form would be rounded."""
+    short = format_bytes(size)
+    return f"{size}B" if "." in short else short
+
+
+def parity(size: int, result: Result, operation: Operation, ending: str = "") -> Iterator[Metric]:
+    """The figures at the median window, those of all windows as samples; latency_max is that of the slowest rank."""
+    timings = result.timings
+    times = {"latency_max": timings.maxima}
+    for name, unit in UNITS.items():
+        seconds = times.get(name, timings.means)
+        yield Metric(
+            name=f"{name}{ending}.{label(size)}",
+            value=_figure(name, result, median(seconds), operation),
+            unit=unit,
+            subject=CLUSTER,
+            samples=tuple(_figure(name, result, one, operation) for one in seconds),
+        )
+
+
+def device(size: int, result: Result, operation: Operation) -> Iterator[Metric]:
+    """Time and bus bandwidth of operations that the device starts by itself."""
+    means = result.timings.means
+    for name, figure in (("device_latency", "latency"), ("device_busbw", "busbw")):
+        yield Metric(
+            name=f"{name}.{label(size)}",
+            value=_figure(figure, result, median(means), operation),
+            unit=UNITS[figure],
+            subject=CLUSTER,
+            samples=tuple(_figure(figure, result, one, operation) for one in means),
+        )
+
+
+def distribution(size: int, result: Result) -> Iterator[Metric]:
+    """Percentiles and spread of single operations, each as long as it was on its slowest rank."""
+    us = [seconds * 1e6 for seconds in result.timings.maxima]
+    for percent, fewest in FEWEST.items():
+        if len(us) >= fewest:
+            samples = tuple(us) if percent == 50 else ()
+            value = median(us) if percent == 50 else _percentile(us, percent)
+            yield Metric(name=f"p{percent}.{label(size)}", value=value, unit="us", subject=CLUSTER, samples=samples)
+    yield Metric(name=f"cv.{label(size)}", value=100 * pstdev(us) / fmean(us), unit="%", subject=CLUSTER)
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that at least so many percent of them do not exceed."""
+    return sorted(values)[ceil(len(values) * percent / 100) - 1]
+
+
+def _figure(name: str, result: Result, seconds: float, operation: Operation) -> float:
+    """One time per operation as nccl-tests prints it; see UNITS."""
+    if name.startswith("latency"):
+        return seconds * 1e6
+    algbw = result.size / seconds / 1e9
+    return algbw * operation.factor(result.timings.ranks) if name == "busbw" else algbw
+
+
+def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
+    """A rank's own time. It shows who differs, not who is at fault: who is slow here is often who waits least."""
+    us = tuple(seconds * 1e6 for seconds in timings.of_rank(rank))
+    return Metric(name=f"rank_time.{label(size)}", value=median(us), unit="us", subject=subject, samples=us)
+
+
+def summary(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
+    """What is said of the parity mode over all sizes."""
+    yield from curves(results, operation)
+    yield from counts(results, subjects)
+
+
+def counts(results: Results, subjects: Sequence[str], ending: str = "") -> Iterator[Fact]:
+    """Exact bytes, iterations, interval and drift of each size."""
+    labelled = {label(size): result for size, result in results.items()}
+    yield Fact(name=f"sizes{ending}", value={name: result.size for name, result in labelled.items()})
+    yield Fact(
+        name=f"iterations{ending}", value={name: _iterations(result.timings) for name, result in labelled.items()}
+    )
+    yield Fact(
+        name=f"spread{ending}", value={name: _spread(result.timings, subjects) for name, result in labelled.items()}
+    )
+    drifts: dict[str, JsonValue] = {name: 100 * result.timings.drift for name, result in labelled.items()}
+    yield Fact(name=f"drift_percent{ending}", value=drifts)
+
+
+def curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
+    """Bus bandwidth and time over size; ``prefix`` is that of the mode's metrics."""
+    x = tuple(result.size for result in results.values())
+    for name in ("busbw", "latency"):
+        y = tuple(_figure(name, one, median(one.timings.means), operation) for one in results.values())
+        yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
+
+
+def _iterations(timings: Timings) -> dict[str, JsonValue]:
+    return {"warmup": timings.warmup, "windows": len(timings.windows), "per_window": timings.per_window}
+
+
+def _spread(timings: Timings, subjects: Sequence[str]) -> dict[str, JsonValue]:
+    """Times per operation in us over the windows (mean over ranks), and the slowest rank beside them."""
+    us = [seconds * 1e6 for seconds in timings.means]
+    interval = median_interval(us)
+    return {
+        "p50_us": median(us),
+        "min_us": min(us),
+        "max_us": max(us),
+        "ci95_of_p50_us": list(interval) if interval else None,
+        "slowest_rank": subjects[timings.slowest],
+        "slowest_rank_us": median(timings.of_rank(timings.slowest)) * 1e6,
+    }
+
+
+def device_fact(results: Results) -> Fact:
+    """How often each size was timed, in which bytes."""
+    counts: dict[str, JsonValue] = {
+        label(size): {"bytes": result.size, **_iterations(result.timings)} for size, result in results.items()
+    }
+    return Fact(name="device_mode", value=counts)
+
+
+def distribution_fact(results: Results, subjects: Sequence[str]) -> Fact:
+    """Who was slowest, and how often; and why a percentile is not told."""
+    told: dict[str, JsonValue] = {}
+    for size, result in results.items():
+        count = len(result.timings.windows)
+        rank, share = result.timings.most_often_slowest
+        left_out: dict[str, JsonValue] = {
+            f"p{percent}": f"not told: it takes {fewest} samples, here are {count}"
+            for percent, fewest in FEWEST.items()
+            if count < fewest
+        }
+        told[label(size)] = {
+            "bytes": result.size,
+            "samples": count,
+            "slowest_rank": subjects[rank],
+            "slowest_in_percent_of_samples": 100 * share,
+            **left_out,
+        }
+    return Fact(name="distribution", value=told)
+
+
+def data_check(checked: Sequence[tuple[str, Mapping[int, Mismatch]]], subjects: Sequence[str]) -> Iterator[Observation]:
+    """How much data was wrong, of all that was moved: what each is called, and what was wrong by rank."""
+    wrong: list[JsonValue] = [
+        {"size": name, "rank": rank, "subject": subjects[rank], **asdict(mismatch)}
+        for name, mismatches in checked
+        for rank, mismatch in mismatches.items()
+    ]
+    total = sum(mismatch.wrong for _, mismatches in checked for mismatch in mismatches.values())
+    yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
+    if wrong:
+        yield Fact(name="wrong_data", value=wrong)
+
+
+def group_data_check(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
+    """How much data was wrong, of all groups that were measured, by what each is called."""
+    total = sum(mismatch.wrong for result in results.values() for mismatch in result.mismatches.values())
+    yield Metric(name="wrong_elements", value=total, unit="count", subject=subject)
+    if total:
+        wrong: list[JsonValue] = [
+            {"group": name, "rank": rank, **asdict(mismatch)}
+            for name, one in results.items()
+            for rank, mismatch in one.mismatches.items()
+        ]
+        yield Fact(name="wrong_data", value=wrong)
+
+
+def wrong_data(corrupted: Sequence[Line], subjects: Sequence[str]) -> list[JsonValue]:
+    """Data that was wrong when it came from one rank to another: who sent it, who received it, and what."""
+    return [
+        {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
+        for line in corrupted
+        if line.mismatch
+    ]
+
+
+def intact(remedy: str) -> Rule:
+    """The rule on ``wrong_elements``; ``remedy`` says what the check's fact wrong_data names."""
+    return Rule(
+        metric="wrong_elements",
+        expect=Limit.parse("== 0"),
+        shows=("wrong_data",),
+        why="data is corrupted on its way, and every gradient of a training goes this way",
+        remedy=f"Train nothing on these nodes. {remedy}",
+    )
+
+
+def all_fit(name: str, option: str) -> Rule:
+    """The rule on ``sizes_refused`` of collectives.``name``; ``option`` is one that asks for less than the default."""
+    return Rule(
+        metric="sizes_refused",
+        shows=("not_allocated",),
+        expect=Limit.parse("== 0 sizes"),
+        breach=Outcome.ERROR,
+        why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
+        remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
+        "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes count, "
+        f"and what the largest has to reach: --set 'checks.collectives.{name}.options.{option}' "
+        f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
+    )
+
+
+def how(
+    path: Mapping[str, object],
+    facts: Mapping[str, object],
+    modes: Sequence[str],
+    results: Results,
+    operation: Operation,
+) -> str:
+    """What was measured, over which path, how often and how sure, in a sentence; ``results`` are those of parity."""
+    nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
+    place = "in" if operation.in_place else "out of"
+    said = [
+        f"{carrier(path)}, {path['world_size']} ranks on {nodes}, {place} place, {facts['dtype']}, "
+        f"buffers of {facts['buffers']}, called by {facts['called']}"
+    ]
+    if results:
+        windows = [len(result.timings.windows) for result in results.values()]
+        count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
+        said += [
+            f"parity: each figure is the median of {count} windows, each the mean over ranks",
+            f"busbw = algbw · {operation.formula}, as nccl-tests has it",
+            f"{_certainty(results[max(results)], max(results), operation)}{_drifts(results)}",
+        ]
+    return "; ".join([*said, *(MODES[mode] for mode in modes if mode in MODES)])
+
+
+def _drifts(results: Results) -> str:
+    drifting = {label(size): result.timings.drift for size, result in results.items()}
+    told = [f"{100 * drift:+.1f} % at {name}" for name, drift in drifting.items() if abs(drift) > DRIFT]
+    return f"; times drifted from the first third of the windows to the last: {', '.join(told)}" if told else ""
+
+
+def carrier(path: Mapping[str, object]) -> str:
+    """Which library moved the data, and over what as far as its log tells: NCCL chooses by itself."""
+    if path["backend"] == "nccl":
+        transports = path.get("transports")
+        told = " + ".join(transports) if isinstance(transports, dict) and transports else "transports that no log tells"
+        return f"NCCL {path['nccl_version']} over {told}"
+    environment = path["backend_environment"]
+    interface = environment.get("GLOO_SOCKET_IFNAME") if isinstance(environment, dict) else None
+    return f"gloo over {interface or 'the interface of its own choice (GLOO_SOCKET_IFNAME is not set)'}"
+
+
+def _certainty(result: Result, size: int, operation: Operation) -> str:
+    """The 95 % interval of the bus bandwidth at one size."""
+    interval = median_interval([_figure("busbw", result, seconds, operation) for seconds in result.timings.means])
+    if not interval:
+        return f"too few windows for a 95 % interval at {label(size)}"
+    return f"95 % interval of busbw.{label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"

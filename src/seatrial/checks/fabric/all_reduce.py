@@ -1,0 +1,11 @@
+"""How fast do all processes sum a buffer together, and is the sum right, bit by bit?"""
+
+from __future__ import annotations
+
+from seatrial.checks.fabric._collective import collective_check, saturated
+
+CHECK = collective_check(
+    "all_reduce",
+    "All-reduce bandwidth, latency and correctness",
+    rules=(saturated("all_reduce", "8GiB"),),
+)

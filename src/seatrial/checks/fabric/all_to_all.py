@@ -1,0 +1,11 @@
+"""How fast does every rank send a block of its own to every other, as a mixture of experts does with tokens?"""
+
+from __future__ import annotations
+
+from seatrial.checks.fabric._collective import collective_check, saturated
+
+CHECK = collective_check(
+    "all_to_all",
+    "All-to-all: every rank sends a block to every other",
+    rules=(saturated("all_to_all", "1GiB"),),
+)

@@ -1,0 +1,339 @@
+"""Which GPU of a node, or which path between two of them, is slower than the others through NCCL?
+
+Every two GPUs of a node send to and receive from each other at the same time, as pipelines and experts do. They are
+paired in rounds by the circle method; in a round all pairs of all nodes work at once, and all rounds are run. What is
+slow with every partner is at fault itself; where two good ones meet slowly, it is their path. Two GPUs never outvote
+each other, and none is compared with another node's. A pair that is slow among others is tried again with no other pair
+of its node at work, and judged by that: on PCIe pairs share links, which is no fault of any path. Which of the two ways
+is slow only ``transfer.peers`` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, zip_longest
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import Field, JsonValue
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.fabric import _transports
+from seatrial.checks.fabric._results import carrier, intact, label, wrong_data
+from seatrial.discover import gpu
+from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
+from seatrial.model import (
+    LEFT_OUT,
+    ByteSize,
+    Fact,
+    Metric,
+    NotApplicable,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    format_bytes,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from seatrial.bench.pairs import Figures, Line
+
+# 3 ms on an H200: 17 fill a window. By send_receive on two of them (docs/results) 1 GiB comes to 359.8 and 360.0 GB/s,
+# of the 369 that its time over size has without the start; 64 MiB to 263 and 266, its windows 2 % apart. On a CPU: a
+# rehearsal.
+GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
+LEAST = 0.90  # of what the others reach; the judge's own limit for a shortfall
+
+Partners = dict[int, int]  # rank → rank, both ways
+
+
+class GpuPairOptions(Options):
+    """``size``: bytes that each GPU sends and receives at a time; by default what suits the device.
+
+    ``seconds`` cap the timed part of each round. ``again``: whether slow pairs are tried once more, alone; by default
+    not on CPUs, whose pairs are not judged.
+    """
+
+    size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
+    seconds: float = Field(default=0.4, gt=0, allow_inf_nan=False)  # 8 windows: an interval takes six
+    again: bool | None = None
+
+
+def measure(place: Place, options: GpuPairOptions) -> Iterator[Observation]:
+    """Yield a node's figures on its first rank.
+
+    Raises NotApplicable where no node has two GPUs, SeatrialError where the buffers do not fit.
+    """
+    from seatrial.bench import collectives, rank, subgroups
+
+    nodes, on_gpus = subgroups.ranks_by_node(place.node), place.device.startswith("cuda")
+    if max(map(len, nodes.values())) < 2:
+        raise NotApplicable("nodes with one GPU have no pair of them")
+    path, models = collectives.describe_group(), subgroups.models_among(nodes[place.node], place.device)
+    subjects, indices = rank.gather(place.subject), rank.gather(place.gpu_index)
+    # Of one node the connections may be there already; several have a group each, which connects anew
+    since = _transports.written(place.device) if len(nodes) > 1 else 0
+    again = on_gpus if options.again is None else options.again
+    found = _exchanged(place, options, nodes, subjects, again=again)
+    path["transports"] = _transports.transports(place.device, since)
+    figures, ranks = found.get(place.node), nodes[place.node]
+    if figures and place.rank == ranks[0]:
+        # the figures are of two GPUs of one node, however many there are: SKU data is kept by such counts
+        facts = {**path, "gpu": models, "world_size": 2, "nodes": 1, "size": figures.size, "matrix": _matrix(figures)}
+        joined = " + ".join(sorted(joined_by(gpu.read(place.root), [indices[one] for one in ranks]))) if on_gpus else ""
+        facts |= {**_alike(figures, joined, again=again), "how": _how(carrier(path), figures, len(found))}
+        yield from (Fact(name=name, value=value) for name, value in facts.items())
+        yield from _figures(place.node, figures, joined)
+        yield from _left_out(figures.size, place)
+
+
+def _size(place: Place, options: GpuPairOptions) -> int:
+    return options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+
+
+def _exchanged(
+    place: Place, options: GpuPairOptions, nodes: Mapping[str, Sequence[int]], subjects: Sequence[str], *, again: bool
+) -> dict[str, Figures]:
+    """What came of all rounds, and of what was slow and tried again, by node: the same on all ranks.
+
+    Each node has a group of its own. In one of several nodes NCCL moves data inside of them by as few channels, and in
+    as small pieces, as it does between them (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src): the
+    figures of a node would be others than those of the same node by itself.
+    """
+    from seatrial.bench import pairs, subgroups
+
+    size = _size(place, options)
+    lines: list[Line] = []
+    alone: list[Line] = []
+    with subgroups.opened(list(nodes.values()), place.device) as (group, _):
+        exchange = partial(pairs.exchange, size=size, device=place.device, seconds=options.seconds, group=group)
+        rounds = side_by_side([_rounds(ranks) for ranks in nodes.values()])
+        for number, partners in enumerate(rounds, 1):
+            place.note(f"round {number} of {len(rounds)}")
+            lines += exchange(partners)
+        first = by_node(nodes, subjects, size, lines) if again else {}
+        tries = side_by_side([_tries(figures) for figures in first.values()])
+        for number, partners in enumerate(tries, 1):  # the same on all ranks: they all know all times
+            place.note(f"what is slow, alone: {number} of {len(tries)}")
+            alone += exchange(partners)
+    return by_node(nodes, subjects, size, lines, alone)
+
+
+def _rounds(ranks: Sequence[int]) -> list[Partners]:
+    from seatrial.bench import pairs
+
+    return [pairs.partners(paired, [(rank,) for rank in ranks]) for paired in pairs.circle(len(ranks), len(ranks))]
+
+
+def _tries(figures: Figures) -> list[Partners]:
+    """One after the other, the pairs of a node that are slow. Of two or three GPUs no other pair was at work."""
+    from seatrial.bench import pairs
+
+    slow = figures.slow_pairs(LEAST) if _crowded(figures) else []
+    return [pairs.partners([(0, 1)], [figures.nodes[a], figures.nodes[b]]) for a, b in slow]
+
+
+def _crowded(figures: Figures) -> bool:
+    """Whether more than one pair of the node was at work at a time."""
+    return len(figures.nodes) > 3
+
+
+def side_by_side(plans: Iterable[Sequence[Partners]]) -> list[Partners]:
+    """All nodes at once: the first steps of all ``plans`` together, the second ones …"""
+    steps = zip_longest(*plans, fillvalue=Partners())
+    return [dict(chain.from_iterable(one.items() for one in step)) for step in steps]
+
+
+def by_node(
+    nodes: Mapping[str, Sequence[int]],
+    subjects: Sequence[str],
+    size: int,
+    lines: Iterable[Line],
+    alone: Iterable[Line] = (),
+) -> dict[str, Figures]:
+    """The figures of each node that has pairs: its GPUs are compared with each other and with no other node's."""
+    from seatrial.bench.pairs import Figures
+
+    home = {rank: node for node, ranks in nodes.items() for rank in ranks}
+    own: dict[str, tuple[list[Line], list[Line]]] = {node: ([], []) for node, ranks in nodes.items() if len(ranks) > 1}
+    for kind, every in enumerate((lines, alone)):
+        for line in every:
+            own[home[line.rank]][kind].append(line)
+    # by name: in a second measurement the ranks go the other way round, and a pair is called the same
+    named = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in own}
+    return {
+        node: Figures(tuple(all_of), size, {subjects[rank]: (rank,) for rank in named[node]}, subjects, tuple(again))
+        for node, (all_of, again) in own.items()
+    }
+
+
+def _unlike(figures: Figures, joined: str) -> str:
+    """Why the GPUs of a node, ``joined`` in these ways, are not to be compared with each other; empty if they are."""
+    if len(figures.nodes) < 3:
+        return "two GPUs of a node cannot outvote each other"
+    if " + " in joined or joined == UNTOLD:
+        return f"GPUs are compared where all are joined alike, and these are by {joined}"
+    return ""
+
+
+def _alike(figures: Figures, joined: str, *, again: bool) -> dict[str, JsonValue]:
+    """The facts on what can be compared."""
+    unlike = _unlike(figures, joined)
+    facts: dict[str, JsonValue] = {"comparable": f"no: {unlike}" if unlike else "yes"}
+    facts["tried_again"] = "yes" if again and _crowded(figures) else "no"
+    return facts | ({"joined": joined} if joined else {})
+
+
+def _figures(node: str, figures: Figures, joined: str) -> Iterator[Observation]:
+    yield from metrics(figures)
+    if not _unlike(figures, joined):
+        yield from shares(figures)
+    if _crowded(figures):
+        shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
+        yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
+    wrong = sum(line.mismatch.wrong for line in figures.corrupted if line.mismatch)
+    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=node)
+    if figures.corrupted:
+        yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
+    if figures.alone:
+        yield Fact(name="alone", value={_pair(*pair): rates for pair, rates in figures.again().items()})
+    yield Fact(name="told_apart", value=told_apart(len(figures.nodes)))
+
+
+def metrics(figures: Figures) -> Iterator[Metric]:
+    """Of one node: every pair, as it was alone where it was tried again; every GPU with its fastest partner."""
+    for (a, b), lines in figures.judged.items():
+        yield _metric(f"busbw.{label(figures.size)}", "GB/s", _pair(a, b), figures.pair_rates(lines))
+    for rank, rates in figures.reached.items():
+        yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
+
+
+def shares(figures: Figures) -> Iterator[Metric]:
+    """The same of a node whose GPUs are joined alike, beside what the others of it reach."""
+    for (a, b), lines in figures.judged.items():
+        if found := figures.pair_shares(lines):
+            yield _metric("path_share", "of the best", _pair(a, b), found)
+    for rank, rates in figures.reached.items():
+        if figures.usual:
+            found = tuple(rate / figures.usual for rate in rates)
+            yield _metric("gpu_share", "of the median", figures.subjects[rank], found)
+
+
+def _is_good(figures: Figures, lines: Sequence[Line]) -> bool:
+    return all(median(figures.rates(line)) >= LEAST * figures.usual for line in lines)
+
+
+def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> Metric:
+    return Metric(name=name, value=median(samples), unit=unit, subject=subject, samples=samples)
+
+
+def _pair(a: str, b: str) -> str:
+    """``node/gpu0->gpu1``: once for both ways, which one operation carries and nobody can time apart."""
+    return f"{a}->{b.rpartition('/')[2]}"
+
+
+def _matrix(figures: Figures) -> dict[str, JsonValue]:
+    """GB/s each way between the GPUs of a node, as they are judged; None of a GPU and itself."""
+    gb_s: list[JsonValue] = [[*row] for row in figures.grid(figures.judged)]
+    return {"gpus": [name.rpartition("/")[2] for name in figures.nodes], "gb_s": gb_s}
+
+
+def told_apart(gpus: int) -> int:
+    """How many bad GPUs of a node are found exactly, in all rounds: most are good, and so each good one meets one."""
+    return (gpus - 1) // 2 if gpus > 2 else 0
+
+
+def _left_out(size: int, place: Place) -> Iterator[Fact]:
+    if place.device.startswith("cuda") and size != GPU_SIZE:
+        why = f"the trial's options ask for {label(size)}"
+        yield Fact(name=LEFT_OUT, value={f"busbw.{label(GPU_SIZE)}": why})
+
+
+def _how(carried: str, figures: Figures, nodes: int) -> str:
+    pairs, ranks = len(figures.pairs), len(figures.nodes)
+    windows = sorted({len(line.seconds) for line in figures.lines})
+    counted = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
+    rounds, least = ranks - 1 + ranks % 2, told_apart(ranks)
+    few = f"up to {least} slow {'rank is' if least == 1 else 'ranks are'} told apart"
+    together = f"all disjoint pairs of {nodes} nodes" if nodes > 1 else "all disjoint pairs"
+    return (
+        f"{carried}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
+        f"{'round' if rounds == 1 else 'rounds'} of the circle method, {together} at once; each rank sends "
+        f"{format_bytes(figures.size)} to its partner and receives as much at the same time; GB/s each way, medians of "
+        f"{counted} windows; {few if least else 'two of a node cannot outvote each other'}"
+    )
+
+
+_WHERE = {"backend": "nccl", "comparable": "yes"}
+_LOOK = (
+    "transfer.peers tells which way is slow; nvidia-smi nvlink -s -i INDEX, nvidia-smi nvlink -e -i INDEX (links that "
+    "are down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
+)
+
+CHECK = Check(
+    name="collectives.gpu_pairs",
+    title="GPU to GPU through NCCL, every pair of a node",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={
+        "busbw.*": "GB/s",
+        "path_share": "of the best",
+        "best_busbw": "GB/s",
+        "gpu_share": "of the median",
+        "shared_links": "pairs",
+        "wrong_elements": "count",
+    },
+    rules=(
+        Rule(
+            metric=f"busbw.{label(GPU_SIZE)}",
+            baseline=f"gpu_pairs.busbw.{label(GPU_SIZE)}",
+            where={"backend": "nccl"},
+            shows=("alone",),
+            if_known=True,  # of GPUs on PCIe it depends on the board as well
+            why="these two exchange less than two GPUs of their model do: a collective goes at the pace of its slowest "
+            "link",
+            remedy=_LOOK,
+        ),
+        Rule(
+            metric="gpu_share",
+            expect=f">= {LEAST} of the median",
+            where=_WHERE,
+            shows=("alone",),
+            why="this GPU is slow with every other GPU of its node, so that it is its own: its links, its clocks, its "
+            "memory or the process that drives it",
+            remedy=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+        ),
+        Rule(
+            metric="path_share",
+            expect=f">= {LEAST} of the best",
+            where=_WHERE,
+            shows=("alone",),
+            why="both GPUs are faster with others: it is the path between these two that is slow, alone too",
+            remedy=_LOOK,
+        ),
+        Rule(
+            metric="shared_links",
+            expect="== 0 pairs",
+            where={"backend": "nccl", "joined": NVLINK, "tried_again": "yes"},
+            breach=Outcome.WARN,
+            shows=("alone",),
+            why="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "
+            "where NVLinks join all GPUs",
+            remedy=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
+        ),
+        intact(
+            "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
+            "fault. On its node: nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid",
+        ),
+    ),
+    measure=measure,
+    performance=("busbw.*", "gpu_share", "path_share"),
+    per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
+    by_node=True,
+    limit_s=300.0,
+    needs=Needs(ranks=2),
+    options=GpuPairOptions,
+)

@@ -1,0 +1,271 @@
+"""What becomes of a GPU (or CPU) under load that lasts: does it keep its speed, its clocks and its bits?
+
+The load is device.gemm's product, as gpu-burn's is: a healthy GPU runs into its power cap with it and stays there. On
+a CPU the load runs as well, and only the product is judged: nothing there counts errors or tells of throttling.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.gpu.gemm import CPU_SIZE, ERRORS, GPU_SIZE
+from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError, Series
+from seatrial.telemetry import gpu_load
+from seatrial.telemetry.gpu_load import Sample, Strain
+
+if TYPE_CHECKING:
+    from seatrial.bench.compute import Burned
+
+LOADS = ("bf16", "fp16", "fp32")  # the first that the device has hardware for
+POINTS = 240  # of a curve over time: a window is 50 ms, and a burn may take an hour
+# A power cap that software holds is how a GPU at full load works. These are not: the board, the chassis or the power
+# supply asks for less.
+THROTTLED = ("hardware slowdown", "hardware thermal slowdown", "hardware power brake", "software thermal slowdown")
+# counter → unit of its growth
+NEW = {
+    **dict.fromkeys(gpu_load.COUNTERS, "errors"),
+    "rows_remapped": "rows",
+    "remap_pending": "bool",
+    "remap_failed": "bool",
+    "nvlinks_down": "links",
+}
+
+
+class BurnOptions(Options):
+    """``seconds`` of load. Ten show what throttles at once; heat takes minutes: the burn-in trial sets 600.
+
+    A GPU's state is read twice a second: a burn too short for that is an ERROR there.
+    """
+
+    seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    size: int | None = Field(default=None, ge=64, multiple_of=16)
+
+
+def measure(place: Place, options: BurnOptions) -> Iterator[Observation]:
+    """Yield speed and its drift, whether the product stayed the same and right, and the strain on a GPU.
+
+    Raises SeatrialError when the GPU is lost meanwhile.
+    """
+    from seatrial.bench import compute, rank
+
+    kind = next(kind for kind in LOADS if compute.why_not(kind, place.device) is None)
+    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
+    yield Fact(name="load", value=kind)
+    place.note(f"{options.seconds:g} s of {kind}")
+    with _watch(place) as seen:
+        burned = compute.burn(kind, size, place.device, options.seconds)
+    yield from _of_load(burned, compute.flops(size), place.subject)
+    yield Metric(name=f"relative_error.{kind}", value=burned.error, unit="ratio", subject=place.subject)
+    if seen:
+        yield from _of_gpu(seen, burned, place.subject)
+    yield Fact(name="how", value=_how(kind, size, burned))
+
+
+def _watch(place: Place) -> AbstractContextManager[Strain | None]:
+    if not place.device.startswith("cuda"):
+        return nullcontext()
+    assert place.gpu_index is not None, "a worker knows its GPU by NVML's index"
+    return gpu_load.watch(place.gpu_index)
+
+
+def _of_load(burned: Burned, operations: int, subject: str) -> Iterator[Observation]:
+    timed = burned.timed
+    x, rates = _curve(timed.windows, timed.per_window, operations)
+    rate = operations / fmean(timed.windows) / 1e12
+    yield Metric(name="tflops.sustained", value=rate, unit="TFLOP/s", subject=subject, samples=rates)
+    yield Metric(name="drift", value=100 * timed.drift, unit="%", subject=subject)
+    yield Metric(name="changed_products", value=burned.changed, unit="products", subject=subject)
+    yield Series(name="tflops", subject=subject, x=x, y=rates, x_unit="s", y_unit="TFLOP/s")
+    yield Fact(name="timing", value=timed.describe())
+
+
+def _curve(windows: Sequence[float], per_window: int, operations: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds since the start, and TFLOP/s of so many neighbouring windows together that few points are left."""
+    together = -(-len(windows) // POINTS)
+    groups = [windows[start : start + together] for start in range(0, len(windows), together)]
+    ends = accumulate(per_window * sum(group) for group in groups)
+    return tuple(ends), tuple(operations / fmean(group) / 1e12 for group in groups)
+
+
+def _of_gpu(seen: Strain, burned: Burned, subject: str) -> Iterator[Observation]:
+    if seen.gone:
+        raise SeatrialError(f"the GPU was lost under load: {seen.gone}")
+    began, ended = burned.timed.began, burned.timed.ended
+    samples = [sample for sample in seen.samples if began <= sample.at <= ended]  # else it was cold, or idle
+    yield from _of_samples(samples, began, subject)
+    for counter, unit in NEW.items():
+        yield Fact(name=f"reads_{counter}", value=_readable(seen, counter))
+        if (grown := seen.new(counter)) is not None:
+            yield Metric(name=f"new_errors.{counter}", value=grown, unit=unit, subject=subject)
+    if (replays := seen.new("pcie_replays")) is not None:
+        minutes = sum(burned.timed.windows) * burned.timed.per_window / 60
+        yield Metric(name="pcie_replay_rate", value=replays / minutes, unit="errors/min", subject=subject)
+    yield Fact(name="reads_clock_reasons", value=_readable(seen, "clock_reasons"))
+    yield Fact(name="counted_before", value=dict(seen.before))
+    yield from [Fact(name="xids", value=list(seen.xids))] if seen.xids else []
+    yield from [Fact(name="unread", value=dict(seen.unread))] if seen.unread else []
+
+
+def _readable(seen: Strain, field: str) -> str:
+    """What the rules' ``where`` asks: no only where this GPU or user has not got it, so that a fault is an error."""
+    return f"no: {seen.lacks[field]}" if field in seen.lacks else "yes"
+
+
+# metric → unit, field of the samples, how one figure is made of them
+_FIGURES: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = {
+    "power_mean": ("W", "power_w", fmean),
+    "temperature_max": ("°C", "temperature_c", max),
+    "sm_clock_min": ("MHz", "sm_clock_mhz", min),
+}
+
+
+def _of_samples(samples: Sequence[Sample], began: float, subject: str) -> Iterator[Observation]:
+    for name, (unit, field, figure) in _FIGURES.items():
+        found = [
+            (sample.at - began, float(value)) for sample in samples if (value := getattr(sample, field)) is not None
+        ]
+        if found:
+            x, y = zip(*found, strict=True)
+            yield Metric(name=name, value=figure(y), unit=unit, subject=subject, samples=y)
+            yield Series(name=field, subject=subject, x=x, y=y, x_unit="s", y_unit=unit)
+    reasons = [sample.clock_reasons for sample in samples if sample.clock_reasons is not None]
+    if reasons:
+        throttled = sum(bool(set(THROTTLED) & set(one)) for one in reasons)
+        yield Metric(name="throttled_share", value=100 * throttled / len(reasons), unit="%", subject=subject)
+        times = Counter(reason for one in reasons for reason in one)
+        shares = {reason: round(100 * count / len(reasons), 1) for reason, count in sorted(times.items())}
+        yield Fact(name="clock_reasons_percent", value=dict(shares))
+
+
+def _how(kind: str, size: int, burned: Burned) -> str:
+    timed = burned.timed
+    return (
+        f"{size} × {size} products in {kind} for {sum(timed.windows) * timed.per_window:.1f} s after "
+        f"{timed.heat_up_s:.1f} s of heating up, {len(timed.windows)} windows of {timed.per_window}, the last product "
+        f"of each compared with the first bit by bit; a GPU's state read every {gpu_load.PERIOD_S:g} s, its error "
+        "counters before and after, its Xids as NVML tells of them"
+    )
+
+
+def _counted(
+    counter: str, why: str, remedy: str, *, breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
+) -> Rule:
+    return Rule(
+        metric=f"new_errors.{counter}",
+        expect=f"== 0 {NEW[counter]}",
+        where={"backend": "cuda", f"reads_{counter}": "yes"},
+        breach=breach,
+        shows=("counted_before", "xids"),
+        why=why,
+        remedy=remedy,
+    )
+
+
+_ECC = (
+    "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; drain the node, reset the GPU; dcgmi diag -r 3; replace the GPU if "
+    "they return"
+)
+_LINK = (
+    "nvidia-smi nvlink -e -i INDEX; dmesg | grep -E 'Xid.*(74|14[4-9]|150)|SXid'; reset the GPUs, else the baseboard"
+)
+_COOLING = (
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX while it runs; heat: fans, air flow, coolant, heat sink; "
+    "power brake: the power supplies and the BMC's log (ipmitool sel list)"
+)
+CHECK = Check(
+    name="device.burn",
+    title="Sustained load: speed, heat, clocks, new errors",
+    phase=Phase.DEVICE,
+    scope=Scope.GPU,
+    metrics={
+        "tflops.sustained": "TFLOP/s",
+        "drift": "%",
+        "changed_products": "products",
+        "relative_error.*": "ratio",
+        **{name: unit for name, (unit, _, _) in _FIGURES.items()},
+        "throttled_share": "%",
+        "pcie_replay_rate": "errors/min",
+        **{f"new_errors.{counter}": unit for counter, unit in NEW.items()},
+    },
+    rules=(
+        *(
+            Rule(
+                metric=f"relative_error.{kind}",
+                expect=f"<= {ERRORS[kind]} ratio",
+                where={"load": kind},
+                why="after the burn the product is off by more than its type rounds: this device computes wrongly",
+                remedy="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
+            )
+            for kind in LOADS
+        ),
+        Rule(
+            metric="changed_products",
+            expect="== 0 products",
+            where={"backend": "cuda"},  # a CPU's library may share its work out anew, and so sum in another order
+            why="the same product of the same numbers came out differently: what is trained under load is corrupted",
+            remedy="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
+        ),
+        Rule(
+            metric="tflops.sustained",
+            baseline="gemm.bf16",
+            where={"backend": "cuda", "load": "bf16"},
+            why="the GPU does not keep the speed that its model is known to keep",
+            remedy=_COOLING,
+        ),
+        Rule(
+            metric="drift",
+            signed=True,
+            expect="<= 5 %",  # an estimate, so that it only warns: a rule on a baseline warns at a shortfall of 5 % too
+            where={"backend": "cuda"},
+            breach=Outcome.WARN,
+            why="the last third of the burn was slower than the first: heat or power holds the clocks down",
+            remedy=_COOLING,
+        ),
+        Rule(
+            metric="throttled_share",
+            expect="<= 0 %",
+            where={"backend": "cuda", "reads_clock_reasons": "yes"},
+            shows=("clock_reasons_percent",),
+            why="hardware or heat slowed the clocks down: a GPU that is powered and cooled as it should be runs this "
+            "load within its power cap",
+            remedy=_COOLING,
+        ),
+        _counted("ecc_uncorrected", "uncorrectable memory errors under load: they end processes", _ECC),
+        _counted("remap_pending", "a bad memory row was found, and its repair waits for a reset", _ECC),
+        _counted("remap_failed", "a bad memory row was found, and there is no spare for it: replace the GPU", _ECC),
+        _counted("rows_remapped", "memory rows were remapped under load: watch this GPU", _ECC, breach=Outcome.WARN),
+        _counted(
+            "xid", "the driver reported a critical error of this GPU (an Xid)", "seatrial explain on dmesg's output"
+        ),
+        _counted("nvlinks_down", "an NVLink went down under load", _LINK),
+        _counted("nvlink_recoveries", "an NVLink had to be trained anew: it is marginal, and stalled meanwhile", _LINK),
+        _counted(
+            "nvlink_replays",
+            "an NVLink sent again what arrived damaged: no data is lost, and a healthy link does not (as DCGM judges; "
+            "CRC errors by themselves only count from 100 a second on, and are not judged)",
+            _LINK,
+            breach=Outcome.WARN,
+        ),
+        Rule(
+            metric="pcie_replay_rate",
+            expect="<= 8 errors/min",  # DCGM's DCGM_LIMIT_MAX_PCIREPLAY_RATE, "the maximum recommended by RM"
+            where={"backend": "cuda", "reads_pcie_replays": "yes"},
+            breach=Outcome.WARN,
+            why="the PCIe link often sends packets again: slot, riser or retimer damage them",
+            remedy="nvidia-smi -q -i INDEX | grep -i replay; lspci -vvv -s PCI | grep CESta; reseat the card or riser",
+        ),
+    ),
+    measure=measure,
+    limit_s=300.0,
+    options=BurnOptions,
+    performance=("tflops.*",),
+)

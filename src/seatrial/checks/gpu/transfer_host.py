@@ -1,0 +1,114 @@
+"""How fast does data go between host memory and each GPU: one GPU at a time, and all of a node together?
+
+Alone, a GPU shows its own PCIe link; together they show what they share: a switch, a root port, the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope, format_bytes
+
+if TYPE_CHECKING:
+    from seatrial.bench.timing import Timed
+
+# way → how many buffers move in one operation
+WAYS = {"h2d": 1, "d2h": 1, "both": 2}
+TOGETHER = 2  # times as long: GPUs that share something take turns at it, unevenly
+# Of its siblings' median. Together, GPUs share the host's memory, which has been seen to give 17 % less in the next run
+# and to favour one of four GPUs by 5 %; one that shares its root port gets half.
+TOGETHER_LEAST = 0.75
+
+
+class TransferOptions(Options):
+    """``seconds`` for each way alone, twice as many together."""
+
+    seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+
+
+def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
+    """Yield GB/s of every way, alone and together. All nodes work at the same time: they share nothing here."""
+    from seatrial.bench import rank, transfer
+    from seatrial.bench.timing import all_at_once, time_alone
+
+    yield from (Fact(name=name, value=value) for name, value in rank.describe_devices(place.device).items())
+    turns = max(rank.gather(place.local_rank)) + 1
+    pinned = transfer.Pinned(place.device)
+    yield Fact(name="host_memory", value=pinned.placement)
+    time = partial(time_alone, device=place.device, seconds=options.seconds, inside=pinned.side_by_side)
+    ways = {"h2d": pinned.h2d, "d2h": pinned.d2h, "both": pinned.both}
+    timed: dict[str, Timed] = {}
+    for turn in range(turns):
+        if turn == place.local_rank:
+            place.note("alone")
+            timed |= {f"{way}_alone": time(ways[way], heat_up_s=transfer.HEAT_UP_S) for way in WAYS}
+        rank.wait_for_all()
+    # as long as everybody else, before and after as well: who is at work alone has more
+    time_together = partial(
+        time, least_s=TOGETHER * options.seconds, heat_up_s=transfer.TOGETHER_S, run_on_s=transfer.TOGETHER_S
+    )
+    for way in WAYS:
+        place.note(f"{way}, all together")
+        rank.wait_for_all()
+        timed[f"{way}_together"] = time_together(ways[way])
+    for name, one in timed.items():
+        yield _metric(place, name, one, pinned.size * WAYS[name.partition("_")[0]])
+    yield Fact(name="timing", value={name: one.describe() for name, one in timed.items()})
+    everybody = [found for node, found in rank.gather((place.node, timed)) if node == place.node]
+    overlap = {way: all_at_once([found[f"{way}_together"] for found in everybody]) for way in WAYS}
+    yield Fact(name="all_at_once", value=overlap)
+    yield Fact(
+        name="how",
+        value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, between CUDA events; alone: "
+        f"one GPU of the node after the other; together: all of the node, each at work before and after its windows "
+        "too, so that all of them share what there is; both: copies each way at once, summed",
+    )
+
+
+def _metric(place: Place, name: str, timed: Timed, moved: int) -> Metric:
+    rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
+    return Metric(name=name, value=rate, unit="GB/s", subject=place.subject, samples=rates)
+
+
+CHECK = Check(
+    name="transfer.host",
+    title="Host memory to GPU and back",
+    phase=Phase.DEVICE,
+    scope=Scope.CLUSTER,
+    metrics={f"{way}_{when}": "GB/s" for way in WAYS for when in ("alone", "together")},
+    rules=(
+        *(
+            Rule(
+                metric=f"{way}_alone",
+                baseline=f"transfer.{way}_alone",
+                why="batches, checkpoints and offloaded weights go this way",
+                remedy="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
+                "topo -m (is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
+            )
+            for way in ("h2d", "d2h")
+        ),
+        *(
+            Rule(
+                metric=f"{way}_together",
+                siblings=True,
+                warn_below=TOGETHER_LEAST,
+                why="while all of a node copy, this GPU gets far less than its siblings: it shares a root port or a "
+                "switch with another, or its host memory is far from it",
+                remedy="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
+                "node? If it is slow alone as well, its own link is at fault: see h2d_alone and d2h_alone",
+            )
+            for way in WAYS
+        ),
+    ),
+    measure=measure,
+    limit_s=300.0,
+    needs=Needs(gpus=True),
+    options=TransferOptions,
+    performance=("*_alone", "*_together"),
+    per={"*": "place"},
+)

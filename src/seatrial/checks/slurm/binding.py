@@ -1,0 +1,264 @@
+"""slurm.binding: does each task of a job get the GPU, the CPUs and the memory that it was given, and nothing else?
+
+A job of our own holds a place on every node of the trial; two steps in it tell what their tasks have around them: one
+with a task for each GPU, and one with a single task, from which the other GPUs must be out of reach.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Place
+from seatrial.checks.slurm._probe_jobs import SubmitOptions, opened, require_client
+from seatrial.discover import slurm, slurm_task
+from seatrial.discover.slurm_facts import Allocation, Settings
+from seatrial.discover.slurm_task import Task
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+METRICS = {
+    "cpus_missing": "CPUs",
+    "cpus_beyond": "CPUs",
+    "cpus_shared": "CPUs",
+    "memory_confined": "bool",
+    "gpus_of_task": "GPUs",
+    "gpus_shared": "GPUs",
+    "devices_confined": "bool",
+    "gpus_in_reach": "GPUs",
+    "numa_distance": "",
+}
+
+_TASKS_WITHOUT_GPU = 2
+_CGROUP = "grep -iE 'ConstrainCores|ConstrainDevices|ConstrainRAMSpace' /etc/slurm/cgroup.conf"
+# ACPI, "System Locality Information Table": 10 is a node itself. Linux takes 20 for another one where the firmware does
+# not say (include/linux/topology.h, REMOTE_DISTANCE); between parts of one socket firmware says less than that.
+_REMOTE = 20
+
+RULES = (
+    Rule(
+        metric="cpus_missing",
+        shows=("tasks",),
+        expect="== 0 CPUs",
+        why="the task may run on fewer CPUs than it was given: its data loaders and NCCL's threads queue for them",
+        remedy="srun -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; scontrol show config | grep -i TaskPlugin",
+    ),
+    Rule(
+        metric="cpus_beyond",
+        shows=("tasks", "allocations"),
+        expect="== 0 CPUs",
+        where={"cpus_confined": "yes"},
+        why="tasks may run on more CPUs of the node than the job was given: they disturb its neighbours",
+        remedy=f"On the node: {_CGROUP}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
+    ),
+    Rule(
+        metric="cpus_shared",
+        shows=("tasks",),
+        expect="== 0 CPUs",
+        where={"tasks_bound": "yes"},
+        why="tasks that asked for CPUs of their own (--cpu-bind=threads) were bound to the same ones",
+        remedy="srun -N1 -n2 -c2 --cpu-bind=verbose,threads true; scontrol show config | grep -i TaskPlugin; slurmd -C",
+    ),
+    Rule(
+        metric="memory_confined",
+        shows=("memory", "allocations"),
+        expect="== 1 bool",
+        where={"memory_limit": "yes"},
+        why="the job may use more memory than it was given, though limits are set up",
+        remedy=f"On the node: {_CGROUP}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
+    ),
+    Rule(
+        metric="gpus_of_task",
+        shows=("gpus", "tasks", "gpus_unlisted"),
+        expect="== 1 GPUs",
+        where={"gpu_per_task": "yes"},
+        why="a task that asked for one GPU does not find just one: ranks crash, or crowd on the first GPU",
+        remedy="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; look at TaskProlog",
+    ),
+    Rule(
+        metric="gpus_shared",
+        shows=("gpus", "tasks"),
+        expect="== 0 GPUs",
+        where={"gpu_per_task": "yes"},
+        why="tasks that asked for a GPU each were given the same one: half the speed, and out of memory",
+        remedy="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
+    ),
+    Rule(
+        metric="devices_confined",
+        expect="== 1 bool",
+        breach=Outcome.WARN,
+        where={"gpu_per_task": "yes"},
+        why="only CUDA_VISIBLE_DEVICES keeps a job off the GPUs of others: one that sets it itself takes theirs",
+        remedy="TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
+        "ConstrainDevices=yes in cgroup.conf; restart every slurmd",
+    ),
+    Rule(
+        metric="gpus_in_reach",
+        shows=("alone",),
+        expect="== 1 GPUs",
+        where={"others_to_hide": "yes"},
+        why="a task that holds one GPU can open others too, though device cgroups are set up",
+        remedy=f"On the node: {_CGROUP}; slurmd -G must name each /dev/nvidiaN; journalctl -u slurmd | grep -i cgroup",
+    ),
+    Rule(
+        metric="numa_distance",
+        shows=("tasks", "numa"),
+        expect=f"< {_REMOTE}",
+        breach=Outcome.WARN,
+        where={"numa_known": "yes"},
+        why="the task's CPUs are on another socket than its GPU: copies to it cross the link between the sockets",
+        remedy="nvidia-smi topo -m; Cores= of each GPU in gres.conf (AutoDetect=nvml does it); slurmd -G; "
+        "srun --gres-flags=enforce-binding",
+    ),
+)
+
+
+class BindingOptions(SubmitOptions):
+    """How our job is submitted, and what it asks for."""
+
+    nodes: int | None = Field(default=None, gt=0, description="by default the nodes of the trial")
+    cpus_per_task: int = Field(default=2, gt=0)  # both threads of a core, where cores have two
+    devices: str = Field(default="/dev/nvidia[0-9]*", description="pattern of the GPUs' device files")
+
+
+def measure(place: Place, options: BindingOptions) -> Iterator[Observation]:
+    """Raises NotApplicable without a Slurm client, SeatrialError with Slurm's reason where the job cannot be tried."""
+    require_client()
+    settings = slurm.settings()
+    gpus, why_none = _gpus(place, options, settings)
+    nodes, tasks = options.nodes or place.promised_nodes, gpus or _TASKS_WITHOUT_GPU
+    yield from _setup(settings, gpus, why_none)
+    with opened(place, options) as desk:
+        size = _size(nodes, tasks, options, gpus, settings)
+        job = desk.hold(*size)
+        given = slurm.allocations(job.id)
+        yield Fact(name="allocations", value={name: one.model_dump(mode="json") for name, one in given.items()})
+        probe = slurm_task.command(options.devices)
+        together = slurm_task.tasks(desk.step(job.id, (*size, "--cpu-bind=threads"), probe))
+        found = _complete(together, nodes * tasks, given)
+        yield from _of_cpus(found, _cpus(found, given), options.cpus_per_task)
+        yield from _of_memory(found, given)
+        if gpus:
+            yield from _of_gpus(found, settings.confines_devices)
+            alone = slurm_task.tasks(desk.step(job.id, _size(nodes, 1, options, 1, settings), probe))
+            yield from _alone(_complete(alone, nodes, given), gpus, settings)
+
+
+def _gpus(place: Place, options: BindingOptions, settings: Settings) -> tuple[int, str]:
+    """GPUs of a node that tasks can ask for, one each; 0 and the reason where they cannot."""
+    if "gpu" not in settings.gres_types:
+        return 0, "GresTypes of slurm.conf has no gpu"
+    if settings.select_type != "select/cons_tres":
+        return 0, f"{settings.select_type} knows no --gpus-per-task"
+    gpus = slurm.gpus_per_node(options.partition) if place.promised_gpus is None else place.promised_gpus
+    return gpus, "" if gpus else "no node has GPUs, or none were promised"
+
+
+def _size(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
+    """Of a job, or of a step in it. Where memory is handed out, the default may be all of a node's."""
+    memory = [f"--mem={tasks}G"] if settings.consumes_memory else []
+    size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", *memory)
+    return (*size, f"--cpus-per-task={options.cpus_per_task}", *(["--gpus-per-task=1"] if gpus else []))
+
+
+def _setup(settings: Settings, gpus: int, why_none: str) -> Iterator[Observation]:
+    """What the rules' ``where`` asks: each is ``yes``, or the reason why the rule does not apply."""
+    plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
+    yield _where("cpus_confined", settings.confines_cpus, f"{plugins}, ConstrainCores={settings.constrain_cores}")
+    yield _where("tasks_bound", settings.binds_tasks, f"{plugins}, without task/affinity")
+    memory = "SelectTypeParameters, TaskPlugin or ConstrainRAMSpace do not hold jobs to their memory"
+    yield _where("memory_limit", settings.confines_memory, memory)
+    yield _where("gpu_per_task", bool(gpus), why_none)
+    if not gpus:
+        yield from (Fact(name=name, value=f"no: {why_none}") for name in ("others_to_hide", "numa_known"))
+    else:
+        yield _metric("devices_confined", settings.confines_devices, CLUSTER)
+
+
+def _complete(tasks: Sequence[Task], wanted: int, given: Mapping[str, Allocation]) -> Sequence[Task]:
+    """Raises SeatrialError unless all tasks told, on nodes of the job."""
+    strangers = {task.node for task in tasks} - set(given)
+    if len(tasks) != wanted or strangers:
+        on = f", some on {', '.join(sorted(strangers))}, which the job was not given" if strangers else ""
+        raise SeatrialError(f"{len(tasks)} of {wanted} tasks told what they have{on}. Run first: srun -n2 --label true")
+    return tasks
+
+
+def _cpus(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> dict[str, int]:
+    """How many of the kernel's CPUs the job was given on each node."""
+    configured = {node.name: node.cpus for node in slurm.nodes()}
+    threads = {task.node: task.threads_of(configured.get(task.node)) for task in tasks}
+    return {name: allocation.cpus * threads[name] for name, allocation in given.items()}
+
+
+def _of_cpus(tasks: Sequence[Task], given: Mapping[str, int], each: int) -> Iterator[Observation]:
+    yield Fact(name="tasks", value={task.name: _told(task) for task in tasks})
+    for task in tasks:
+        yield _metric("cpus_missing", max(0, each - len(task.cpus)), task.name)
+    for node, cpus in given.items():
+        times = Counter(cpu for task in tasks if task.node == node for cpu in task.cpus)
+        yield _metric("cpus_beyond", max(0, len(times) - cpus), node)
+        yield _metric("cpus_shared", sum(count > 1 for count in times.values()), node)
+
+
+def _told(task: Task) -> dict[str, object]:
+    """A task in the evidence: short."""
+    return {"cpus": list(task.cpus), "cuda": task.cuda, "opened": list(task.opened)}
+
+
+def _of_memory(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> Iterator[Observation]:
+    """A task that has no cgroup of memory in sight says nothing: then it is not measured."""
+    known = [task for task in tasks if task.memory_limits]
+    yield Fact(name="memory", value={task.name: task.memory_limit for task in known})
+    for task in known:
+        limit = task.memory_limit
+        yield _metric("memory_confined", limit is not None and limit <= given[task.node].memory_bytes, task.name)
+
+
+def _of_gpus(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
+    named = [(task, task.gpus(confined) or ()) for task in tasks]
+    yield Fact(name="gpus", value={task.name: list(gpus) for task, gpus in named})
+    yield Fact(name="gpus_unlisted", value=sorted({task.unlisted for task in tasks if task.unlisted}))
+    for task, gpus in named:
+        yield _metric("gpus_of_task", len(gpus), task.name)
+    for node in sorted({task.node for task in tasks}):
+        times = Counter(gpu for task, gpus in named if task.node == node for gpu in gpus)
+        yield _metric("gpus_shared", sum(count > 1 for count in times.values()), node)
+    yield from _numa(tasks)
+
+
+def _numa(tasks: Sequence[Task]) -> Iterator[Observation]:
+    distances = {task.name: task.numa_distance() for task in tasks}
+    known = {name: distance for name, distance in distances.items() if isinstance(distance, int)}
+    yield Fact(name="numa", value=distances)
+    yield _where("numa_known", bool(known), "; ".join(sorted({str(why) for why in distances.values()})))
+    yield from (_metric("numa_distance", distance, name) for name, distance in known.items())
+
+
+def _alone(tasks: Sequence[Task], gpus: int, settings: Settings) -> Iterator[Observation]:
+    yield Fact(name="alone", value={task.name: _told(task) for task in tasks})
+    why = "the trial has one GPU a node" if gpus < 2 else "no device cgroups (see devices_confined)"
+    yield _where("others_to_hide", gpus > 1 and settings.confines_devices, why)
+    yield from (_metric("gpus_in_reach", task.in_reach, task.name) for task in tasks)
+
+
+def _where(name: str, holds: bool, otherwise: str) -> Fact:
+    return Fact(name=name, value="yes" if holds else f"no: {otherwise}")
+
+
+def _metric(name: str, value: float, subject: str) -> Metric:
+    return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+
+
+CHECK = Check(
+    name="slurm.binding",
+    title="Tasks get their GPUs, CPUs and memory, and nothing else",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CONTROL,
+    metrics=METRICS,
+    rules=RULES,
+    measure=measure,
+    limit_s=900,
+    options=BindingOptions,
+)

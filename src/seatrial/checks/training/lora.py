@@ -1,0 +1,145 @@
+"""LoRA on Mistral-7B by both stacks, on every GPU alone and on all together (DDP): is it the cluster or the framework?
+
+The native stack is the instrument, Hugging Face's the one that users run; settings are the same, and so are the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from seatrial.checks.base import Check, Place
+from seatrial.checks.training import _results, _workload
+from seatrial.checks.training._workload import Trained, WorkloadOptions
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+
+NAME = "lora-mistral-7b-ddp"
+STACKS = ("native", "hf")
+SPEED = "tokens_per_second_per_gpu"
+GPU_OVERRIDES = ("max_steps=24", "settle_steps=8")  # few, that are much alike
+SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
+BASELINE = "the median of the same GPUs, each training alone, all at the same time"
+UNITS = {
+    **_results.units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
+    "efficiency.native": "%",
+    "efficiency.hf": "%",
+    "native_over_hf": "x",
+    "adapters_wrong": "count",
+    "exports_loaded": "count",
+    "exports_missing": "count",
+}
+
+
+def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
+    """Yields on rank 0. Raises SeatrialError where one of the stacks cannot train here."""
+    from seatrial.bench import rank
+    from seatrial.train import train_config
+
+    facts, subjects = _results.here(place), rank.gather(place.subject)
+    config = options.config or _workload.config_for(place, NAME)
+    shipped = place.device.startswith("cuda") and not options.config
+    samples = f"data.samples={max(SAMPLES, 16 * place.world_size)}"
+    overrides = (*((*GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
+    if place.rank == 0:
+        yield from facts
+        yield Fact(name="how", value=_how(config, overrides))
+        yield _results.settings_fact(options)
+    runs: dict[str, list[Trained]] = {}
+    for stack in STACKS:
+        wanted = (*overrides, f"stack={stack}")
+        if place.world_size > 1:  # else alone and together are one
+            alone = [[one] for one in range(place.world_size)]
+            runs[f"{stack}_alone"] = _workload.train(place, f"{stack}-alone", config, wanted, alone, options.limit_s)
+        runs[stack] = _workload.train(place, stack, config, wanted, limit_s=options.limit_s)
+        if place.rank == 0:
+            for name in (found for found in runs if found.startswith(stack)):
+                for number, one in enumerate(runs[name]):
+                    subject = subjects[one.ranks[0]] if name.endswith("_alone") else CLUSTER
+                    yield from _results.each(place, one, name, subject, brief=number > 0)
+    if place.rank == 0:
+        yield from _results.judged(_by_name(runs, subjects))
+        yield from _compared(runs)
+        yield from _adapters(_by_name(runs, subjects), train_config.load(config, overrides))
+
+
+def _by_name(runs: Mapping[str, Sequence[Trained]], subjects: Sequence[str]) -> dict[str, Trained]:
+    return {
+        f"{name} on {subjects[one.ranks[0]]}" if name.endswith("_alone") else name: one
+        for name, found in runs.items()
+        for one in found
+    }
+
+
+def _compared(runs: Mapping[str, Sequence[Trained]]) -> Iterator[Observation]:
+    """One stack with the other, and each with its own GPUs alone."""
+    speeds = {name: [speed for one in found if (speed := one.value(SPEED))] for name, found in runs.items()}
+    for stack in STACKS:
+        alone, together = speeds.get(f"{stack}_alone"), speeds[stack]
+        if alone and together:
+            value = 100 * together[0] / median(alone)
+            yield Metric(name=f"efficiency.{stack}", value=value, unit="%", subject=CLUSTER)
+    yield Fact(name="efficiency_baseline", value=BASELINE)
+    if speeds["native"] and speeds["hf"]:
+        ratio = speeds["native"][0] / speeds["hf"][0]
+        yield Metric(name="native_over_hf", value=ratio, unit="x", subject=CLUSTER)
+
+
+def _adapters(runs: Mapping[str, Trained], wanted: Any) -> Iterator[Observation]:
+    """Whether adapters are all that trained, and whether they were loaded again from what was exported."""
+    due = wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r)
+    counts = {name: one.value("trained_parameters") for name, one in runs.items() if one.metrics}
+    loaded = [name for name, one in runs.items() if one.reloaded]
+    missing = len(counts) - len(loaded) if wanted.export else 0
+    yield Fact(name="trained_parameters", value={"expected": due, **counts})
+    wrong = sum(count != due for count in counts.values())
+    for name, value in (("adapters_wrong", wrong), ("exports_loaded", len(loaded)), ("exports_missing", missing)):
+        yield Metric(name=name, value=value, unit="count", subject=CLUSTER)
+
+
+def _how(config: str, overrides: Sequence[str]) -> str:
+    return (
+        f"{config} ({', '.join(overrides) or 'as it is'}), once by each stack on every GPU alone, all at the same "
+        "time, and once on all together; speed is of the steps after settle_steps; of the native stack's start, that "
+        "compiles, until_first_step tells"
+    )
+
+
+CHECK = Check(
+    name="train.lora",
+    title="LoRA on a 7B: two stacks, each GPU alone and all together (Mistral-7B, DDP)",
+    phase=Phase.DISTRIBUTED,
+    scope=Scope.CLUSTER,
+    metrics=UNITS,
+    rules=(
+        *_results.RULES,
+        Rule(
+            metric="adapters_wrong",
+            expect="== 0",
+            where={"trained": "yes"},
+            shows=("trained_parameters",),
+            why="LoRA trains the adapters and nothing else: their number follows from the config",
+            remedy="The fact trained_parameters has the counts. Report it with the versions of torch and peft",
+        ),
+        Rule(
+            metric="exports_missing",
+            expect="== 0",
+            where={"trained": "yes"},
+            why="adapters that cannot be loaded again are lost with the job",
+            remedy="Look at final/ of the training and at filesystem.shared; a full disk or a quota is the usual cause",
+        ),
+        Rule(
+            metric=f"{SPEED}.native",
+            baseline="train.lora.native",
+            where={"device": "cuda", "trained": "yes", "settings": "shipped"},
+            why="LoRA exchanges next to nothing: where it is slow, GPUs, power or cooling are",
+            remedy="Compare the figures alone, GPU by GPU: one that is slower holds up all (nvidia-smi -q -d "
+            "CLOCK,POWER,PERFORMANCE). All are slow: gemm_share says whether it is the GPUs or the software",
+        ),
+    ),
+    measure=measure,
+    foretold=lambda options: _results.foretold(options, NAME, *STACKS),
+    limit_s=1200.0,
+    options=WorkloadOptions,
+    performance=(*_results.PERFORMANCE, "efficiency.*", "native_over_hf"),
+)

@@ -1,0 +1,68 @@
+"""SmolLM-135M on 1,000 instruction rows, one epoch, on one GPU: the smallest training that users would call real.
+
+Trained as users train (Hugging Face's Trainer), saved, loaded as they would, and asked for a few words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from seatrial.checks.base import Check, Place
+from seatrial.checks.training import _results, _workload
+from seatrial.checks.training._workload import WorkloadOptions
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+
+NAME = "sft-smollm-135m"
+GENERATED = 8  # tokens, that show that final/ loads and computes
+
+
+def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
+    """Yields on rank 0, whose GPU trains; the others wait. Raises SeatrialError where nothing could be trained."""
+    facts = _results.here(place, alone=True)
+    config = options.config or _workload.config_for(place, NAME)
+    (trained,) = _workload.train(place, "sft", config, options.overrides, [[0]], options.limit_s, generate=GENERATED)
+    if place.rank:
+        return
+    yield from facts
+    yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; then final/ is loaded anew")
+    yield from _results.judged({"sft": trained})
+    yield from _results.each(place, trained)
+    saved = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
+    yield Metric(name="checkpoints", value=len(saved), unit="count", subject=CLUSTER)
+    if generated := trained.value("generated"):
+        yield Fact(name="generated", value=generated)
+        told = generated["tokens"] if generated["finite"] else 0
+        yield Metric(name="generated_tokens", value=told, unit="count", subject=CLUSTER)
+
+
+CHECK = Check(
+    name="train.sft_smollm",
+    title="A small language model fine-tuned on instructions (SmolLM-135M)",
+    phase=Phase.SINGLE_GPU,
+    scope=Scope.CLUSTER,
+    metrics={**_results.units(), "checkpoints": "count", "generated_tokens": "count"},
+    rules=(
+        *_results.RULES,
+        Rule(
+            metric="checkpoints",
+            expect=">= 1 count",
+            where={"trained": "yes"},
+            why="what is not saved is trained again after the first fault",
+            remedy="Look at config.json (an artifact): checkpoint.every must not be 0; and at filesystem.shared",
+        ),
+        Rule(
+            metric="generated_tokens",
+            expect=">= 1 count",
+            where={"trained": "yes"},
+            shows=("generated",),
+            why="the model that was saved must load and compute: this one gave no token, or logits that are no numbers",
+            remedy="Load final/ by hand: python -c 'from transformers import AutoModelForCausalLM as M; "
+            'M.from_pretrained("…/final")\'; look at filesystem.shared and free space',
+        ),
+    ),
+    measure=measure,
+    foretold=lambda options: _results.foretold(options, NAME),
+    limit_s=700.0,
+    options=WorkloadOptions,
+    performance=_results.PERFORMANCE,
+)

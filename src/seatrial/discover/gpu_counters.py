@@ -1,0 +1,200 @@
+"""The errors that a GPU counts: before and after a load, and the Xids that the driver told of meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seatrial.discover.nvml import Interview, kind_of
+from seatrial.hardware.error_counters import grown
+
+# Our name of a counter → NVML's, which it keeps for each link up to NVLink 4.
+_NVLINK = {
+    "nvlink_replays": "NVML_NVLINK_ERROR_DL_REPLAY",
+    "nvlink_recoveries": "NVML_NVLINK_ERROR_DL_RECOVERY",
+    "nvlink_crc_flits": "NVML_NVLINK_ERROR_DL_CRC_FLIT",
+    "nvlink_crc_data": "NVML_NVLINK_ERROR_DL_CRC_DATA",
+}
+# NVLink 5 (B200, GB200) keeps others, of which these say the same: how often a link left its state "up" for recovery
+# (DCGM's words for field 1213), and in place of replays what arrived damaged, so that it has to be sent again. What
+# DCGM's health watch counts as errors there: DCGM_FI_DEV_NVLINK_COUNT_* 1204 to 1213.
+_NVLINK_5 = {
+    "nvlink_replays": (
+        "NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
+        "NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS",
+        "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
+        "NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS",
+        "NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
+    ),
+    "nvlink_recoveries": ("NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",),
+}
+_ROWS = ("rows_remapped", "remap_pending", "remap_failed")
+COUNTERS = ("ecc_corrected", "ecc_uncorrected", *_ROWS, "pcie_replays", "nvlinks_down", *_NVLINK, "xid")
+_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
+
+
+class Counters:
+    """What one GPU counted at ``begin`` and at ``end``.
+
+    ``lacks``: what this GPU, or this driver, does not have, or this user may not read (``denied``), and why.
+    ``unread``: all that NVML refused; what stands there and not in ``lacks`` was refused for a fault. ``gone``: why the
+    GPU was lost.
+    """
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self.xids: list[int] = []
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+        self.lacks: dict[str, str] = {}
+        self.denied: set[str] = set()
+        self.unread: dict[str, str] = {}
+        self.gone: str | None = None
+        self._nvml = nvml
+        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._links: list[int] = []
+        self._events: Any = None
+        self._meanwhile = Interview(nvml)
+
+    def begin(self) -> None:
+        interview = Interview(self._nvml)
+        self._links = _active_links(interview, self._handle)
+        self.before = _count(interview, self._handle, self._links)
+        self._events = _listen(interview, self._handle)
+        if self._events is not None:
+            self.before["xid"] = 0
+        self._learn(interview)
+
+    def end(self) -> None:
+        """Read the counters again. Never raises for a refusal."""
+        interview = Interview(self._nvml)
+        self.after = _count(interview, self._handle, self._links)
+        if self._events is not None:
+            self._take_events()
+            interview.ask("events", "nvmlEventSetFree", self._events)
+            if "xid" not in self._meanwhile.unread:
+                self.after["xid"] = len(self.xids)
+        self.unread |= interview.unread
+        self.gone = self.gone or interview.gone
+        self._learn(self._meanwhile)
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """The counters that were refused though this GPU has them."""
+        return {name: why for name, why in self.unread.items() if name in COUNTERS and name not in self.lacks}
+
+    def new(self, counter: str) -> int | None:
+        """By how much a counter grew; None where it was not read both times."""
+        if counter not in self.before or counter not in self.after:
+            return None
+        return grown(self.before[counter], self.after[counter])
+
+    def _learn(self, interview: Interview) -> None:
+        self.unread |= interview.unread
+        lacking = interview.unsupported | interview.denied
+        self.lacks |= {field: interview.unread[field] for field in sorted(lacking)}
+        self.denied |= interview.denied
+        self.gone = self.gone or interview.gone
+
+    def _take_events(self) -> None:
+        """Every Xid since the last time. NVML queues them, so that none falls between two looks."""
+        while self._events is not None:
+            try:
+                self.xids.append(int(self._nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
+            except self._nvml.NVMLError as error:
+                if kind_of(error) != "Timeout":
+                    self._meanwhile.refuse("xid", "nvmlEventSetWait_v2", error)
+                return
+
+
+def _count(interview: Interview, handle: Any, links: Sequence[int]) -> dict[str, int]:
+    """The counters that NVML tells; those of NVLink summed over ``links``."""
+    nvml = interview.nvml
+    found: dict[str, int | None] = {}
+    for kind in ("corrected", "uncorrected"):
+        error = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}")
+        arguments = (handle, error, nvml.NVML_VOLATILE_ECC)
+        found[f"ecc_{kind}"] = interview.ask(f"ecc_{kind}", "nvmlDeviceGetTotalEccErrors", *arguments)
+    if rows := interview.ask(_ROWS, "nvmlDeviceGetRemappedRows", handle):
+        correctable, uncorrectable, pending, failed = rows
+        found |= {"rows_remapped": correctable + uncorrectable, "remap_pending": pending, "remap_failed": failed}
+    found["pcie_replays"] = interview.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter", handle)
+    if links:
+        found["nvlinks_down"] = len(set(links) - set(_active_links(interview, handle)))
+        found |= _of_links(interview, handle, links)
+    return {name: int(value) for name, value in found.items() if value is not None}
+
+
+def _of_links(interview: Interview, handle: Any, links: Sequence[int]) -> Mapping[str, int | None]:
+    found: dict[str, int | None] = {}
+    for name, constant in _NVLINK.items():
+        counts = [_of_link(interview, handle, link, name, getattr(interview.nvml, constant)) for link in links]
+        known = [count for count in counts if count is not None]
+        found[name] = sum(known) if len(known) == len(counts) else None
+    for name in [name for name in _NVLINK_5 if name in interview.unsupported]:
+        found[name] = _of_fields(interview, handle, links, name)
+    return found
+
+
+def _of_link(interview: Interview, handle: Any, link: int, name: str, counter: int) -> int | None:
+    """A counter of a link that is up. That NVML calls it an invalid argument means that this GPU does not keep it."""
+    try:
+        return int(interview.nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+    except interview.nvml.NVMLError as error:
+        interview.refuse(name, "nvmlDeviceGetNvLinkErrorCounter", error)
+        if kind_of(error) == "InvalidArgument":
+            interview.unsupported.add(name)
+        return None
+
+
+def _of_fields(interview: Interview, handle: Any, links: Sequence[int], name: str) -> int | None:
+    """The sum over all links, as NVLink 5 keeps it, of a counter that they refused in its old form.
+
+    A field's scope is the link. A GPU that has neither form keeps what was said of the old one.
+    """
+    nvml, function = interview.nvml, "nvmlDeviceGetFieldValues"
+    asked = [(getattr(nvml, field), link) for field in _NVLINK_5[name] for link in links]
+    try:
+        answers = list(nvml.nvmlDeviceGetFieldValues(handle, asked))
+    except nvml.NVMLError as error:
+        refusals = [error]
+    else:
+        refusals = [nvml.NVMLError(one.nvmlReturn) for one in answers if one.nvmlReturn != nvml.NVML_SUCCESS]
+    fault = next((error for error in refusals if kind_of(error) not in _NO_SUCH_LINK), None)
+    if refusals and fault is None:
+        return None
+    interview.unsupported.discard(name)
+    interview.unread.pop(name)
+    if fault:
+        interview.refuse(name, function, fault)
+        return None
+    return sum(int(one.value.ullVal) for one in answers)  # the structures are zeroed, so that it holds a uint too
+
+
+def _active_links(interview: Interview, handle: Any) -> list[int]:
+    """The NVLinks that are up. Where there is none, their counters are marked as what this GPU does not have."""
+    nvml, active, fields = interview.nvml, [], ("nvlinks_down", *_NVLINK)
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if nvml.nvmlDeviceGetNvLinkState(handle, link):
+                active.append(link)
+        except nvml.NVMLError as error:
+            if kind_of(error) not in _NO_SUCH_LINK:
+                for field in fields:
+                    interview.refuse(field, "nvmlDeviceGetNvLinkState", error)
+    if not active and not set(fields) & set(interview.unread):
+        interview.unread |= dict.fromkeys(fields, "no NVLink is up")
+        interview.unsupported |= set(fields)
+    return active
+
+
+def _listen(interview: Interview, handle: Any) -> Any:
+    """A queue of the GPU's Xids from now on, which any user may have, unlike the kernel's log; None where refused."""
+    nvml = interview.nvml
+    events = interview.ask("xid", "nvmlEventSetCreate")
+    if events is None:
+        return None
+    interview.ask("xid", "nvmlDeviceRegisterEvents", handle, nvml.nvmlEventTypeXidCriticalError, events)
+    if "xid" in interview.unread:
+        interview.ask("events", "nvmlEventSetFree", events)
+        return None
+    return events

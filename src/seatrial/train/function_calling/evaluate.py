@@ -1,0 +1,171 @@
+"""What the training has taught: the same questions to the model before and after it, answered greedily.
+
+A case is a place in a conversation that was kept from training where the user has spoken: is a function to be called
+now, and how? The gate is on the difference between the two models, since a good model scores well without training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils import CONFIG_NAME
+
+from seatrial.model import UsageError
+from seatrial.train.files import write_json, write_whole
+from seatrial.train.function_calling.glaive import Conversation, Message
+from seatrial.train.function_calling.preprocess import Split, read_split
+from seatrial.train.function_calling.score import Call, Schemas, Score, expected_calls, score, summary
+from seatrial.train.function_calling.template import END_OF_TURN
+from seatrial.train.hf import data, hub, models
+from seatrial.train.train_config import Evaluation, TrainConfig
+
+HELD_OUT: tuple[Split, ...] = ("seen", "unseen")
+
+
+@dataclass(frozen=True)
+class Case:
+    split: Split
+    messages: list[Message]  # up to and with what the user said last
+    tools: list[Message]
+    expected: list[Call]
+
+    @property
+    def schemas(self) -> Schemas:
+        return Conversation(self.messages, self.tools).functions
+
+
+def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
+    """See seatrial.train.hf.evaluate."""
+    final = out / "final"
+    if config.data.layout != "toolcalls":
+        raise UsageError(f"{config.run_name} trains on {config.data.layout}: only function calling is evaluated")
+    kept = final / (CONFIG_NAME if config.use_lora else "config.json")
+    if not kept.is_file():  # peft would take the folder's name for one of the Hub's
+        raise UsageError(f"no {kept}: run the training first, with the same config and --out")
+    models.quiet()
+    prepared = data.prepare(config, out)
+    cases = [case for split in HELD_OUT for case in _cases(prepared.folder, split, config.evaluation.cases)]
+    if not cases:
+        raise UsageError(f"{prepared.folder}: no conversation with functions was kept from training")
+    before, after = _both_answers(config, out, prepared.tokenizer, cases)
+    record = _record(config, prepared.report, cases, before, after)
+    _write_answers(out / "answers.jsonl", cases, before, after)
+    write_json(out / "evaluation.json", record)
+    return record
+
+
+def _cases(folder: Path, split: Split, most: int) -> list[Case]:
+    conversations = read_split(folder / "toolcalls", split)
+    found = (case for conversation in conversations for case in cases_of(conversation, split))
+    return list(itertools.islice(found, most))
+
+
+def cases_of(conversation: Conversation, split: Split) -> Iterator[Case]:
+    """Where the assistant answers the user and could call something."""
+    messages = conversation.messages
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant" and messages[index - 1]["role"] == "user" and conversation.tools:
+            yield Case(split, messages[:index], conversation.tools, expected_calls(message))
+
+
+def _both_answers(config: TrainConfig, out: Path, tokenizer: Any, cases: Sequence[Case]) -> tuple[list[str], list[str]]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = models.build(config, device)
+    before = answers(model, tokenizer, cases, config.evaluation, "before")
+    if config.use_lora:
+        model = PeftModel.from_pretrained(model, str(out / "final"))
+    else:
+        del model
+        model = models.load(out / "final", config).to(device)
+    return before, answers(model, tokenizer, cases, config.evaluation, "after")
+
+
+@torch.inference_mode()
+def answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluation, when: str) -> list[str]:
+    """What the model says in each case, at most ``max_new_tokens`` of it. ``when``: before the training or after it."""
+    model.eval()
+    tokenizer.padding_side = "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    said: list[str] = []
+    for start in range(0, len(cases), settings.bsz):
+        prompts = [
+            tokenizer.apply_chat_template(case.messages, tools=case.tools, tokenize=False, add_generation_prompt=True)
+            for case in cases[start : start + settings.bsz]
+        ]
+        batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(model.device)
+        tokens = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=settings.max_new_tokens,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        said += tokenizer.batch_decode(tokens[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        print(f"asked {when} the training: {len(said)} of {len(cases)}", file=sys.stderr, flush=True)
+    return said
+
+
+def _record(
+    config: TrainConfig, report: dict[str, Any], cases: Sequence[Case], before: Sequence[str], after: Sequence[str]
+) -> dict[str, Any]:
+    scores = {
+        name: [score(text, case.expected, case.schemas) for text, case in zip(texts, cases, strict=True)]
+        for name, texts in (("base", before), ("tuned", after))
+    }
+    return {
+        "run_name": config.run_name,
+        "model": config.model.name,
+        "weights": hub.source_of(config.model.weights, "random"),
+        "data": report["data"],
+        "preprocess": report["preprocess"],
+        "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT},
+        **{name: _by_split(cases, found) for name, found in scores.items()},
+        "gate": gate(scores["base"], scores["tuned"], config.evaluation.significance),
+    }
+
+
+def _by_split(cases: Sequence[Case], scores: Sequence[Score]) -> dict[str, Any]:
+    pairs = list(zip(cases, scores, strict=True))
+    return {split: summary(found for case, found in pairs if case.split == split) for split in HELD_OUT}
+
+
+def gate(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:
+    """Whether the training made the answers better, by more than chance.
+
+    The one-sided sign test: of the cases that only one of the two models got fully right, the tuned one's share.
+    """
+    pairs = [(old.full, new.full) for old, new in zip(base, tuned, strict=True)]
+    won, lost = pairs.count((False, True)), pairs.count((True, False))
+    chance = sum(math.comb(won + lost, wins) for wins in range(won, won + lost + 1)) / 2 ** (won + lost)
+    rates = [sum(right) / len(pairs) for right in zip(*pairs, strict=True)]
+    return {
+        "full_base": rates[0],
+        "full_tuned": rates[1],
+        "delta": rates[1] - rates[0],
+        "won": won,
+        "lost": lost,
+        "p_value": chance,
+        "significance": significance,
+        "passed": chance < significance,
+    }
+
+
+def _write_answers(path: Path, cases: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> None:
+    lines = []
+    for case, old, new in zip(cases, before, after, strict=True):
+        expected = [{"name": call.name, "arguments": call.arguments} for call in case.expected]
+        line = {"split": case.split, "user": case.messages[-1]["content"], "expected": expected}
+        lines.append(json.dumps({**line, "base": old, "tuned": new}, ensure_ascii=False))
+    text = "\n".join(lines) + "\n"
+    write_whole(path, lambda file: file.write(text.encode()))

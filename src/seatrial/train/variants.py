@@ -1,0 +1,207 @@
+"""Several trainings in one process, and faults put into them on purpose: ``python -m seatrial.train.variants TASK``.
+
+The checks of correctness train a few steps at a time, over and over; a start of torch and NCCL takes longer than all of
+them. No config and no option asks for a fault: only a check that wants to see what becomes of it does, in a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seatrial.bench import fresh_ranks
+from seatrial.bench.rank import gather
+from seatrial.model import Frozen, SeatrialError
+from seatrial.train import checkpoint, loop, parallel
+from seatrial.train import child_answer as answer
+from seatrial.train.train_config import TrainConfig
+
+
+class Fault(Frozen):
+    """``kill_in_save``: SIGKILL when this rank has written its files, and the checkpoint is not whole yet.
+
+    ``nan``: what this rank computes as a gradient is no number.
+    """
+
+    kind: Literal["kill_in_save", "nan"]
+    rank: int
+    step: int
+
+
+class Act(Frozen):
+    """A training into ``out``. ``refused``: it is to end in an error, and all ranks are to have it."""
+
+    settings: TrainConfig
+    out: Path
+    fault: Fault | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank is, and how many seconds the acts of one start may take."""
+
+    device: str
+    local_rank: int
+    limit_s: float
+
+
+def perform(
+    acts: Sequence[Act],
+    seat: Seat,
+    out: Path,
+    groups: Sequence[Sequence[int]] | None = None,
+    killed: int | None = None,
+) -> list[str]:
+    """Carry out ``acts`` one after the other beside the ranks (see anew.ask_anew): the error of each, "" without one.
+
+    The same on all ranks, which call this together; names of the start's files begin with ``out``. ``killed``: the rank
+    whose fault it is to end all by; then there is no answer. Raises SeatrialError where it went otherwise.
+    """
+    answers = fresh_ranks.ask_anew(
+        "seatrial.train.variants",
+        {"acts": [act.model_dump(mode="json") for act in acts]},
+        {"NCCL_DEBUG_FILE": str(out.with_name(f"nccl.{out.name}.%h.%p.log"))},
+        device=seat.device,
+        local_rank=seat.local_rank,
+        out=out,
+        limit_s=seat.limit_s,
+        groups=groups,
+    )
+    if killed is not None and answers[killed].code == -signal.SIGKILL:
+        return []
+    failed = {rank: answer for rank, answer in enumerate(answers) if answer.problem}
+    if failed:
+        first = fresh_ranks.first_to_fail(failed)
+        raise SeatrialError(f"{out.name}: {fresh_ranks.told(first, answers[first])}")
+    if killed is not None:
+        raise SeatrialError(f"{out.name}: rank {killed} was to be killed while it saved, and was not")
+    told: list[str] = answers[groups[0][0] if groups else 0].value
+    return told
+
+
+def new_folder(parent: Path, shared: bool = False) -> Path:
+    """An empty folder in ``parent``, the same for all ranks, which call this together: an earlier attempt's stays.
+
+    A node that does not share the first rank's gets one of its own; ``shared``: raises SeatrialError there.
+    """
+    made, own = None, ""
+    if dist.get_rank() == 0:
+        number = 1 + sum(1 for _ in parent.glob("attempt*"))
+        made = parent / f"attempt{number}"
+        made.mkdir()
+    (path, *_) = gather(made)
+    assert path is not None
+    if dist.get_rank():
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            own = socket.gethostname()
+    apart = sorted({node for node in gather(own) if node})
+    if shared and apart:
+        raise SeatrialError(f"{', '.join(apart)} does not share {parent} with the first rank: --out on what all do")
+    return path
+
+
+def carry_out(act: Act) -> str:
+    """The error that ``act`` ended in; empty without one. Raises it where there was to be none."""
+    said = ""
+    # shared with the others, a failure is for good: one rank tells, and watchers end the rest, in the next act too
+    train = loop.train_unshared if act.refused else loop.train
+    try:
+        with faulty(act.fault):
+            train(act.settings, act.out)
+    except SeatrialError as error:
+        if not act.refused:
+            raise
+        said = str(error)
+    gc.collect()  # a model that is wrapped refers to itself
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return said
+
+
+def faulty(fault: Fault | None) -> AbstractContextManager[Any]:
+    """Within, the training of this process has ``fault``."""
+    faults: dict[str, Callable[[Fault], AbstractContextManager[Any]]] = {
+        "kill_in_save": _killed_in_save,
+        "nan": _no_number,
+    }
+    return contextlib.nullcontext() if fault is None else faults[fault.kind](fault)
+
+
+@contextmanager
+def _killed_in_save(fault: Fault) -> Iterator[None]:
+    real = checkpoint.Saves._seal
+
+    def seal(self: checkpoint.Saves, kind: str, beside: Path, place: Path, step: int, *more: Any) -> checkpoint.Result:
+        if (self._world.rank, step) == (fault.rank, fault.step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, kind, beside, place, step, *more)
+
+    with _in_place(checkpoint.Saves, "_seal", seal):
+        yield
+
+
+@contextmanager
+def _no_number(fault: Fault) -> Iterator[None]:
+    real = loop.Trainer.step
+
+    def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.Pending:
+        look = self.built.model.on_gradient
+
+        def broken(gradient: Tensor) -> Tensor:
+            wrong = gradient * math.nan
+            if look is not None:
+                look(wrong)
+            return wrong
+
+        if (self.world.rank, number) != (fault.rank, fault.step):
+            return real(self, number, batches)
+        self.built.model.on_gradient = broken
+        taken = real(self, number, batches)
+        self.built.model.on_gradient = look
+        return taken
+
+    with _in_place(loop.Trainer, "step", step):
+        yield
+
+
+@contextmanager
+def _in_place(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    real = getattr(owner, name)
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+def main(argument: str) -> None:
+    task = json.loads(argument)
+    acts = [Act.model_validate(act) for act in task["acts"]]
+    answer.give(lambda: _carry_out_all(task, acts), acts[0].out)
+
+
+def _carry_out_all(task: Mapping[str, Any], acts: Sequence[Act]) -> list[str]:
+    fresh_ranks.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
+    return [carry_out(act) for act in acts]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

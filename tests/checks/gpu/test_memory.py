@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.bench import memory, rank
+from seatrial.bench.memory import Wrong
+from seatrial.bench.timing import Timed
+from seatrial.checks.base import Place
+from seatrial.checks.gpu.memory import CHECK, GPU_SIZE, LEAST_TESTED, SCRATCH
+from seatrial.config.layers import declared_unit
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Outcome
+from seatrial.worker import measure
+
+GIB = 2**30
+WRONG = Wrong("random", 3, 4096, "0x0000000000000008")
+
+
+def place(out: Path, device: str) -> Place:
+    return Place(node="n", rank=0, world_size=1, local_rank=0, device=device, promised_gpus=None, out=out, run_dir=out)
+
+
+def judged(measurement: Measurement) -> dict[str, Outcome]:
+    return {one.metric: one.outcome for one in judge_check(CHECK, [measurement], {}, "t")}
+
+
+class Gpu:
+    """Memory of a GPU: what is asked of it, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, *wrong: Wrong, share: float = 1.0) -> None:
+        self.calls: list[Any] = []
+        about = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
+
+        def time(size: int, device: str, seconds: float) -> Timed:
+            assert (size, device) == (GPU_SIZE, "cuda:0")
+            return Timed((0.001,) * 3, 50, 0.5, 0.0)
+
+        def test(size: int, device: str) -> memory.Tested:
+            self.calls.append(size)
+            return memory.Tested(int(size * share), free, wrong)
+
+        monkeypatch.setattr(rank, "describe_device", lambda device: about)
+        monkeypatch.setattr(rank, "release_memory", lambda device: self.calls.append("release"))
+        monkeypatch.setattr(memory, "time_copy", time)
+        monkeypatch.setattr(memory, "time_triad", time)
+        monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+        monkeypatch.setattr(memory, "try_patterns", test)
+
+
+def test_memory_of_a_cpu_is_measured_and_its_patterns_judged(tmp_path: Path) -> None:
+    found = measure(CHECK, place(tmp_path, "cpu"), {"size": "1MiB", "seconds": 0.05})
+    assert found.error is None
+    assert judged(found) == {"wrong_words": Outcome.PASS, "tested_share": Outcome.SKIP, "copy": Outcome.SKIP}
+    assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in found.metrics)
+
+
+def test_reads_and_writes_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Gpu(monkeypatch, 100 * GIB)
+    figures = {metric.name: metric.value for metric in measure(CHECK, place(tmp_path, "cuda:0"), {}).metrics}
+    assert figures["copy"] == pytest.approx(2 * 2 * GIB / 0.001 / 1e9)
+    assert figures["triad"] == pytest.approx(3 * 2 * GIB / 0.001 / 1e9)
+
+
+@pytest.mark.parametrize("free", [int(4.6 * GIB), 6 * GIB, 24 * GIB, 139 * GIB])
+def test_most_of_the_free_memory_is_tested_and_given_back(
+    free: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = Gpu(monkeypatch, free)
+    found = measure(CHECK, place(tmp_path, "cuda:0"), {})
+    assert gpu.calls == ["release", min(int(0.9 * free), free - GIB // 2), "release"]
+    assert judged(found) == {
+        "wrong_words": Outcome.PASS,
+        "tested_share": Outcome.PASS,
+        "copy": Outcome.UNJUDGED,
+    }
+
+
+def test_of_a_gpu_that_others_filled_a_little_is_tested_and_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = Gpu(monkeypatch, GIB // 2)
+    assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
+    assert gpu.calls[1] == LEAST_TESTED
+
+
+def test_the_comparison_fits_into_what_is_left() -> None:
+    assert memory.BLOCK * 5 // 4 + 2**26 <= SCRATCH
+
+
+def test_wrong_words_fail_with_their_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Gpu(monkeypatch, 100 * GIB, WRONG, WRONG)
+    found = measure(CHECK, place(tmp_path, "cuda:0"), {})
+    (verdict,) = [one for one in judge_check(CHECK, [found], {}, "t") if one.metric == "wrong_words"]
+    assert verdict.outcome is Outcome.FAIL
+    assert "wrong_words is 6 words" in verdict.reason
+    assert '"offset": 4096' in verdict.evidence
+
+
+def test_a_test_of_half_the_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Gpu(monkeypatch, 100 * GIB, share=0.5)
+    assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL

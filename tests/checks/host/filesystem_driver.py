@@ -1,0 +1,105 @@
+"""Faults of a shared filesystem, put in for real; see tests.bench.cluster."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from seatrial.bench import shared_files, storage
+from tests.bench import cluster
+
+CACHED_S = 1.2
+SLOW_S = 60.0  # said, not spent: no disk under other tests is as slow
+
+
+def _rewrite(path: Path, data: bytes) -> None:
+    """Replaces a file as a careless program does: in place, and not at once."""
+    with path.open("wb", buffering=0) as file:
+        file.write(data[:100])
+        time.sleep(0.001)
+        file.write(data[100:])
+
+
+def _append_at_what_seems_the_end(file: int, data: bytes) -> None:
+    """What an NFS client does: it knows the end of the file from its cache."""
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
+    end = os.fstat(file).st_size
+    time.sleep(0.01)
+    os.pwrite(file, data, end)
+
+
+def _no_locks(file: int) -> bool:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def _hang(file: int) -> bool:
+    time.sleep(60)
+    return False
+
+
+def _negative_cache() -> Any:
+    """A client that remembers for a while that a name was not there."""
+    first_asked: dict[Path, float] = {}
+    real = shared_files.content_is
+
+    def content_is(path: Path, digest: str) -> bool:
+        since = time.monotonic() - first_asked.setdefault(path, time.monotonic())
+        return (since > CACHED_S or not path.name.startswith("late")) and real(path, digest)
+
+    return content_is
+
+
+def _someone_else(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_uid + 1, found.st_gid
+
+
+def _fail_to_remove(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+def _no_direct_io(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    if flags & os.O_DIRECT:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
+    return _open(path, flags, *arguments, **options)
+
+
+def _slow_write(path: Path, size: int) -> storage.Transfer:
+    written = _write_stream(path, size)
+    return storage.Transfer(written.seconds + SLOW_S, written.direct)
+
+
+def _hurry(rank: int) -> AbstractContextManager[Any]:
+    """The same probes with less patience, for what shows at once."""
+    del rank
+    return patch.multiple(shared_files, WAIT_S=0.3, REPLACED_FOR_S=0.1, RECORDS=10)
+
+
+_open, _write_stream = os.open, storage.write_stream
+
+FAULTS: dict[str, cluster.Fault] = {
+    "no_flock": cluster.everywhere(shared_files, "take_flock", lambda file: True),
+    "no_fcntl": cluster.on(1, shared_files, "take_fcntl", lambda file: True),
+    "flock_unsupported": cluster.everywhere(shared_files, "take_flock", _no_locks),
+    "flock_hangs": cluster.on(1, shared_files, "take_flock", _hang),
+    "brief_locks": cluster.everywhere(shared_files, "LOCK_S", 0.1),
+    "never_contended": cluster.everywhere(shared_files, "contend", lambda *arguments: shared_files.Contest(0, 0)),
+    "partial_rename": cluster.everywhere(shared_files, "replace", _rewrite),
+    "no_append": cluster.everywhere(shared_files, "append", _append_at_what_seems_the_end),
+    "stale_pages": cluster.on(1, shared_files, "mapped_digest", cache(shared_files.mapped_digest)),
+    "late_names": cluster.on(1, shared_files, "content_is", _negative_cache()),
+    "hurry": _hurry,
+    "other_owner": cluster.on(1, shared_files, "owner", _someone_else),
+    "other_user": cluster.on(2, os, "geteuid", lambda: 1234),
+    "remains": cluster.everywhere(shutil, "rmtree", _fail_to_remove),
+    "no_direct_io": cluster.on(1, os, "open", _no_direct_io),
+    "slow_disk": cluster.on(2, storage, "write_stream", _slow_write),
+}

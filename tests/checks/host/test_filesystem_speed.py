@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks.host.filesystem_speed import CHECK
+from seatrial.config.layers import declared_unit
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Outcome
+from tests.bench.cluster import ONE, TWO, Scenario, run
+from tests.checks.host import filesystem_driver, mounts
+
+Runs = dict[str, list[Measurement]]
+NAME = CHECK.name
+SMALL = {"size": "4MiB", "files": 20}
+KINDS = ("write", "read", "create", "stat", "unlink")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("speed")
+
+
+@pytest.fixture(scope="module")
+def runs(out: Path) -> Iterator[Runs]:
+    for folder in ("a", "own0", "own1", "own2"):
+        (out / folder).mkdir()
+
+    def at(folder: str, *faults: str, **options: Any) -> Scenario:
+        return Scenario(NAME, options={**SMALL, "paths": [str(out / folder)], **options}, faults=faults)
+
+    scenarios = {
+        "default": Scenario(NAME, nodes=TWO),
+        "three_nodes": at("a"),
+        "one_node": Scenario(NAME, nodes=ONE, options=SMALL),
+        "own_disks": at("own{rank}"),
+        "no_direct_io": at("a", "no_direct_io"),
+        "slow_disk": at("a", "slow_disk"),
+        "missing": at("absent"),
+        "too_large": at("a", size="1024TiB"),
+        "one_of_two": Scenario(NAME, options={**SMALL, "paths": [str(out / "a"), str(out / "absent")]}),
+    }
+    with ExitStack() as stack:
+        if mounts.POSSIBLE:
+            stack.enter_context(mounts.tmpfs(out / "few", "size=64m,nr_inodes=30"))
+            scenarios["few_inodes"] = at("few", files=100)
+        yield run(out, filesystem_driver.__name__, scenarios)
+
+
+def outcomes(measurements: list[Measurement]) -> list[Outcome]:
+    assert [measurement.error for measurement in measurements] == [None] * len(measurements)
+    return [verdict.outcome for verdict in judge_check(CHECK, measurements, {}, "t")]
+
+
+def metrics(measurements: list[Measurement]) -> dict[str, float]:
+    return {metric.name: metric.value for metric in measurements[0].metrics}
+
+
+def failed(measurements: list[Measurement]) -> dict[str, str]:
+    found = measurements[0].facts["failed"]
+    assert isinstance(found, dict)
+    return {path: str(why) for path, why in found.items()}
+
+
+def test_defaults_pass_in_time(runs: Runs) -> None:
+    assert outcomes(runs["default"]) == [Outcome.PASS]
+    assert max(measurement.seconds for measurement in runs["default"]) < 30  # of a disk that others use as well
+    assert "64MiB a node" in str(runs["default"][0].facts["how"])
+
+
+def test_every_kind_is_measured_alone_and_by_all_and_declared(runs: Runs, out: Path) -> None:
+    found = runs["three_nodes"][0].metrics
+    figures = {f"{kind}_{who}.{out / 'a'}" for kind in KINDS for who in ("one", "all")}
+    assert {metric.name for metric in found} == figures | {"paths_failed"}
+    assert {metric.name: metric.unit for metric in found} == {
+        metric.name: declared_unit(metric.name, CHECK.metrics) for metric in found
+    }
+    assert [other.metrics for other in runs["three_nodes"][1:]] == [(), ()]
+
+
+def test_the_rate_of_all_lasts_until_the_last(runs: Runs, out: Path) -> None:
+    (write,) = (found for found in runs["slow_disk"][0].metrics if found.name == f"write_all.{out / 'a'}")
+    assert len(write.samples) == 3
+    assert write.value == pytest.approx(3 * min(write.samples))
+    assert write.value < 3 * 4 * 2**20 / 1e9 / filesystem_driver.SLOW_S
+    assert max(write.samples) > 2 * min(write.samples)
+
+
+def test_one_node_has_no_figures_of_all(runs: Runs) -> None:
+    assert outcomes(runs["one_node"]) == [Outcome.PASS]
+    assert set(metrics(runs["one_node"])) == {f"{kind}_one.run_directory" for kind in KINDS} | {"paths_failed"}
+
+
+def test_disks_of_the_nodes_themselves_are_measured_too(runs: Runs, out: Path) -> None:
+    assert outcomes(runs["own_disks"]) == [Outcome.PASS]
+    assert "Another folder on each node" in str(runs["own_disks"][0].facts[f"shared.{out / 'own0'}"])
+    assert "its neighbour" in str(runs["three_nodes"][0].facts[f"shared.{out / 'a'}"])
+
+
+def test_caches_are_stated(runs: Runs, out: Path) -> None:
+    caches = f"caches.{out / 'a'}"
+    assert "posix_fadvise" in str(runs["no_direct_io"][0].facts[caches])
+    assert outcomes(runs["no_direct_io"]) == [Outcome.PASS]
+
+
+def test_a_path_that_is_missing_fails_and_the_other_is_measured(runs: Runs, out: Path) -> None:
+    assert outcomes(runs["missing"]) == [Outcome.FAIL]
+    assert outcomes(runs["one_of_two"]) == [Outcome.FAIL]
+    ((path, why),) = failed(runs["one_of_two"]).items()
+    assert path == str(out / "absent")
+    assert "No such file or directory (node0, node1, node2)" in why
+    assert f"write_all.{out / 'a'}" in metrics(runs["one_of_two"])
+
+
+def test_no_filesystem_is_run_full(runs: Runs) -> None:
+    assert outcomes(runs["too_large"]) == [Outcome.FAIL]
+    assert "1024TiB are needed" in str(failed(runs["too_large"]))
+
+
+def test_nothing_remains(runs: Runs, out: Path) -> None:
+    assert runs
+    assert list(out.glob("**/seatrial-*")) == []
+
+
+@mounts.needed
+def test_a_filesystem_that_fills_up_while_it_is_measured_is_told_and_emptied(runs: Runs, out: Path) -> None:
+    assert outcomes(runs["few_inodes"]) == [Outcome.FAIL]
+    assert "No space left on device (node0)" in failed(runs["few_inodes"])[str(out / "few")]
+
+
+@pytest.mark.parametrize("options", [{"size": "1000 B"}, {"size": "1.5MiB"}, {"files": 0}, {"paths": ["relative"]}])
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        CHECK.options.model_validate(options)

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks.base import Options, Place
+from seatrial.checks.host.inventory import CHECK
+from seatrial.discover import clock, fabric, filesystem, host
+from seatrial.judge.rules import judge_check
+from seatrial.model import Fact, Measurement, Metric, Outcome
+from tests.discover import trees
+
+GIB = 2**30
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def measure(root: Path, out: Path) -> Measurement:
+    place = Place(
+        node="node3",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        device="cpu",
+        promised_gpus=None,
+        out=out,
+        run_dir=out,
+        root=root,
+    )
+    seen = list(CHECK.measure(place, Options()))
+    return Measurement(
+        check=CHECK.name,
+        subject=place.node,
+        metrics=tuple(item for item in seen if isinstance(item, Metric)),
+        facts={item.name: item.value for item in seen if isinstance(item, Fact)},
+    )
+
+
+class Node:
+    """A healthy node: a tree of files, and what its kernel answers. A test breaks one thing of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.free = {"/dev/shm": 900 * GIB, "/tmp": 500 * GIB}
+        self.read_only: set[str] = set()
+        self.limits = {resource.RLIMIT_MEMLOCK: UNLIMITED, resource.RLIMIT_NOFILE: (1048576, 1048576)}
+        self.synchronised: bool | None = True
+        self.addresses: tuple[str, ...] = ("10.0.4.3",)
+        trees.node(root)
+
+    def usage(self, root: Path, path: str) -> filesystem.Usage:
+        assert root == self.root
+        free = self.free.get(path, GIB)
+        return filesystem.Usage(max(free, 2 * GIB), free, path not in self.read_only, path)
+
+    def adjtimex(self) -> tuple[bool, float]:
+        if self.synchronised is None:
+            raise OSError("adjtimex: Operation not permitted")
+        return self.synchronised, 0.001
+
+    def getrlimit(self, which: int) -> tuple[int, int]:
+        return self.limits.get(which, UNLIMITED)
+
+    def measurement(self) -> Measurement:
+        return measure(self.root, self.root)
+
+    def outcomes(self) -> dict[str, Outcome]:
+        verdicts = judge_check(CHECK, [self.measurement()], {}, "test")
+        return {verdict.metric: verdict.outcome for verdict in verdicts}
+
+    def complaints(self) -> dict[str, Outcome]:
+        """What is neither fine nor beside the point."""
+        good = (Outcome.PASS, Outcome.SKIP)
+        return {metric: outcome for metric, outcome in self.outcomes().items() if outcome not in good}
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(tmp_path / "root")
+    monkeypatch.setenv("HOME", "/root")
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(filesystem, "usage", node.usage)
+    monkeypatch.setattr(clock, "adjtimex", node.adjtimex)
+    monkeypatch.setattr(resource, "getrlimit", node.getrlimit)
+    monkeypatch.setattr(host, "resolve", lambda _name: node.addresses)
+    monkeypatch.setattr(fabric, "addresses", lambda: {"eno1": ("10.0.4.3",)})
+    return node
+
+
+def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
+    """Whatever it is like: every metric that is declared and nothing else, in its unit, and no rule left in doubt."""
+    measurement = measure(Path("/"), tmp_path)
+    units = {metric.name: metric.unit for metric in measurement.metrics}
+    assert units == {name: unit for name, unit in CHECK.metrics.items() if name in units}
+    assert set(CHECK.metrics) - set(units) <= {"clock_synchronised"}  # where the kernel keeps it to itself
+    outcomes = {verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "test")}
+    assert not outcomes & {Outcome.ERROR, Outcome.UNJUDGED}
+    areas = {"os", "cpu", "memory", "mounts", "nics", "rdma", "limits", "hostname", "clock", "software", "unread"}
+    assert areas <= set(measurement.facts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_metric_has_one_rule_and_every_remedy_a_why() -> None:
+    assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.metrics)
+    for rule in CHECK.rules:
+        assert rule.expect is not None
+        assert rule.expect.unit == CHECK.metrics[rule.metric]
+        assert rule.why.endswith(".")
+        assert len(rule.remedy) > 20
+
+
+def test_a_healthy_node_passes(node: Node) -> None:
+    outcomes = node.outcomes()
+    assert set(outcomes) == set(CHECK.metrics)
+    assert node.complaints() == {}
+    skipped = {metric for metric, outcome in outcomes.items() if outcome is Outcome.SKIP}
+    assert skipped == {"memlock_unlimited", "rdma_closed_devices", "rdma_idle_ports"}
+
+
+@pytest.mark.parametrize(
+    ("path", "free", "metric", "outcome"),
+    [
+        ("/dev/shm", GIB, "shm_free", Outcome.PASS),
+        ("/dev/shm", GIB - 1, "shm_free", Outcome.WARN),
+        ("/tmp", GIB, "tmp_free", Outcome.PASS),
+        ("/tmp", 0, "tmp_free", Outcome.WARN),
+    ],
+)
+def test_room(node: Node, path: str, free: int, metric: str, outcome: Outcome) -> None:
+    node.free[path] = free
+    assert node.outcomes()[metric] is outcome
+
+
+def test_a_small_dev_shm_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "usage", lambda _root, path: filesystem.Usage(64 * 2**20, 64 * 2**20, True, path))
+    assert node.outcomes()["shm_bytes"] is Outcome.FAIL
+
+
+def test_a_missing_dev_shm_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage(root: Path, path: str) -> filesystem.Usage:
+        if path == "/dev/shm":
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return node.usage(root, path)
+
+    monkeypatch.setattr(filesystem, "usage", usage)
+    assert node.outcomes()["shm_bytes"] is Outcome.FAIL
+
+
+def test_a_dev_shm_that_cannot_be_read_is_an_error_and_no_pass(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage(_root: Path, path: str) -> filesystem.Usage:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(filesystem, "usage", usage)
+    assert node.outcomes()["shm_bytes"] is Outcome.ERROR
+
+
+def test_folders_that_cannot_be_written_warn(node: Node) -> None:
+    node.read_only |= {"/root", "/tmp"}
+    assert node.complaints() == {"home_writable": Outcome.WARN, "tmp_free": Outcome.WARN}
+
+
+def test_a_mount_that_hangs_fails_and_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = filesystem.read(node.root)
+    hung = mounts.filesystems[-1].model_copy(update={"answers": False})
+    broken = mounts.model_copy(update={"filesystems": (*mounts.filesystems[:-1], hung)})
+    monkeypatch.setattr(filesystem, "read", lambda _root: broken)
+    assert node.outcomes()["hung_mounts"] is Outcome.FAIL
+    assert node.measurement().facts["hung"] == ["/shared"]
+
+
+def test_mounts_that_cannot_be_listed_are_an_error_and_no_pass(node: Node) -> None:
+    (node.root / "proc/self/mountinfo").unlink()
+    assert node.outcomes()["hung_mounts"] is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "complaints"),
+    [
+        (4096, 4096, {}),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, {}),
+        (1024, 1048576, {"nofile_soft": Outcome.WARN}),
+        (1024, 4095, {"nofile_soft": Outcome.WARN, "nofile_hard": Outcome.FAIL}),
+    ],
+)
+def test_open_files(node: Node, soft: int, hard: int, complaints: dict[str, Outcome]) -> None:
+    node.limits[resource.RLIMIT_NOFILE] = (soft, hard)
+    assert node.complaints() == complaints
+
+
+def limit_memlock(node: Node, limit: int = 8 * 2**20) -> None:
+    node.limits[resource.RLIMIT_MEMLOCK] = (limit, limit)
+
+
+def test_limited_memlock_does_not_matter_without_rdma(node: Node) -> None:
+    limit_memlock(node)
+    assert node.outcomes()["memlock_unlimited"] is Outcome.SKIP
+
+
+def test_limited_memlock_fails_with_rdma(node: Node) -> None:
+    limit_memlock(node)
+    trees.eight_mlx5(node.root)
+    assert node.outcomes()["memlock_unlimited"] is Outcome.FAIL
+
+
+def test_limited_memlock_is_no_limit_beyond_the_memory_or_with_the_capability(node: Node) -> None:
+    trees.eight_mlx5(node.root)
+    limit_memlock(node, 4 * 2**40)
+    assert node.outcomes()["memlock_unlimited"] is Outcome.PASS
+    limit_memlock(node)
+    trees.write(node.root, {"proc/self/status": "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-7\n"})
+    assert node.outcomes()["memlock_unlimited"] is Outcome.PASS
+
+
+def test_a_port_without_a_cable_warns_and_is_named(node: Node) -> None:
+    trees.eight_mlx5(node.root)
+    assert node.complaints() == {"rdma_idle_ports": Outcome.WARN}
+    assert node.measurement().facts["idle_ports"] == ["mlx5_7/1 (DOWN, Polling)"]
+
+
+def test_rdma_that_a_container_cannot_open_warns(node: Node) -> None:
+    limit_memlock(node)
+    trees.hca(node.root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    (node.root / "dev/infiniband/uverbs0").unlink()
+    assert node.complaints() == {"rdma_closed_devices": Outcome.WARN}
+
+
+def test_rdma_that_cannot_be_read_warns_and_is_no_pass(node: Node) -> None:
+    trees.hca(node.root, "mlx5_0", "garbage", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    assert node.complaints() == {"rdma_known": Outcome.WARN}
+
+
+def test_a_clock_out_of_step_warns(node: Node) -> None:
+    node.synchronised = False
+    assert node.complaints() == {"clock_synchronised": Outcome.WARN}
+
+
+def test_a_clock_that_nobody_vouches_for_warns_and_is_no_pass(node: Node) -> None:
+    node.synchronised = None
+    assert node.complaints() == {"clock_known": Outcome.WARN}
+    assert node.outcomes()["clock_synchronised"] is Outcome.SKIP
+
+
+def test_a_name_that_resolves_to_loopback_warns(node: Node) -> None:
+    node.addresses = ("127.0.1.1",)
+    assert node.complaints() == {"hostname_resolves": Outcome.WARN}
+
+
+def test_an_empty_machine_never_looks_healthy(tmp_path: Path) -> None:
+    verdicts = judge_check(CHECK, [measure(tmp_path, tmp_path)], {}, "test")
+    outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
+    assert outcomes["shm_bytes"] is Outcome.FAIL
+    assert outcomes["hung_mounts"] is Outcome.ERROR
+    assert outcomes["rdma_known"] is Outcome.WARN

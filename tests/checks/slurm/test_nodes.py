@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks.slurm.nodes import CHECK
+from seatrial.model import Outcome
+from seatrial.util.processes import Answer
+from tests.fakes.slurm import NODES, Bench, cluster, newer, recorded, run, said
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+    return Bench(CHECK, monkeypatch, tmp_path)
+
+
+def test_a_healthy_cluster(bench: Bench) -> None:
+    assert bench.bad(cluster()) == {}
+
+
+def test_nodes_with_jobs_on_them_are_usable(bench: Bench) -> None:
+    """Three nodes are ALLOCATED there, and the fourth is drained."""
+    assert bench.bad(cluster("busy"), nodes=3) == {"in_service node3": Outcome.WARN}
+
+
+def test_a_drained_node_of_those_promised(bench: Bench) -> None:
+    bad = bench.bad(cluster("busy"), nodes=4)
+    assert bad == {"in_service node3": Outcome.WARN, "nodes_missing": Outcome.FAIL}
+
+
+def test_the_reason_is_told(bench: Bench) -> None:
+    verdicts = {v.metric: v for v in bench.verdicts(cluster("busy")) if v.outcome in (Outcome.FAIL, Outcome.WARN)}
+    for metric in ("in_service", "nodes_missing"):
+        assert '{"node3": "IDLE+DRAIN: fan broken"}' in verdicts[metric].evidence
+
+
+def test_a_dead_node_and_a_drained_one(bench: Bench) -> None:
+    bad = {"up node1": Outcome.FAIL, "in_service node2": Outcome.WARN}
+    assert bench.bad(cluster("troubled"), nodes=2) == bad
+    assert bench.bad(cluster("troubled"), nodes=3) == {**bad, "nodes_missing": Outcome.FAIL}
+
+
+def test_states_of_a_newer_slurm(bench: Bench) -> None:
+    replies = newer("24.11.5", "nodes-24.11.json", "scontrol --all show nodes --json")
+    assert bench.bad(replies, nodes=3) == {
+        "in_service gpu3": Outcome.WARN,
+        "up gpu4": Outcome.FAIL,
+        "free_of_reservations gpu7": Outcome.WARN,
+        "up gpu8": Outcome.FAIL,
+    }
+
+
+@pytest.mark.parametrize(
+    ("holder", "ours", "free"),
+    [
+        ("week47", None, False),
+        ("week47", "week47", True),
+        ("maintenance", "week47", False),
+        ("", "week47", True),  # Slurm does not say which: the job will tell
+        ("", None, False),
+    ],
+)
+def test_a_reserved_node_is_usable_by_who_names_its_reservation(
+    bench: Bench, holder: str, ours: str | None, free: bool
+) -> None:
+    command = "scontrol --all show nodes --json"
+    replies = newer("24.11.5", "nodes-24.11.json", command)
+    answer = replies[command]
+    assert isinstance(answer, Answer)
+    before, gpu7, after = answer.out.partition('"name": "gpu7"')
+    replies[command] = said(before + gpu7 + after.replace('"reservation": ""', f'"reservation": "{holder}"', 1))
+    found = {
+        (one.name, one.subject): one.value
+        for one in bench.measure(replies, (4, None), **({"reservation": ours} if ours else {})).metrics
+    }
+    assert found["free_of_reservations", "gpu7"] == free
+    assert found["free_of_reservations", "gpu1"]
+    assert found["nodes_usable", "cluster"] == 3 + free
+    assert found["nodes_missing", "cluster"] == 1 - free
+
+
+def test_no_nodes_at_all(bench: Bench) -> None:
+    replies = {"scontrol --version": said("slurm 20.11.9"), NODES: said("No nodes in the system\n")}
+    bad = bench.bad(replies)
+    assert bad.pop("nodes_missing") is Outcome.FAIL
+    assert set(bad.values()) == {Outcome.ERROR}  # nobody measured the nodes
+
+
+def test_no_controller(bench: Bench) -> None:
+    down = recorded("scontrol-show-nodes-controller-down.txt")
+    replies = {**cluster(), "sinfo --json": recorded("sinfo-json-controller-down.json"), NODES: down}
+    assert bench.bad(replies) == {"login": Outcome.ERROR}
+
+
+def test_no_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from seatrial.checks.base import Place
+from seatrial.checks.training.cnn import CHECK, UNITS
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Outcome
+from seatrial.train import cnn, images
+from seatrial.worker import measure
+from tests.train.idx import write_mnist
+
+
+def place(run_dir: Path, notes: list[str] | None = None) -> Place:
+    out = run_dir / "artifacts" / CHECK.name
+    out.mkdir(parents=True)
+    return Place(
+        node="node3",
+        rank=1,
+        world_size=2,
+        local_rank=1,
+        device="cpu",
+        promised_gpus=None,
+        out=out,
+        run_dir=run_dir,
+        note=(notes if notes is not None else []).append,
+    )
+
+
+def outcomes(measurement: Measurement) -> dict[str, Outcome]:
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
+
+
+def values(measurement: Measurement) -> dict[str, float]:
+    assert {metric.subject for metric in measurement.metrics} == {"node3/rank1"}
+    assert all(metric.unit == UNITS[metric.name] for metric in measurement.metrics)
+    return {metric.name: metric.value for metric in measurement.metrics}
+
+
+def test_digits_are_learned_and_the_model_survives_its_file(tmp_path: Path) -> None:
+    notes: list[str] = []
+    measured = measure(CHECK, place(tmp_path, notes), {})
+    assert measured.error is None
+    assert set(outcomes(measured).values()) == {Outcome.PASS}
+    found = values(measured)
+    assert set(found) == set(UNITS)
+    assert 95 < found["accuracy"] < 100
+    assert found["loss_first"] > 2 > 0.5 > found["loss_last"]
+    assert found["reload_accuracy_difference"] == 0
+    assert "epoch 2/5" in notes
+
+    (series,) = measured.series
+    assert len(series.x) == len(series.y) == 5 * 12
+    assert measured.facts["data"]["train"] == 1438  # type: ignore[index,call-overload]
+    assert "not MNIST" in str(measured.facts["data"])
+    assert measured.facts["dataset"] == "scikit-learn's digits, not MNIST"
+
+    model, metrics = (tmp_path / artifact.path for artifact in measured.artifacts)
+    assert model == tmp_path / "artifacts/train.cnn/node3_rank1/model.pt"
+    assert len(torch.load(model, weights_only=True)) == len(cnn.build("cpu").state_dict())
+    written = json.loads(metrics.read_text())
+    assert written["metrics"] == found
+    assert written["torch"] == torch.__version__
+    assert written["device_name"].startswith("CPU")
+    assert "scikit-learn" in written["data"]["source"]
+
+
+def test_mnist_is_trained_from_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    write_mnist(folder, images.upsampled_digits(), gzipped=True)
+    measured = measure(CHECK, place(tmp_path), {"data": str(folder), "epochs": 4})
+    assert measured.error is None
+    assert measured.facts["dataset"] == "MNIST"
+    assert measured.facts["data"] == {
+        "source": f"MNIST, IDX files in {folder}",
+        "train": 1438,
+        "held_out": 359,
+        "does_not_show": None,
+    }
+    assert values(measured)["loss_last"] < 2
+
+
+def test_missing_data_is_an_error_and_nothing_else_is_trained(tmp_path: Path) -> None:
+    measured = measure(CHECK, place(tmp_path), {"data": str(tmp_path)})
+    assert "holds neither train-images-idx3-ubyte nor" in (measured.error or "")
+    assert measured.metrics == ()
+    assert Outcome.PASS not in outcomes(measured).values()
+
+
+@pytest.mark.parametrize(("epochs", "batch", "steps"), [(1, 1436, 2), (1, 128, 12), (3, 128, 36), (60, 1436, 120)])
+def test_too_little_training_is_not_blamed_on_the_machine(tmp_path: Path, epochs: int, batch: int, steps: int) -> None:
+    measured = measure(CHECK, place(tmp_path), {"epochs": epochs, "batch": batch})
+    assert f"epochs {epochs} and batch {batch} make {steps} steps of 1438 pictures" in (measured.error or "")
+    assert measured.metrics == ()
+
+
+def test_without_scikit_learn_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert "scikit-learn" in (measure(CHECK, place(tmp_path), {}).error or "")
+
+
+def test_a_loss_that_is_not_finite_fails_and_does_not_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cnn, "PEAK_LEARNING_RATE", 1e30)
+    measured = measure(CHECK, place(tmp_path), {})
+    assert measured.error is None
+    assert values(measured)["nonfinite_steps"] == 1
+    verdicts = outcomes(measured)
+    assert verdicts["nonfinite_steps"] == Outcome.FAIL
+    assert verdicts["accuracy"] == Outcome.FAIL
+    assert verdicts["reload_accuracy_difference"] == Outcome.PASS
+
+
+def test_a_model_that_is_not_what_was_saved_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.save
+
+    def damaged(weights: dict[str, torch.Tensor], file: object) -> None:
+        real({**weights, "11.weight": -weights["11.weight"]}, file)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "save", damaged)
+    measured = measure(CHECK, place(tmp_path), {})
+    assert values(measured)["reload_accuracy_difference"] > 50
+    assert outcomes(measured)["reload_accuracy_difference"] == Outcome.FAIL
+
+
+def test_a_model_that_cannot_be_saved_is_an_error_and_keeps_the_losses(tmp_path: Path) -> None:
+    here = place(tmp_path)
+    here.out.rmdir()
+    measured = measure(CHECK, here, {"epochs": 4})
+    assert "FileNotFoundError" in (measured.error or "")
+    assert "loss_last" in values(measured)

@@ -1,0 +1,165 @@
+"""What is said of trainings that a check has started: from files and answers, without training anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seatrial.bench.fresh_ranks import LATE, Answer
+from seatrial.checks.base import Check, Place
+from seatrial.checks.training import _workload, fsdp, lora, throughput
+from seatrial.checks.training._workload import Trained
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Metric, Outcome, SeatrialError
+from seatrial.train.child_answer import NO_ROOM, REFUSED
+
+
+def place(device: str, out: Path = Path()) -> Place:
+    return Place(node="n0", rank=0, world_size=2, local_rank=0, device=device, promised_gpus=None, out=out, run_dir=out)
+
+
+def end(*answers: Answer) -> Trained:
+    return _workload._ended("sft", Path("out"), dict(enumerate(answers)))
+
+
+def test_who_failed_first_explains_a_failure() -> None:
+    late = Answer(problem="ended because that of another rank had failed", code=-15, place=2)
+    found = end(late, Answer(problem="ended with exit code 1; its last words: no", code=1, place=1))
+    assert (found.problem, found.exit_code) == ("rank 1: ended with exit code 1; its last words: no", 1)
+    assert found.metrics is None
+
+
+def test_who_was_killed_explains_it_though_a_peer_that_missed_it_ended_first() -> None:
+    peer = Answer(problem="lost a peer that said nothing", code=1, place=1)
+    found = end(peer, Answer(problem="ended by signal 9", code=-9, place=2, host="n1"))
+    assert (found.problem, found.exit_code) == ("rank 1 on n1: ended by signal 9", -9)
+
+
+def test_metrics_that_are_none_are_an_error() -> None:
+    for value in (None, [1], 7, "words"):
+        with pytest.raises(SeatrialError, match="sft: rank 0 answered"):
+            end(Answer(value))
+
+
+def test_a_hang_and_too_little_memory_are_told_as_what_they_are() -> None:
+    assert end(Answer(problem="did not end within 5 s", code=LATE, place=1)).exit_code == LATE
+    words = "ended with exit code 1; its last words: torch.OutOfMemoryError: CUDA"
+    assert end(Answer(problem=words, code=1, place=1)).problem.startswith("out of memory: rank 0")
+
+
+def test_what_cannot_be_trained_at_all_is_no_verdict() -> None:
+    other = Answer(problem="ended with exit code 1", code=1, place=1)
+    words = "stack hf needs peft, which is not installed: pip install 'seatrial[hf]'"
+    with pytest.raises(SeatrialError, match="sft was not trained: rank 1: stack hf needs peft"):
+        end(other, Answer(problem=words, code=REFUSED, place=2))
+
+
+def test_a_full_disk_is_no_verdict() -> None:
+    full = Answer(problem="ended with exit code 28; its last words: NoRoom: no", code=NO_ROOM, place=1, host="n1")
+    with pytest.raises(SeatrialError, match="sft was not trained to its end, for want of room on disk: rank 1 on n1:"):
+        end(Answer(problem="ended because that of another rank had failed", code=-15, place=2), full)
+
+
+@pytest.mark.parametrize("code", [REFUSED, NO_ROOM])
+def test_a_rank_that_was_killed_stays_a_finding(code: int) -> None:
+    found = end(Answer(problem="no", code=code, place=1), Answer(problem="ended by signal 9", code=-9, place=2))
+    assert (found.problem, found.exit_code) == ("rank 1: ended by signal 9", -9)
+
+
+def test_progress_is_of_whole_lines(tmp_path: Path) -> None:
+    assert _workload.last_step(tmp_path) == 0
+    lines = [json.dumps({"step": number, "loss": 1.5}) for number in range(1, 400)]
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines) + '\n{"step": 400, "lo')
+    assert _workload.last_step(tmp_path) == 399
+    assert len(_workload._lines(tmp_path)) == 399
+
+
+@pytest.mark.parametrize("line", [b'{"step": 1, "lo\n', b"[1, 2]\n", b'{"loss": 1}\n', b'{"step": "1"}\n', b"\xff\0\n"])
+def test_lines_that_are_no_steps_are_an_error_that_names_the_file(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + line)
+    with pytest.raises(SeatrialError, match=r"steps\.jsonl"):
+        _workload._lines(tmp_path)
+
+
+def test_an_earlier_attempt_is_kept(tmp_path: Path) -> None:
+    assert _workload._new_folders(tmp_path, "sft", 1) == [tmp_path / "sft"]
+    (tmp_path / "sft").mkdir()
+    assert _workload._new_folders(tmp_path, "sft", 1) == [tmp_path / "sft.2"]
+    assert _workload._new_folders(tmp_path, "gpu", 2) == [tmp_path / "gpu-0", tmp_path / "gpu-1"]
+
+
+def test_a_cpu_rehearses_with_the_tiny_twin() -> None:
+    assert _workload.config_for(place("cpu"), lora.NAME) == f"tiny/{lora.NAME}"
+    assert _workload.config_for(place("cuda:0"), lora.NAME) == lora.NAME
+    assert _workload.config_for(place("cpu"), "mine.yaml") == "mine.yaml"
+
+
+def test_stages_grow_and_none_is_run_twice() -> None:
+    both = {"a": (0, 2), "b": (1, 3)}
+    assert throughput.stages(both) == {
+        "gpu": [[0], [1], [2], [3]],
+        "node": [[0, 2], [1, 3]],
+        "cluster": [[0, 1, 2, 3]],
+    }
+    assert list(throughput.stages({"a": (0, 1)})) == ["gpu", "node"]
+    assert list(throughput.stages({"a": (0,), "b": (1,)})) == ["gpu", "cluster"]
+    assert list(throughput.stages({"a": (0,)})) == ["gpu"]
+
+
+def test_efficiency_is_of_a_stage_over_its_baseline() -> None:
+    def at(speed: float, ranks: int) -> Trained:
+        return Trained({"tokens_per_second_per_gpu": speed}, Path(), "", ranks=tuple(range(ranks)))
+
+    runs = {"gpu": [at(100, 1), at(120, 1), at(110, 1)], "node": [at(99, 2), at(99, 2)], "cluster": [at(88, 4)]}
+    found = {one.name: one.value for one in throughput._scaling(runs) if isinstance(one, Metric)}
+    assert found == pytest.approx(
+        {
+            "efficiency.node_of_gpu": 90.0,
+            "efficiency.cluster_of_gpu": 80.0,
+            "efficiency.cluster_of_node": 100 * 88 / 99,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "whole", "outcome"), [(20.3, 0, Outcome.PASS), (23.0, 0, Outcome.FAIL), (20.3, 1, Outcome.FAIL)]
+)
+def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcome) -> None:
+    found = {
+        "parameter_tensors": 21,
+        "tensors_sharded": 21 - whole,
+        "memory_state_gib": held,
+        "memory_state_expected_gib": 20.23,
+        "world_size": 2,
+        "loss_floor": 1.3,
+    }
+    observed = [*fsdp._spread({"native": Trained(found, Path(), "")})]
+    names = ("tensors_whole", "memory_excess")
+    rules = tuple(rule for rule in fsdp.CHECK.rules if rule.metric in names)
+    measurement = Measurement(
+        check="train.fsdp",
+        subject="n0/gpu0",
+        metrics=tuple(one for one in observed if isinstance(one, Metric)),
+        facts={"device": "cuda", "trained": "yes", "offload": "no"},
+    )
+    check = Check(**{**vars(fsdp.CHECK), "rules": rules})
+    verdicts = judge_check(check, [measurement], {}, "t")
+    assert max(verdicts, key=lambda one: one.outcome is Outcome.FAIL).outcome is outcome
+
+
+def test_what_a_training_does_is_told_by_what_it_has_written(tmp_path: Path) -> None:
+    told = [_workload.doing(tmp_path, 2)]
+    for made in ("config.json", "data/walks-1.incomplete-x/", "data/walks-1/", "steps.jsonl"):
+        path = tmp_path / made
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if made.endswith("/") else path.touch()
+        told.append(_workload.doing(tmp_path, 2))
+    for step in (1, 2):
+        (tmp_path / "steps.jsonl").write_text(f'{{"step": {step}}}\n')
+        told.append(_workload.doing(tmp_path, 2))
+    assert told == [
+        *("", "preparing data", "preparing data", "data prepared; building the model"),
+        *("model built; first step", "step 1 of 2", "all steps taken; saving, measuring"),
+    ]

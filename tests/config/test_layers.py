@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.config.layers import CheckSchema, Resolved, parse_assignment, resolve, trial_names
+from seatrial.hardware.references import skus
+from seatrial.model import Limit, UsageError
+
+KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+
+
+def resolved(trial: str | Path, *overrides: tuple[str, str, Any], environ: Mapping[str, str] | None = None) -> Resolved:
+    return resolve(str(trial), overrides=overrides, environ=environ or {}, known=KNOWN)
+
+
+def trial_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", trial_names())
+def test_shipped_trials_resolve(name: str) -> None:
+    assert resolved(name).config.name == name
+
+
+def test_there_are_the_three_trials() -> None:
+    assert trial_names() == ["acceptance", "burn-in", "quick", "training"]
+
+
+def test_acceptance_holds_the_five_promised_thresholds() -> None:
+    checks = resolved("acceptance").config.checks
+    assert checks["nodes.reachable"].required
+    assert checks["collectives.all_reduce"].required  # the fifth is a floor of the models that it was asked of
+    for sku in (sku for sku in skus() if sku.name in ("NVIDIA H100 SXM", "NVIDIA H200 SXM")):
+        known = [one for one in sku.expected["all_reduce.busbw.8GiB"] if one.gpus in (8, 16)]
+        assert [one.floor for one in known] == [350, 350]
+    assert checks["train.ddp"].expect["tokens_per_second_per_gpu"] == Limit.parse("> 500 tokens/s/GPU")
+    assert checks["train.ddp"].expect["scaling_efficiency"] == Limit.parse("> 90 %")
+    assert checks["train.cnn"].expect["accuracy"] == Limit.parse("> 95 %")
+    assert checks["train.cnn"].expect["seconds"] == Limit.parse("< 180 s")
+
+
+def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, "cluster: {nodes: 2}\nlimits: {silence_s: 5}\nchecks: {host.inventory: }\n")
+    result = resolved(
+        path,
+        ("--set", "limits.silence_s", 9),
+        ("--nodes", "cluster.nodes", 4),
+        environ={"SEATRIAL_SET_CLUSTER__NODES": "3", "SEATRIAL_SET_LIMITS__STARTUP_S": "11", "PATH": "/bin"},
+    )
+    assert (result.config.cluster.nodes, result.config.limits.silence_s) == (4, 9)
+    assert result.config.limits.startup_s == 11
+    assert result.origins["cluster.nodes"] == "--nodes"
+    assert result.origins["limits.silence_s"] == "--set"
+    assert result.origins["limits.startup_s"] == "$SEATRIAL_SET_LIMITS__STARTUP_S"
+    assert result.origins["launcher"] == "default"
+    assert result.origins["checks.host.inventory"] == str(path)
+
+
+def test_a_scheduler_promises_gpus_unless_somebody_says_otherwise() -> None:
+    inside_slurm = {"SLURM_GPUS_ON_NODE": "4"}
+    result = resolved("quick", environ=inside_slurm)
+    assert result.config.cluster.gpus_per_node == 4
+    assert result.origins["cluster.gpus_per_node"] == "$SLURM_GPUS_ON_NODE"
+    assert resolved("quick", ("--gpus-per-node", "cluster.gpus_per_node", 8), environ=inside_slurm).config.cluster == (
+        resolved("quick", ("x", "cluster.gpus_per_node", 8)).config.cluster
+    )
+
+
+def test_a_scheduler_that_gave_no_gpu_asks_for_no_rehearsal() -> None:
+    assert resolved("quick", environ={"SLURM_GPUS_ON_NODE": "0"}).config.cluster.gpus_per_node is None
+
+
+def test_a_scheduler_that_gave_less_than_the_trial_promises_does_not_lower_the_promise(tmp_path: Path) -> None:
+    path = tmp_path / "eight.yaml"
+    path.write_text("cluster: {gpus_per_node: 8}\nchecks: {host.inventory: }\n")
+    assert resolved(str(path), environ={"SLURM_GPUS_ON_NODE": "4"}).config.cluster.gpus_per_node == 8
+
+
+def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
+    result = resolved(
+        "quick",
+        ("--set", "checks.collectives.all_reduce.options.sizes", ["1MiB"]),
+        ("--set", "checks.collectives.all_reduce.expect.busbw.1MiB", "> 1 GB/s"),
+    )
+    check = result.config.checks["collectives.all_reduce"]
+    assert check.options == {"sizes": ["1MiB"]}
+    assert check.expect == {"busbw.1MiB": Limit.parse("> 1 GB/s")}
+    assert result.origins["checks.collectives.all_reduce.expect.busbw.1MiB"] == "--set"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checks: {host.inventry: }", ["unknown check 'host.inventry'", "did you mean 'host.inventory'"]),
+        ("lanucher: local\nchecks: {host.inventory: }", ["unknown key 'lanucher'", "did you mean 'launcher'"]),
+        ("cluster: {node: 2}\nchecks: {host.inventory: }", ["'cluster.node'", "did you mean 'nodes'"]),
+        ("checks: {host.inventory: {requird: no}}", ["'checks.host.inventory.requird'", "did you mean 'required'"]),
+        ("checks: {train.cnn: {options: {epoch: 2}}}", ["options.epoch", "did you mean 'epochs'"]),
+        ("checks: {train.cnn: {options: {epochs: many}}}", ["options.epochs", "many"]),
+        ("checks: {train.cnn: {expect: {acuracy: '> 95 %'}}}", ["no such metric", "did you mean 'accuracy'"]),
+        ("checks: {train.cnn: {expect: {seconds: '< 180 ms'}}}", ["'ms'", "measured in 's'"]),
+        ("checks: {train.cnn: {expect: {accuracy: high}}}", ["not a threshold"]),
+        ("checks: {train.cnn: {expect: {accuracy: 95}}}", ["accuracy", "95 is not a threshold"]),
+        ("checks: {train.cnn: {expect: {accuracy: }}}", ["None is not a threshold"]),
+        ("checks: {collectives.all_reduce: {options: {sizes: [8GB]}}}", ["8GB", "is not a size"]),
+        ("cluster: {nodes: 0}\nchecks: {host.inventory: }", ["cluster.nodes", "greater than or equal to 1"]),
+        ("checks: {}", ["at least one check"]),
+        ("name: x", ["at least one check"]),
+        ("checks: {host.inventory: , train.cnn: }\nchecks: {host.inventory: }", ["the key 'checks' stands twice"]),
+        ("checks: {train.cnn: {expect: {accuracy: '> 95 %'}, expect: {}}}", ["the key 'expect' stands twice"]),
+        ("just words", ["expected a mapping"]),
+        ("checks: [", ["not valid YAML"]),
+        ("", ["expected a mapping"]),
+        ("launcher: teleport\nchecks: {host.inventory: }", ["launcher", "teleport"]),
+        ("checks: {train.cnn: false}", ["checks.train.cnn must be a mapping", "or empty (got False)"]),
+        ("checks: {train.cnn: 5}", ["checks.train.cnn must be a mapping", "(got 5)"]),
+        ("checks: {train.cnn: ''}", ["checks.train.cnn must be a mapping"]),
+        ("checks: {train.cnn: []}", ["checks.train.cnn must be a mapping"]),
+    ],
+)
+def test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = trial_file(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        resolved(path)
+    for word in [str(path), *words]:
+        assert word in str(caught.value)
+
+
+HOST = "checks: {host.inventory: }\n"
+BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checks: " + "[" * 10_000, ["nested deeper than 32 levels"]),
+        ("checks:\n" + "- " * 10_000 + "x", ["nested deeper than 32 levels"]),
+        ("checks: {train.cnn: {options: " + "{a: " * 40 + "1" + "}" * 42, ["nested deeper than 32 levels"]),
+        ("checks: &a [*a]", ["anchors and aliases are not read here (got 'a')", "line 1, column 9"]),
+        ("checks: *a", ["anchors and aliases are not read here (got 'a')"]),
+        (BILLION_LAUGHS, ["anchors and aliases are not read here"]),
+        ("<<: {cluster: {nodes: 2}}\n" + HOST, ["the key '<<' is no text"]),
+        ("1: 2\n" + HOST, ["the key '1' is no text"]),
+        ("null: x\n" + HOST, ["the key 'null' is no text"]),
+        ("? [a]\n: x\n" + HOST, ["is no text"]),
+        ("x" * 2**20 + ": 1\n" + HOST, ["larger than 1MiB"]),
+        ("slurm: {time_min: " + "9" * 5_000 + "}\n" + HOST, ["not valid YAML", "digits"]),
+        ("cluster: {nodes: 0x" + "f" * 5_000 + "}\n" + HOST, ["cluster.nodes", "got one of 20000 bits"]),
+        ("cluster: {nodes: 2000000}\n" + HOST, ["cluster.nodes", "less than or equal to 1000000"]),
+        ("description: 2026-13-45\n" + HOST, ["not valid YAML", "month must be in 1..12"]),
+        ('name: "\\U00110000"\n' + HOST, ["not valid YAML"]),
+        ("limits: {silence_s: .inf}\n" + HOST, ["limits.silence_s", "finite number (got inf)"]),
+        ("limits: {silence_s: .nan}\n" + HOST, ["limits.silence_s", "finite number (got nan)"]),
+        ("limits: {silence_s: 1e300}\n" + HOST, ["limits.silence_s", "less than or equal to 2678400"]),
+        ("limits: {silence_s: 1.0e+300}\n" + HOST, ["limits.silence_s", "less than or equal to 2678400"]),
+        ("checks: {slurm.jobs: {options: {wait_s: .inf}}}", ["checks.slurm.jobs.options.wait_s", "finite"]),
+        ("checks: {slurm.jobs: {options: {wait_s: inf}}}", ["checks.slurm.jobs.options.wait_s", "finite"]),
+        ("limits: {silence_s: nan}\n" + HOST, ["limits.silence_s", "nan"]),
+        ("checks: {collectives.all_reduce: {options: {sizes: [.nan]}}}", ["all_reduce.options.sizes", "finite"]),
+        ("checks: {collectives.all_reduce: {options: {sizes: [" + "9" * 400 + "TiB]}}}", ["options", "too large"]),
+        ("checks: {host.inventory: {limit_s: .inf}}", ["checks.host.inventory.limit_s", "finite"]),
+        ('name: "a\\0b"\n' + HOST, ["name: control characters", r"'a\x00b'"]),
+        ('name: "a\\nb"\n' + HOST, ["name: control characters"]),
+        ('name: "\\udcff"\n' + HOST, ["name: control characters"]),
+        ("name: /../../etc\n" + HOST, ["name: ", "without '/'", "got '/../../etc'"]),
+        ("name: ''\n" + HOST, ["name: ", "expected 1 to 200 bytes"]),
+        ("name: " + "ä" * 101 + "\n" + HOST, ["name: ", "expected 1 to 200 bytes"]),
+        ('environment: {venv: "/a\\0b"}\n' + HOST, ["environment.venv: control characters"]),
+        ('slurm: {extra: ["--a\\nrm -rf /"]}\n' + HOST, ["slurm.extra: control characters"]),
+        ('env: {A: "1\\n2"}\n' + HOST, ["env.A: control characters"]),
+        ('env: {"A\\0": x}\n' + HOST, ["env: control characters"]),
+        ("env: {'A=B': x}\n" + HOST, ["env.A=B", "no name of an environment variable"]),
+        ("env: {'': x}\n" + HOST, ["env.", "no name of an environment variable"]),
+        ("env: {A B: x}\n" + HOST, ["env.A B", "no name of an environment variable"]),
+        ("env: {1A: x}\n" + HOST, ["env.1A", "no name of an environment variable"]),
+    ],
+)
+def test_a_hostile_trial_file_is_one_clear_message(tmp_path: Path, text: str, words: list[str]) -> None:
+    test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path, text, words)
+
+
+def test_a_name_comes_from_a_file_of_any_name(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"my\xff\ntrial (2).yaml")
+    path.write_text("description: |\n  several\n  lines\n" + HOST)
+    config = resolved(path).config
+    assert config.name == "my\ufffd\ufffdtrial (2)"
+    assert config.description == "several\nlines\n"
+
+
+ALL_REDUCE = "checks: {collectives.all_reduce: {options: %s, expect: {%s: '%s'}}}"
+SPEED = "checks: {filesystem.speed: {options: %s, expect: {%s: '%s'}}}"
+CNN = "checks: {train.cnn: {expect: {accuracy: '%s'}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ALL_REDUCE % ("{}", "busbw.8GB", "> 1 GB/s"), ["expect.busbw.8GB", "'8GB' is not a size"]),
+        (ALL_REDUCE % ("{}", "busbw.8gib", "> 1 GB/s"), ["expect.busbw.8gib", "'8gib' is not a size"]),
+        (ALL_REDUCE % ("{}", "busbw.8192MiB", "> 1 GB/s"), ["'8192MiB' is written '8GiB'"]),
+        (ALL_REDUCE % ("{}", "busbw.1.5KiB", "> 1 GB/s"), ["'1.5KiB' is written '1536B'"]),
+        (ALL_REDUCE % ("{}", "'busbw.*'", "> 1 GB/s"), ["expect.busbw.*", "name one of busbw.*, such as busbw.1GiB"]),
+        (ALL_REDUCE % ("{sizes: [2MiB]}", "'busbw.*'", "> 1 GB/s"), ["such as busbw.2MiB"]),
+        (ALL_REDUCE % ("{}", "busbw.", "> 1 GB/s"), ["name one of busbw.*"]),
+        (ALL_REDUCE % ("{}", "busbw", "> 1 GB/s"), ["name one of busbw.*"]),
+        (ALL_REDUCE % ("{sizes: [1MiB, 1536]}", "busbw.8GiB", "> 1 GB/s"), ["'8GiB' is not", "1MiB, 1536B"]),
+        (ALL_REDUCE % ("{}", "bus.8GiB", "> 1 GB/s"), ["measures no such metric"]),
+        (ALL_REDUCE % ("{sizes: {from: 8B, to: 2B}}", "busbw.8B", "> 1 GB/s"), ["options.sizes", "from 8 B to 2 B"]),
+        (ALL_REDUCE % ("{sizes: {from: 8B, to: 32B}}", "busbw.64B", "> 1 GB/s"), ["8B, 16B, 32B"]),
+        (ALL_REDUCE % ("{device_sizes: [1KiB]}", "device_latency.8B", "< 1 us"), ["'8B' is not measured", "1KiB"]),
+        (ALL_REDUCE % ("{distribution_sizes: [4MiB]}", "p99.1GiB", "< 1 us"), ["'1GiB' is not measured", "4MiB"]),
+        (SPEED % ("{}", "read_one./data", "> 1 GB/s"), ["'/data' is not measured", "run_directory"]),
+        (SPEED % ("{paths: [/data]}", "read_one.run_directory", "> 1 GB/s"), ["is not measured", "/data"]),
+        (CNN % "> 0.9 %", ["0.9 % is less than one in a hundred; did you mean 90 %?"]),
+        (CNN % "> 0.9", ["the threshold is in ''", "measured in '%'"]),
+        (CNN % "> 195 %", ["195 % is not between 0 and 100 %"]),
+        (CNN % "> -1 %", ["-1 % is not between 0 and 100 %"]),
+        (CNN % "> 95 %%", ["'%%'", "measured in '%'"]),
+        (CNN % "> 95 s", ["'s'", "measured in '%'"]),
+    ],
+)
+def test_a_threshold_on_what_is_never_measured_is_found_before_the_run(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path, text, words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ALL_REDUCE % ("{}", "busbw.8GiB", "> 1 GB/s"),
+        ALL_REDUCE % ("{}", "busbw.8GiB", "> 1"),
+        ALL_REDUCE % ("{sizes: [1MiB, 1536]}", "latency.1536B", "< 9 us"),
+        ALL_REDUCE % ("{}", "wrong_elements", "== 0"),
+        ALL_REDUCE % ("{sizes: {from: 8B, to: 1GiB, factor: 2}}", "busbw.512MiB", "> 1 GB/s"),
+        ALL_REDUCE % ("{sizes: [1MiB], device_sizes: [8B]}", "device_latency.8B", "< 30 us"),
+        ALL_REDUCE % ("{sizes: [1MiB], modes: [parity, distribution]}", "p95.1GiB", "< 9 us"),
+        SPEED % ("{}", "read_one.run_directory", "> 1 GB/s"),
+        SPEED % ("{paths: [/data/a.b]}", "create_all./data/a.b", "> 100 files/s"),
+        CNN % "> 95 %",
+        "checks: {train.cnn: {expect: {reload_accuracy_difference: '< 0.1 %'}}}",
+    ],
+)
+def test_a_threshold_on_what_is_measured_is_taken(tmp_path: Path, text: str) -> None:
+    assert resolved(trial_file(tmp_path, text)).config.checks
+
+
+def test_a_variable_for_the_workers_keeps_its_letters_and_is_text(tmp_path: Path) -> None:
+    result = resolved(
+        trial_file(tmp_path, HOST),
+        ("--set", *parse_assignment("env.Both_Cases=on")),
+        ("--set", *parse_assignment("env.QUOTED='1'")),
+        environ={"SEATRIAL_SET_ENV__NCCL_DEBUG": "INFO", "SEATRIAL_SET_env__A__b": "010"},
+    )
+    assert result.config.env == {"NCCL_DEBUG": "INFO", "A__b": "010", "Both_Cases": "on", "QUOTED": "1"}
+    assert result.origins["env.NCCL_DEBUG"] == "$SEATRIAL_SET_ENV__NCCL_DEBUG"
+
+
+def test_a_threshold_may_come_from_the_environment() -> None:
+    variable = "SEATRIAL_SET_CHECKS__TRAIN.CNN__EXPECT__ACCURACY"
+    expect = resolved("acceptance", environ={variable: "> 97 %"}).config.checks["train.cnn"].expect
+    assert expect["accuracy"] == Limit.parse("> 97 %")
+
+
+def test_a_trial_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="did you mean 'acceptance'"):
+        resolved("aceptance")
+    for name in ("nosuch.yaml", "no\0such.yaml", f"{'x' * 999}.yaml"):
+        with pytest.raises(UsageError, match=f"cannot read {re.escape(name)}"):
+            resolved(name)
+
+
+def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
+    with pytest.raises(UsageError, match="expected key=value"):
+        parse_assignment("launcher")
+    with pytest.raises(UsageError, match=r"--set cluster\.nodes=: nothing stands behind"):  # cluster.nodes=$UNSET
+        parse_assignment("cluster.nodes=")
+    assert parse_assignment("env.EMPTY=") == ("env.EMPTY", "")
+    assert parse_assignment("cluster.nodes=null") == ("cluster.nodes", None)
+    with pytest.raises(UsageError, match=r"did you mean 'train\.cnn'"):
+        resolved("quick", ("--set", "checks.train.cn.required", False))
+    with pytest.raises(UsageError, match="holds a value"):
+        resolved("quick", ("--set", "name.first", "x"))
+
+
+def test_set_reads_yaml() -> None:
+    assert parse_assignment("a.b=[1, 2]") == ("a.b", [1, 2])
+    assert parse_assignment("a= > 3 GB/s ") == ("a", "> 3 GB/s")
+
+
+@pytest.mark.parametrize(
+    ("override", "environ", "words"),
+    [
+        (("--set", "slurm.partitoin", "x"), {}, "--set: unknown key 'slurm.partitoin'"),
+        (("--nodes", "cluster.nodes", 0), {}, "--nodes: cluster.nodes: "),
+        (("--set", "checks.train.ddp.limit_s", -1), {}, "--set: checks.train.ddp.limit_s: "),
+        (("--set", "checks.collectives.all_reduce.options.sizes", ["x"]), {}, "--set: checks.collectives.all_reduce"),
+        (("--set", "slurm.mem", "1"), {"SEATRIAL_SET_LIMITS__SILENCE_S": "-4"}, "$SEATRIAL_SET_LIMITS__SILENCE_S: lim"),
+    ],
+)
+def test_an_error_names_who_set_the_value(override: tuple[str, str, Any], environ: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        resolved("quick", override, environ=environ)
+    assert str(error.value).startswith(words)
+
+
+def test_an_error_of_the_file_is_the_file_s_whatever_else_was_set(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, "slurm: {time_min: soon}\nchecks: {host.inventory: }\n")
+    with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}: slurm.time_min"):
+        resolved(path, ("--set", "slurm.mem", "1"))

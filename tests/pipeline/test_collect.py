@@ -1,0 +1,74 @@
+"""What a running trial says of a check the moment it has been measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.config.schema import CheckSettings, Config
+from seatrial.model import Job, Limit, Measurement, Metric, Outcome
+from seatrial.pipeline.collect import Collected
+from seatrial.pipeline.run_directory import Request, RunDir
+from tests.pipeline.test_run import Quiet
+
+
+class Heard(Quiet):
+    """Somebody watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told, self.times = "", 0
+
+    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
+        self.told, self.times = reason, self.times + 1
+
+
+def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: Path) -> None:
+    config = Config(name="t", checks={"host.inventory": CheckSettings()})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    heard = Heard()
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
+    job = Job(
+        name="nodes",
+        placement="nodes",
+        device="cpu",
+        nodes=3,
+        ranks_per_node=1,
+        checks=("host.inventory",),
+        options={},
+        promised_gpus=None,
+        limit_s=1,
+    )
+    collected.job_started(job, 1)
+    for rank in range(3):
+        assert heard.times == 0
+        collected.measured(Measurement(check="host.inventory", subject=f"n{rank}", rank=rank, skipped="no"))
+    assert heard.times == 1
+
+
+@pytest.mark.parametrize(("retry", "words"), [(True, ""), (False, "; not repeated")])
+def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
+    tmp_path: Path, retry: bool, words: str
+) -> None:
+    asked = CheckSettings(expect={"busbw.1GiB": Limit.parse("> 350 GB/s")})
+    config = Config(name="t", retry=retry, checks={"collectives.all_reduce": asked})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    metrics = {"busbw.1GiB": (300, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
+    made = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in metrics.items())
+    heard = Heard()
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
+    collected.measured(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=made))
+    assert heard.told.startswith(f"busbw.1GiB is 300 GB/s, expected > 350 GB/s{words}: ")
+
+
+def test_a_record_does_not_show_whose_file_was_read_first(tmp_path: Path) -> None:
+    config = Config(name="t", checks={name: CheckSettings() for name in ("train.parity", "train.checkpoint")})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, Heard())
+    come = [("train.parity", 1), ("train.parity", 0), ("train.checkpoint", 1), ("train.checkpoint", 0)]
+    collected.measurements = [Measurement(check=check, subject=f"n0/gpu{rank}", rank=rank) for check, rank in come]
+    collected.repeats = [one.model_copy(update={"again": True}) for one in collected.measurements[2:]]
+    collected.put_in_order()
+    assert [(one.check, one.rank) for one in collected.measurements] == [come[1], come[0], come[3], come[2]]
+    assert [one.rank for one in collected.repeats] == [0, 1]

@@ -1,0 +1,59 @@
+"""Reading trial.json back: whatever stands there, one clear message or a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.model import Trial, UsageError
+from seatrial.pipeline.run_directory import load_trial
+from tests.report import samples
+
+
+def record(**changes: Any) -> str:
+    return json.dumps({**samples.accepted().model_dump(mode="json"), **changes})
+
+
+DAMAGED: dict[str, tuple[str | bytes, str]] = {
+    "a list": ("[]", "no trial.json of this version: the whole: Input should be a valid dictionary"),
+    "a number": ("5", "the whole: Input should be"),
+    "null": ("null", "the whole: Input should be"),
+    "nothing": ("", "is damaged: Expecting value"),
+    "a byte order mark alone": (b"\xff\xfe\x00", "is damaged: 'utf-8' codec can't decode"),
+    "Latin-1": (record(name="caf\xe9").replace("\\u00e9", "\xe9").encode("latin-1"), "is damaged: 'utf-8' codec"),
+    "depth that ends the reader": ("[" * 100_000, "is damaged: it is nested deeper than 100 levels"),
+    "depth that ends those after it": (record(config={"a": json.loads("[" * 300 + "]" * 300)}), "nested deeper than"),
+    "NaN": (record(seconds=float("nan")), "is damaged: NaN is no finite number"),
+    "Infinity": (record(timings=[{"name": "a", "kind": "check", "seconds": float("inf")}]), "Infinity is no finite"),
+    "a number that overflows": ('{"seconds": 1e999}', "1e999 is no finite number"),
+    "a number of 400 digits": (record(seconds=10**400), "is too large a number"),
+    "a number of 5000 digits": ('{"seconds": ' + "9" * 5000 + "}", "is too large a number"),
+    "an unknown key": (record(colour="red"), "colour: Extra inputs are not permitted"),
+    "a wrong type": (record(verdicts={}), "verdicts: Input should be"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_record_is_one_message(tmp_path: Path, name: str) -> None:
+    content, words = DAMAGED[name]
+    (tmp_path / "trial.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError) as caught:
+        load_trial(tmp_path)
+    assert str(tmp_path / "trial.json") in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_directory_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "trial.json").mkdir()
+    for path in (tmp_path, tmp_path / "trial.json"):
+        with pytest.raises(UsageError, match="cannot read"):
+            load_trial(path)
+
+
+def test_a_whole_record_is_read_from_its_folder_and_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "trial.json").write_text(record())
+    assert load_trial(tmp_path) == load_trial(tmp_path / "trial.json") == samples.accepted()
+    assert isinstance(load_trial(tmp_path), Trial)

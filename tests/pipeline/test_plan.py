@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
+from seatrial.model import Observation, Phase, Scope, UsageError
+from seatrial.pipeline.plan import Devices, again, make_plan
+
+
+def never(place: Place, options: Options) -> Iterator[Observation]:
+    raise AssertionError("planning measures nothing")
+
+
+def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float = 10) -> Check:
+    return Check(
+        name=name,
+        title=name,
+        phase=Phase.ENVIRONMENT,
+        scope=scope,
+        metrics={},
+        rules=(),
+        measure=never,
+        limit_s=limit_s,
+        needs=needs or Needs(),
+    )
+
+
+class Reserved(Options):
+    """Of a check that looks at nodes as our jobs see them."""
+
+    reservation: str | None = None
+
+
+CHECKS = {
+    check.name: check
+    for check in (
+        declared("host.a", Scope.NODE),
+        declared("gpu.b", Scope.GPU, Needs(gpus=True)),
+        declared("all.c", Scope.CLUSTER, Needs(ranks=2), limit_s=20),
+        declared("all.d", Scope.CLUSTER),
+    )
+}
+
+
+def config(nodes: int = 1, gpus: int | None = None) -> Config:
+    return Config(
+        name="t",
+        cluster=Cluster(nodes=nodes, gpus_per_node=gpus),
+        checks={name: CheckSettings(options={"of": name}) for name in CHECKS},
+    )
+
+
+def test_checks_that_share_a_placement_share_a_job() -> None:
+    plan = make_plan(config(nodes=2), CHECKS, Devices(4))
+    assert [(job.name, job.checks) for job in plan.jobs] == [
+        ("nodes", ("host.a",)),
+        ("ranks", ("gpu.b", "all.c", "all.d")),
+    ]
+    nodes, ranks = plan.jobs
+    assert (nodes.nodes, nodes.ranks_per_node) == (2, 1)
+    assert (ranks.nodes, ranks.ranks_per_node, ranks.device) == (2, 4, "cuda")
+    assert ranks.limits == {"gpu.b": 10, "all.c": 20, "all.d": 10}
+    assert ranks.limit_s == 180 + 10 + 20 + 10
+    assert ranks.options["all.c"] == {"of": "all.c"}
+
+
+def test_what_asks_the_scheduler_runs_once_where_we_are() -> None:
+    checks = {"slurm.x": declared("slurm.x", Scope.CONTROL)}
+    settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
+    (job,) = make_plan(settings, checks, Devices(0)).jobs
+    assert (job.name, job.nodes, job.ranks_per_node, job.promised_nodes) == ("control", 1, 1, 4)
+
+
+def test_a_trial_can_give_a_check_more_time() -> None:
+    more = config().model_copy(update={"checks": {"all.c": CheckSettings(limit_s=99)}})
+    assert make_plan(more, CHECKS, Devices(2)).jobs[0].limits == {"all.c": 99}
+
+
+def test_without_a_gpu_two_ranks_rehearse_on_the_cpu() -> None:
+    plan = make_plan(config(), CHECKS, Devices(0))
+    assert (plan.jobs[1].ranks_per_node, plan.jobs[1].device) == (2, "cpu")
+    (skipped,) = plan.settled
+    assert (skipped.check, skipped.skipped) == ("gpu.b", "no GPU on this machine, and none promised")
+
+
+def test_gpus_that_should_be_there_are_never_replaced_by_the_cpu() -> None:
+    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs promised, 0 usable"))
+    assert [job.name for job in plan.jobs] == ["nodes"]
+    assert {one.check: one.error for one in plan.settled} == dict.fromkeys(
+        ("gpu.b", "all.c", "all.d"), "8 GPUs promised, 0 usable"
+    )
+
+
+def test_a_check_for_several_ranks_is_skipped_on_one_gpu() -> None:
+    plan = make_plan(config(), CHECKS, Devices(1))
+    (skipped,) = plan.settled
+    assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this placement has 1")
+
+
+def test_only_and_skip_take_patterns_and_are_remembered() -> None:
+    plan = make_plan(config(), CHECKS, Devices(2), only=["all.*", "host.a"], skip=["all.d"])
+    assert [job.checks for job in plan.jobs] == [("host.a",), ("all.c",)]
+    assert plan.left_out == {"gpu.b": "--only", "all.d": "--skip"}
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"no check of this trial matches 'host\.b'; did you mean 'host\.a'"):
+        make_plan(config(), CHECKS, Devices(2), only=["host.b"])
+
+
+def test_what_is_done_is_not_planned_again() -> None:
+    plan = make_plan(config(), CHECKS, Devices(2), done=["host.a", "all.c"])
+    assert [job.checks for job in plan.jobs] == [("gpu.b", "all.d")]
+
+
+def test_what_is_measured_again_is_measured_where_it_was() -> None:
+    first = make_plan(config(nodes=2), CHECKS, Devices(4))
+    (job,) = again(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
+    assert (job.name, job.checks, job.again) == ("ranks-again", ("gpu.b", "all.c"), True)
+    assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
+    same = {"name", "checks", "limits", "limit_s", "again"}
+    assert job.model_dump(exclude=same) == first.jobs[1].model_dump(exclude=same)
+    assert list(again(first.jobs, {}, 180)) == []
+
+
+@pytest.mark.parametrize(("own", "given"), [({}, "week47"), ({"reservation": "other"}, "other")])
+def test_a_check_is_told_the_reservation_of_the_trial(own: dict[str, JsonValue], given: str) -> None:
+    asks = replace(declared("host.a", Scope.NODE), options=Reserved)
+    trial = config().model_copy(
+        update={"slurm": Slurm(reservation="week47"), "checks": {"host.a": CheckSettings(options=own)}}
+    )
+    (job,) = make_plan(trial, {"host.a": asks}, Devices(0)).jobs
+    assert job.options == {"host.a": {"reservation": given}}
+    (job,) = make_plan(
+        trial.model_copy(update={"slurm": Slurm()}), {"host.a": declared("host.a", Scope.NODE)}, Devices(0)
+    ).jobs
+    assert job.options == {"host.a": own}

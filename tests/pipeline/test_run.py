@@ -1,0 +1,381 @@
+"""The pipeline in this process: what is done, what is left, what no Ctrl-C may tear apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from seatrial import report
+from seatrial.config.schema import CheckSettings, Cluster, Config
+from seatrial.launch.base import Rendered
+from seatrial.launch.local import LocalJob
+from seatrial.model import Job, Limit, Machine, Measurement, Outcome, Trial, UsageError, Verb
+from seatrial.pipeline.collect import Collected
+from seatrial.pipeline.plan import Plan
+from seatrial.pipeline.run import INTERRUPTED, _done, _scope, _take_up, prepare, preview, rejudge, run
+from seatrial.pipeline.run_directory import Request, RunDir
+from seatrial.util.journal import Journal, Record
+from tests import processes
+from tests.launch.scripted import HEAD, Scripted
+from tests.pipeline.test_survey import survey
+from tests.processes import Program, pulses, until
+
+JOB = Job(
+    name="ranks",
+    placement="ranks",
+    device="cpu",
+    nodes=1,
+    ranks_per_node=2,
+    checks=("train.cnn",),
+    options={},
+    promised_gpus=None,
+    limit_s=1,
+)
+HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.repeated: dict[str, str] = {}
+
+    def job_started(self, job: Job, attempt: int) -> None: ...
+
+    def doing(self, words: str) -> None: ...
+
+    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
+
+    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None:
+        self.repeated = {job.name: reasons[job.checks[0]]}
+
+    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
+
+    def complain(self, text: str) -> None:
+        self.complaints.append(text)
+
+
+def request(**cluster: int) -> Request:
+    config = Config(name="t", cluster=Cluster(**cluster), checks={"host.inventory": CheckSettings()})
+    return Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+
+
+def collected(run_dir: RunDir) -> Collected:
+    return Collected(run_dir, run_dir.request.config, Quiet())
+
+
+def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
+    plan = Plan((JOB,), (), {})
+    first, second = (Measurement(check="train.cnn", subject=f"n0/rank{rank}", rank=rank) for rank in (0, 1))
+    assert _done(plan, [first, first]) == []
+    assert _done(plan, [first, second]) == ["train.cnn"]
+
+
+def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
+    skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
+    alone = JOB.model_copy(update={"ranks_per_node": 1})
+    assert _done(Plan((alone,), (), {}), [skipped]) == []
+    assert _done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
+
+
+@pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
+def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    same = collected(run_dir)
+    _take_up(same, HERE)
+    assert len(same.measurements) == 1
+    other = collected(run_dir)
+    _take_up(other, now)
+    assert other.measurements == []
+    back = collected(run_dir)
+    _take_up(back, HERE)
+    assert back.measurements == [], "and coming back does not bring them back"
+
+
+def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    record = tmp_path / "out/trial.json"
+    record.write_text("ACCEPTED")
+    _take_up(collected(run_dir), HERE)
+    assert record.exists()
+    watching = Quiet()
+    new_driver = HERE.model_copy(update={"system": ("driver 590",)})
+    _take_up(Collected(run_dir, run_dir.request.config, watching), new_driver)
+    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
+    assert not record.exists()
+    assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
+
+
+def test_killed_while_it_forgets_another_machine_it_still_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    other = Machine(host="other", gpus=())
+    append = Journal.append
+    written: list[Record] = []
+
+    def one_line_then_death(journal: Journal, record: Record) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(record)
+        append(journal, record)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Journal, "append", one_line_then_death)
+        with pytest.raises(KeyboardInterrupt):
+            _take_up(collected(run_dir), other)
+    again = collected(run_dir)
+    _take_up(again, other)
+    assert written
+    assert again.measurements == []
+
+
+def test_a_rehearsal_on_a_machine_with_gpus_says_so() -> None:
+    plan = Plan((JOB,), (), {})
+    assert "no GPU used, though there are 2" in _scope(request(gpus_per_node=0).config, plan, survey("H200", "H200"))
+    assert _scope(request(gpus_per_node=0).config, plan, survey()).startswith("REHEARSAL: 1 node, no GPU;")
+
+
+def test_the_scope_speaks_of_the_gpus_that_are_used() -> None:
+    settings = request(gpus_per_node=2).config
+    plan = Plan((JOB.model_copy(update={"device": "cuda"}),), (), {})
+    assert _scope(settings, plan, survey(*["H200"] * 4)) == "1 node, 2 × H200 of 4"
+    assert _scope(settings, Plan((), (), {}), survey("H200", "H200")) == (
+        "1 node; no check of this trial computes on a GPU"
+    )
+    assert _scope(settings, plan, survey("H200")).startswith("1 node; 2 GPUs promised, 1 usable")
+
+
+def test_ctrl_c_while_the_reports_are_written_does_not_tear_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all = report.write_all
+
+    def interrupted(trial: Trial, run_dir: Path) -> list[Path]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return write_all(trial, run_dir)
+
+    monkeypatch.setattr(report, "write_all", interrupted)
+    trial = run(RunDir.create(tmp_path / "out", request()), Quiet())
+    assert (trial.decision.value, trial.stopped) == (Verb.ACCEPTED, "")
+    assert Trial.model_validate_json((tmp_path / "out/trial.json").read_text()) == trial
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_ctrl_c_while_measuring_is_told_and_keeps_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Collected, measurement: Measurement) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Collected, "measured", interrupt)
+    trial = run(RunDir.create(tmp_path / "out", request()), Quiet())
+    assert (trial.decision.value, trial.stopped) == (Verb.INCOMPLETE, INTERRUPTED)
+    assert (tmp_path / "out/report.html").exists()
+
+
+@pytest.mark.parametrize(("expect", "verb"), [(0, Verb.INCOMPLETE), (10**9, Verb.REJECTED)])
+def test_a_record_that_cannot_be_written_accepts_nothing_but_still_rejects(
+    tmp_path: Path, expect: int, verb: Verb
+) -> None:
+    settings = {"expect": {"nofile_soft": f">= {expect} files"}}
+    config = Config(name="t", checks={"host.inventory": CheckSettings.model_validate(settings)})
+    run_dir = RunDir.create(tmp_path / "out", request().model_copy(update={"config": config}))
+    (tmp_path / "out/report.html").mkdir()
+    trial = run(run_dir, Quiet())
+    assert trial.decision.value is verb
+    written = Trial.model_validate_json((tmp_path / "out/trial.json").read_text())
+    assert written.decision == trial.decision
+
+
+SPEED, FIGURE = "filesystem.speed", "write_one.run_directory"
+BROKEN = "sys.exit(3)\n"
+
+
+def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), again: bool = False, seconds: float = 0) -> str:
+    """A script in which these ranks measure the figure."""
+    metrics = [
+        {"name": FIGURE, "value": gb_s, "unit": "GB/s", "subject": "cluster"},
+        {"name": "paths_failed", "value": 0, "unit": "paths", "subject": "cluster"},
+    ]
+    return f"""
+for rank in {ranks}:
+    start(rank, "{SPEED}")
+    fields = {{"check": "{SPEED}", "subject": f"n0/rank{{rank}}", "rank": rank, "again": {again}, "seconds": {seconds}}}
+    write(rank, measurement=fields | {{"started": time.time(), "metrics": {metrics} if rank == 0 else []}})
+    done(rank)
+"""
+
+
+class Played(Scripted):
+    """Plays a script for each job by its name, and ends in Ctrl-C after that of the job ``stopped``."""
+
+    def __init__(self, scripts: Mapping[str, str], stopped: str = "") -> None:
+        self._by_job, self._stopped = scripts, stopped
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+        folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
+        return Rendered(argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name)
+
+    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+        if rendered.text == self._stopped:
+            subprocess.run(rendered.argv, check=True)
+            raise KeyboardInterrupt
+        return super().start(rendered, folder)
+
+
+def speed_trial(out: Path, retry: bool = True) -> RunDir:
+    settings = CheckSettings.model_validate({"expect": {FIGURE: "> 1 GB/s"}})
+    config = Config(name="t", retry=retry, cluster=Cluster(gpus_per_node=0), checks={SPEED: settings})
+    return RunDir.create(out, request().model_copy(update={"config": config}))
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, *, stopped: str = "", **scripts: str
+) -> tuple[Trial, Quiet]:
+    show, launcher = Quiet(), Played({name.replace("_", "-"): text for name, text in scripts.items()}, stopped)
+    with monkeypatch.context() as patch:
+        patch.setattr("seatrial.pipeline.run.launcher_for", lambda settings, placement: launcher)
+        trial = run(run_dir, show)
+    os.close(run_dir._journal.fileno())  # as the end of the process would
+    return trial, show
+
+
+def said_of(trial: Trial) -> tuple[Outcome, str]:
+    (verdict,) = [one for one in trial.verdicts if one.metric == FIGURE]
+    return verdict.outcome, verdict.reason
+
+
+def test_what_is_slow_once_is_measured_again_and_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_again=speed(2))
+    outcome, reason = said_of(trial)
+    assert (trial.decision.value, outcome) == (Verb.ACCEPTED, Outcome.WARN)
+    assert "not reproduced (0.5 GB/s, then 2 GB/s), worth looking at" in reason
+    assert show.repeated == {"ranks-again": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
+    assert [one.job for one in trial.results] == ["ranks", "ranks-again"]
+    assert [one.name for one in trial.jobs] == ["ranks"]
+    assert [[one.metrics[0].value for one in each if one.metrics] for each in (trial.measurements, trial.repeats)] == [
+        [0.5],
+        [2],
+    ]
+    took = {one.name: one.seconds for one in trial.timings}
+    assert (took[SPEED], took[f"{SPEED}, again"]) == (1000, 0)
+    assert took["start and end of job ranks-again"] > 0
+    for name in ("report.html", "junit.xml", "trial.json"):
+        assert "not reproduced (0.5 GB/s, then 2 GB/s)" in (run_dir.path / name).read_text(), name
+    figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if FIGURE in line]
+    assert [line.partition("{")[0] for line in figures] == [
+        "seatrial_measured_bytes_per_second",
+        "seatrial_remeasured_bytes_per_second",
+    ]
+
+
+def test_what_is_slow_twice_is_rejected_and_a_resume_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_again=speed(0.4))
+    assert trial.decision.value is Verb.REJECTED
+    assert "; reproduced (0.5 GB/s, then 0.4 GB/s)" in said_of(trial)[1]
+    assert rejudge(trial).verdicts == trial.verdicts
+    resumed, show = played(monkeypatch, RunDir.reopen(run_dir.path))
+    assert (resumed.verdicts, resumed.repeats) == (trial.verdicts, trial.repeats)
+    assert (len(resumed.results), show.repeated) == (2, {})
+
+
+def test_a_second_measurement_that_breaks_lifts_nothing_and_is_made_once_more_by_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_again=BROKEN)
+    assert (trial.decision.value, said_of(trial)[0]) == (Verb.REJECTED, Outcome.FAIL)
+    assert "; not repeated, though it was tried" in said_of(trial)[1]
+    assert len(trial.measurements) == 2
+    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_again=speed(2))
+    assert (resumed.measurements, said_of(resumed)[0]) == (trial.measurements, Outcome.WARN)
+    assert not any(one.error for one in resumed.repeats)
+
+
+def test_a_retry_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial, show = played(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
+    assert (trial.decision.value, show.repeated) == (Verb.REJECTED, {})
+    assert f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s; not repeated" in said_of(trial)[1]
+
+
+def test_interrupted_in_the_second_measurement_the_first_is_kept_and_the_second_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    half = speed(3, ranks=(0,), again=True)  # the other rank had not measured yet
+    trial, _ = played(monkeypatch, run_dir, stopped="ranks-again", ranks=speed(0.5), ranks_again=half)
+    assert (trial.stopped, trial.decision.value) == (INTERRUPTED, Verb.REJECTED)
+    assert "; not repeated: " in said_of(trial)[1]
+    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_again=speed(2))
+    assert resumed.measurements == trial.measurements
+    assert [one.metrics[0].value for one in resumed.repeats if one.metrics] == [2]
+    assert "not reproduced (0.5 GB/s, then 2 GB/s)" in said_of(resumed)[1]
+    finished, _ = played(monkeypatch, RunDir.reopen(run_dir.path))
+    assert (finished.repeats, finished.verdicts) == (resumed.repeats, resumed.verdicts)
+
+
+@pytest.mark.slow
+def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path) -> None:
+    """For real: two processes, SIGKILL for all of seatrial, and no figure of the first measurement lost."""
+    out, path = tmp_path / "run", tmp_path / "t.yaml"
+    check = "collectives.all_reduce"
+    path.write_text(
+        f"checks: {{{check}: {{expect: {{busbw.64KiB: '> 1e6 GB/s'}}, "
+        "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # it is killed meanwhile
+    )
+    program = Program("run", path, "--out", out)
+    until(lambda: list(pulses(out, "ranks-again")), 180)
+    program.process.send_signal(signal.SIGKILL)
+    _, _, said = program.finish()
+    assert f"again   {check} in job ranks-again, since one measurement alone is no proof: busbw.64KiB is" in said
+    until(lambda: not program.left_behind(), 120)
+    code, _, err = processes.run("run", "--resume", out)
+    assert code == 1, err
+    trial = processes.load(out)
+    assert [(one.job, one.attempt) for one in trial.results] == [("ranks", 1), ("ranks-again", 2)]
+    assert [(len(each), {one.rank for one in each}) for each in (trial.measurements, trial.repeats)] == [
+        (2, {0, 1}),
+        (2, {0, 1}),
+    ]
+    assert {one.facts["retry"] for one in trial.repeats} == {"the same processes at the same places, started anew"}
+    (bad,) = [one for one in trial.verdicts if one.outcome is Outcome.FAIL]
+    assert "; reproduced (" in bad.reason
+    before = (out / "measurements.jsonl").read_text().count('{"measurement"')
+    assert processes.run("run", "--resume", out)[0] == 1
+    assert (out / "measurements.jsonl").read_text().count('{"measurement"') == before
+
+
+@pytest.mark.parametrize("start", ["run", "preview", "prepare"])
+def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seatrial.pipeline.run.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
+    gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
+    config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
+    asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    ways: dict[str, Callable[[], object]] = {
+        "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
+        "preview": lambda: preview(asked),
+        "prepare": lambda: prepare(asked, tmp_path / "run"),
+    }
+    with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
+        ways[start]()
+    assert not list((tmp_path / "run").glob("jobs/*"))

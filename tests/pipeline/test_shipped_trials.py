@@ -1,0 +1,34 @@
+"""What the trials that ship with seatrial promise in words is in their numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.checks.fabric._collective import CollectiveOptions, sizes_of
+from seatrial.checks.training.ddp import DdpOptions
+from seatrial.config.layers import CheckSchema, resolve
+from seatrial.config.schema import CheckSettings
+
+KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+
+
+@pytest.fixture
+def burn_in() -> dict[str, CheckSettings]:
+    return resolve("burn-in", environ={}, known=KNOWN).config.checks
+
+
+def test_a_burn_in_burns_for_as_long_as_it_says_and_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
+    reduce, ddp = burn_in["collectives.all_reduce"], burn_in["train.ddp"]
+    a_size = CollectiveOptions.model_validate(reduce.options).min_seconds_per_size
+    training = DdpOptions.model_validate(ddp.options).min_seconds
+    assert a_size >= 60
+    assert training >= 1200
+    for seconds, limit in ((a_size * len(sizes_of("all_reduce").gpu), reduce.limit_s), (training, ddp.limit_s)):
+        assert 2 * seconds < (limit or 0)  # as much again for set-up, a slow start and the last round
+
+
+def test_a_burn_in_asks_for_all_that_the_acceptance_asks_of_hardware(burn_in: dict[str, CheckSettings]) -> None:
+    acceptance = resolve("acceptance", environ={}, known=KNOWN).config.checks
+    for name in ("collectives.all_reduce", "train.ddp"):
+        assert burn_in[name].expect == acceptance[name].expect

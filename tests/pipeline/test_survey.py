@@ -1,0 +1,91 @@
+"""What follows from what was found on this machine: its devices, whose figures these are, what stands in the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.config.schema import CheckSettings, Cluster, Config
+from seatrial.discover.gpu import GpuFacts
+from seatrial.discover.nvml import Gpu
+from seatrial.model import Machine
+from seatrial.pipeline.survey import Survey
+
+
+def config(**cluster: int) -> Config:
+    return Config(name="t", cluster=Cluster(**cluster), checks={"host.inventory": CheckSettings()})
+
+
+def survey(*models: str) -> Survey:
+    gpus = tuple(Gpu(index=index, name=name, uuid=f"GPU-{index}") for index, name in enumerate(models))
+    return Survey({}, GpuFacts(gpus=gpus))
+
+
+def test_where_gpus_cannot_be_looked_for_there_may_be_some() -> None:
+    blind = Survey({}, GpuFacts(unavailable="no driver", unread={"pci_devices": "/sys: hidden"}))
+    assert "is not known: no driver; /sys: hidden" in (blind.devices(config()).trouble or "")
+    assert blind.devices(config(gpus_per_node=0)).trouble is None
+    assert Survey({}, GpuFacts(unavailable="no driver")).devices(config()).trouble is None
+
+
+def test_the_machine_is_what_cuda_may_use_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    settings = config()
+    assert survey("H200", "H200").machine(settings).gpus == ("GPU-1",)
+
+
+def test_a_trials_own_variables_choose_gpus_as_well() -> None:
+    hidden = config().model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": ""}})
+    two = survey("H200", "H200")
+    assert "CUDA_VISIBLE_DEVICES hides them all" in two.obstacle(hidden)
+    second = config().model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": "1"}})
+    assert (two.machine(second).gpus, two.devices(second).usable_gpus) == (("GPU-1",), 1)
+
+
+def test_a_gpu_that_is_lost_is_an_obstacle_unless_somebody_set_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = GpuFacts(gpus=(Gpu(index=0, uuid="GPU-0"),), lost=("gpu1: GPU is lost",))
+    one_left = Survey({}, gpus)
+    assert one_left.obstacle(config()) == "1 of the 2 GPUs of this machine can be used: gpu1: GPU is lost"
+    assert one_left.devices(config()).trouble is None, "what is left is measured"
+    assert one_left.obstacle(config(gpus_per_node=1)) == ""
+    assert survey("H200").obstacle(config()) == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert one_left.obstacle(config()) == ""
+
+
+def test_a_gpu_that_is_cut_into_slices_is_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}", mig_mode=index == 1) for index in range(3))
+    three = Survey({}, GpuFacts(gpus=gpus))
+    trouble = three.devices(config()).trouble or ""
+    assert trouble.startswith("gpu1 in MIG mode")
+    assert "nvidia-smi -i INDEX -mig 0" in trouble
+    assert three.devices(config(gpus_per_node=1)).trouble is None, "gpu1 takes no part"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert three.devices(config()).trouble is None
+
+
+def test_another_driver_or_kernel_makes_another_machine() -> None:
+    def of(kernel: str, driver: str) -> Machine:
+        facts = {"host": {"os": {"kernel": kernel}, "software": {"torch": "2.13.0"}}}
+        return Survey(facts, GpuFacts(driver=driver)).machine(config())
+
+    assert of("6.1", "580") == of("6.1", "580")
+    assert len({of("6.1", "580"), of("6.2", "580"), of("6.1", "590")}) == 3
+    assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").system)
+
+
+def test_two_cpu_machines_of_one_name_are_told_apart_by_their_machine_id() -> None:
+    def of(machine_id: str | None, *gpus: Gpu) -> Machine:
+        return Survey({"host": {"os": {"machine_id": machine_id}}}, GpuFacts(gpus=gpus)).machine(config())
+
+    assert of("aa") == of("aa") != of("bb")
+    assert not any("machine" in told for told in of(None).system), "one that cannot be read says nothing"
+    gpu = Gpu(index=0, uuid="GPU-0")
+    assert of("aa", gpu) == of("bb", gpu), "its UUID says whose figures these are"
+
+
+def test_only_what_is_measured_here_counts_as_the_gpus_of_a_trial() -> None:
+    both = survey("NVIDIA A", "NVIDIA B")
+    assert both.models(config()) == ("NVIDIA A", "NVIDIA B")
+    assert both.models(config(gpus_per_node=1)) == ("NVIDIA A",)
+    elsewhere = config().model_copy(update={"launcher": "slurm"})
+    assert both.models(elsewhere) == ()

@@ -1,0 +1,57 @@
+"""Figures, places and names of metrics, as reports write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.report.formatting import bytes_of, counted, figure, natural, span
+
+
+@pytest.mark.parametrize(
+    ("subjects", "expected"),
+    [
+        (["n/rank0", "cluster", "n/rank1"], "cluster + 2 ranks"),
+        (["n", "n/gpu0"], "1 node + 1 GPU"),
+        (["a->b", "b->a"], "2 links"),
+        (["rail0", "rail1", "cluster"], "cluster + 2 rails"),
+        ([], "none"),
+    ],
+)
+def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> None:
+    assert counted(subjects) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1GiB"), (float(2**63 - 1), "files", "unlimited")],
+)
+def test_figures_in_print(value: float, unit: str, shown: str) -> None:
+    assert figure(value, unit) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "shown"),
+    [
+        ([787, 810], "TFLOP/s", "787–810 TFLOP/s"),
+        ([2, 2], "s", "2 s"),
+        ([2**20, 2**30], "B", "1MiB–1GiB"),
+        ([0, 1], "bool", "no–yes"),
+    ],
+)
+def test_span(values: list[float], unit: str, shown: str) -> None:
+    assert span(values, unit) == shown
+
+
+def test_natural_order_survives_any_number_of_digits() -> None:
+    assert sorted(["node10", "node2", "node1/gpu3", "node" + "9" * 5000], key=natural)[:3] == [
+        "node1/gpu3",
+        "node2",
+        "node10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("busbw.1GiB", 2**30), ("p99.64KiB", 65536), ("tflops.bf16", 0), ("wrong", 0)]
+)
+def test_a_metric_is_of_a_size_where_its_name_ends_in_one(name: str, expected: int) -> None:
+    assert bytes_of(name) == expected

@@ -1,0 +1,47 @@
+"""`seatrial train` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import CONFIGS
+from tests.processes import call
+
+TINY = CONFIGS / "tiny"
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    config = TINY / "lora-mistral-7b-ddp.yaml"
+    done = subprocess.run(
+        [*torchrun, "-m", "seatrial", "train", config, "--set", "max_steps=3", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # one rank's, and nothing else
+    out = Path(found["out"])
+    assert (found["world_size"], found["steps_measured"], found["use_lora"]) == (2, 1, True)
+    assert out.parent == tmp_path / "seatrial-runs"
+    files = {"config.json", "data", "final", "metrics.json", "steps.jsonl", "summary.txt"}
+    assert {path.name for path in out.iterdir()} == files
+    assert len((out / "steps.jsonl").read_text().splitlines()) == 3
+    assert "17,920 of 137,024 parameters train" in done.stderr
+    assert "step 3/3  loss 5." in done.stderr
+    assert found["phases_s"]["until_first_step"] > found["phases_s"]["imports"] > 0.5
+
+
+def test_a_config_that_is_wrong_is_a_usage_error(tmp_path: Path) -> None:
+    code, out, err = call("train", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out"))
+    assert (code, out) == (2, "")
+    assert "--set bsz=none: bsz: Input should be a valid integer" in err
+    assert not (tmp_path / "out").exists()
