@@ -30,7 +30,7 @@ def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
     guide = ROOT / "docs" / "add-a-check.md"
     shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
     check, test = blocks(guide, "python")
-    (tmp_path / "seatrial" / "checks" / "host_processes.py").write_text(check)
+    (tmp_path / "seatrial" / "checks" / "host" / "processes.py").write_text(check)
     (tmp_path / "test_host_processes.py").write_text(test)
     (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0])
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}

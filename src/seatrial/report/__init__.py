@@ -30,7 +30,7 @@ def _json(trial: Trial) -> str:
 
 
 FORMATS: Mapping[str, Render] = {
-    "html": _module("html"),
+    "html": _module("html_page"),
     "junit": _module("junit"),
     "prometheus": _module("prometheus"),
     "json": _json,
