@@ -77,7 +77,7 @@ def _finding(match: Match, where: str, confidence: str) -> Finding:
             "confidence": confidence,
             "why": f"{match.signature.cause} Seen: {match.line[:300]}",
             "first_command": match.signature.first_command,
-            "remedy": match.signature.fix,
+            "fix": match.signature.fix,
             "source": match.source,
         }
     )

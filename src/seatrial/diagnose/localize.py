@@ -52,7 +52,7 @@ def _ends(measured: Measurement, slow: Sequence[Metric], *, certain: bool) -> It
             confidence="high" if certain else "low",
             why=why + _sure(measured, certain=certain),
             first_command=f"on {node}: ibstat; nvidia-smi topo -m",
-            remedy=_RULES["best_share"].remedy,
+            fix=_RULES["best_share"].fix,
             source=f"best_share of {CHECK.name}",
         )
 
@@ -74,7 +74,7 @@ def _paths(measured: Measurement) -> Iterator[Finding]:
             why=f"{speeds[metric.subject]:.4g} GB/s among others, {'and alone' if again else 'which is'} "
             f"{metric.value:.0%} of what both ends reach with other partners",
             first_command=f"ibtracert between {metric.subject.replace('->', ' and ')}",
-            remedy=_RULES["pair_share"].remedy,
+            fix=_RULES["pair_share"].fix,
             source=f"pair_share of {CHECK.name}",
         )
 
@@ -91,7 +91,7 @@ def _gpus(measured: Measurement) -> Iterator[Finding]:
             confidence="high" if few else "low",
             why=f"With its fastest partner it reaches {metric.value:.0%} of what the others do with theirs{sure}",
             first_command=f"on {_node(metric)}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
-            remedy=_RULES["gpu_share"].remedy,
+            fix=_RULES["gpu_share"].fix,
             source=f"gpu_share of {GPUS.name}",
         )
 
@@ -107,7 +107,7 @@ def _paths_of_gpus(measured: Measurement) -> Iterator[Finding]:
             why=f"{'With no other pair at work it' if again else 'It'} reaches {metric.value:.0%} of what both GPUs do "
             "with other partners",
             first_command=f"on {_node(metric)}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
-            remedy=_RULES["path_share"].remedy,
+            fix=_RULES["path_share"].fix,
             source=f"path_share of {GPUS.name}",
         )
 

@@ -56,5 +56,5 @@ class Verdict:
     reason: str
     metric: str = ""
     evidence: str = ""
-    remedy: str = ""
+    fix: str = ""
     judged_by: str = ""

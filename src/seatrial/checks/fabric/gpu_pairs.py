@@ -295,7 +295,7 @@ CHECK = Check(
             if_known=True,  # of GPUs on PCIe it depends on the board as well
             why="these two exchange less than two GPUs of their model do: a collective goes at the pace of its slowest "
             "link",
-            remedy=_LOOK,
+            fix=_LOOK,
         ),
         Rule(
             metric="gpu_share",
@@ -304,7 +304,7 @@ CHECK = Check(
             shows=("alone",),
             why="this GPU is slow with every other GPU of its node, so that it is its own: its links, its clocks, its "
             "memory or the process that drives it",
-            remedy=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+            fix=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
         ),
         Rule(
             metric="path_share",
@@ -312,7 +312,7 @@ CHECK = Check(
             where=_WHERE,
             shows=("alone",),
             why="both GPUs are faster with others: it is the path between these two that is slow, alone too",
-            remedy=_LOOK,
+            fix=_LOOK,
         ),
         Rule(
             metric="shared_links",
@@ -322,7 +322,7 @@ CHECK = Check(
             shows=("alone",),
             why="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "
             "where NVLinks join all GPUs",
-            remedy=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
+            fix=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
         ),
         intact(
             "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "

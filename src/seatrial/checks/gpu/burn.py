@@ -156,9 +156,7 @@ def _how(kind: str, size: int, burned: Burned) -> str:
     )
 
 
-def _counted(
-    counter: str, why: str, remedy: str, *, breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
-) -> Rule:
+def _counted(counter: str, why: str, fix: str, *, breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL) -> Rule:
     return Rule(
         metric=f"new_errors.{counter}",
         expect=f"== 0 {NEW[counter]}",
@@ -166,7 +164,7 @@ def _counted(
         breach=breach,
         shows=("counted_before", "xids"),
         why=why,
-        remedy=remedy,
+        fix=fix,
     )
 
 
@@ -203,7 +201,7 @@ CHECK = Check(
                 expect=f"<= {ERRORS[kind]} ratio",
                 where={"load": kind},
                 why="after the burn the product is off by more than its type rounds: this device computes wrongly",
-                remedy="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
+                fix="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
             )
             for kind in LOADS
         ),
@@ -212,14 +210,14 @@ CHECK = Check(
             expect="== 0 products",
             where={"backend": "cuda"},  # a CPU's library may share its work out anew, and so sum in another order
             why="the same product of the same numbers came out differently: what is trained under load is corrupted",
-            remedy="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
+            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
         ),
         Rule(
             metric="tflops.sustained",
             baseline="gemm.bf16",
             where={"backend": "cuda", "load": "bf16"},
             why="the GPU does not keep the speed that its model is known to keep",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         Rule(
             metric="drift",
@@ -228,7 +226,7 @@ CHECK = Check(
             where={"backend": "cuda"},
             breach=Outcome.WARN,
             why="the last third of the burn was slower than the first: heat or power holds the clocks down",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         Rule(
             metric="throttled_share",
@@ -237,7 +235,7 @@ CHECK = Check(
             shows=("clock_reasons_percent",),
             why="hardware or heat slowed the clocks down: a GPU that is powered and cooled as it should be runs this "
             "load within its power cap",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         _counted("ecc_uncorrected", "uncorrectable memory errors under load: they end processes", _ECC),
         _counted("remap_pending", "a bad memory row was found, and its repair waits for a reset", _ECC),
@@ -261,7 +259,7 @@ CHECK = Check(
             where={"backend": "cuda", "reads_pcie_replays": "yes"},
             breach=Outcome.WARN,
             why="the PCIe link often sends packets again: slot, riser or retimer damage them",
-            remedy="nvidia-smi -q -i INDEX | grep -i replay; lspci -vvv -s PCI | grep CESta; reseat the card or riser",
+            fix="nvidia-smi -q -i INDEX | grep -i replay; lspci -vvv -s PCI | grep CESta; reseat the card or riser",
         ),
     ),
     measure=measure,

@@ -70,7 +70,7 @@ def _how(size: int, timed: dict[str, Timed]) -> str:
     )
 
 
-_REMEDY = (
+_FIX = (
     "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE,TEMPERATURE -i INDEX while it runs: clocks held down, a power cap or "
     "heat explain slowness; else dcgmi diag -r 3 -i INDEX, and swap it with a good GPU: does it move along?"
 )
@@ -87,7 +87,7 @@ CHECK = Check(
                 expect=f"<= {limit} ratio",
                 where={f"has_{kind}": "yes"},
                 why="the product is off by more than its type rounds: this device computes wrongly",
-                remedy="train nothing on it; repeat with device.digests, run dcgmi diag -r 3, replace it",
+                fix="train nothing on it; repeat with device.digests, run dcgmi diag -r 3, replace it",
             )
             for kind, limit in ERRORS.items()
         ),
@@ -97,7 +97,7 @@ CHECK = Check(
                 baseline=f"gemm.{kind}",
                 where={"backend": "cuda", f"has_{kind}": "yes"},
                 why="training is made of these products: a slow GPU holds up all others",
-                remedy=_REMEDY,
+                fix=_FIX,
             )
             for kind in ("bf16", "fp16", "tf32", "fp8")
         ),

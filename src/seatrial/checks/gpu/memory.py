@@ -74,7 +74,7 @@ CHECK = Check(
             expect="== 0 words",
             shows=("wrong_memory",),
             why="memory did not keep what was written to it: weights and gradients will not either",
-            remedy="nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX (nvidia-smi -i INDEX -e 1 when ECC is off); reset the "
+            fix="nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX (nvidia-smi -i INDEX -e 1 when ECC is off); reset the "
             "GPU so that bad rows are remapped; wrong again: replace it. On a host: memtest86+, edac-util",
         ),
         Rule(
@@ -82,14 +82,14 @@ CHECK = Check(
             expect=">= 80 %",
             where={"backend": "cuda"},
             why="the pattern test did not reach most of the memory that was free",
-            remedy="nvidia-smi -i INDEX shows who else takes memory; then raise checks.device.memory.options.share",
+            fix="nvidia-smi -i INDEX shows who else takes memory; then raise checks.device.memory.options.share",
         ),
         Rule(
             metric="copy",
             baseline="memory.copy",
             where={"backend": "cuda"},
             why="memory-bound layers run at this speed, and so does decoding",
-            remedy="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: a lowered memory clock or remapped rows; "
+            fix="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: a lowered memory clock or remapped rows; "
             "then dcgmi diag -r 3 -i INDEX",
         ),
     ),

@@ -87,7 +87,7 @@ CHECK = Check(
                 metric=f"{way}_alone",
                 baseline=f"transfer.{way}_alone",
                 why="batches, checkpoints and offloaded weights go this way",
-                remedy="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
+                fix="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
                 "topo -m (is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
             )
             for way in ("h2d", "d2h")
@@ -99,7 +99,7 @@ CHECK = Check(
                 warn_below=TOGETHER_LEAST,
                 why="while all of a node copy, this GPU gets far less than its siblings: it shares a root port or a "
                 "switch with another, or its host memory is far from it",
-                remedy="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
+                fix="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
                 "node? If it is slow alone as well, its own link is at fault: see h2d_alone and d2h_alone",
             )
             for way in WAYS

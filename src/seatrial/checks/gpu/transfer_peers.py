@@ -69,7 +69,7 @@ def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str
     return {"gpus": [*names], "gb_s": rows}
 
 
-_REMEDY = (
+_FIX = (
     "nvidia-smi nvlink -s -i INDEX; nvidia-smi nvlink -e -i INDEX (errors and replays); nvidia-smi topo -p2p r; "
     "dmesg | grep -E 'Xid.*(74|145)|SXid'; reset the GPUs, then the fabric manager"
 )
@@ -84,7 +84,7 @@ CHECK = Check(
             metric="one_way",
             baseline="transfer.peer_one_way",
             why="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
-            remedy=_REMEDY,
+            fix=_FIX,
         ),
         Rule(
             metric="both_ways",
@@ -92,7 +92,7 @@ CHECK = Check(
             fail_below=0.85,  # as the floor in use one way: 335 of the 396 that an H200 reaches
             mirrored=0.95,
             why="this pair's link carries less than it should when both its GPUs send, as they do in every collective",
-            remedy=_REMEDY,
+            fix=_FIX,
         ),
     ),
     measure=measure,
