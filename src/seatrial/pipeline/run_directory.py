@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_fault
 from seatrial.util import journal
+from seatrial.util.files import atomic_write
 from seatrial.util.journal import Journal
 
 _LOG_ENDINGS = (".log", ".err", ".out")
@@ -63,7 +64,7 @@ class RunDir:
             if any(path.iterdir()):
                 raise UsageError(f"--out {path} is not empty: name another folder, or go on with --resume {path}")
             text = request.model_dump_json(indent=2)
-            (path / "run.json").write_text(text, encoding="utf-8")
+            atomic_write(path / "run.json", text.encode())
             made = cls(path.resolve(), request)
             made._journal.append({"request": _digest(text)})
             return made

@@ -42,7 +42,8 @@ def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
 
     Raises SeatrialError on incomplete data, and where the options make too few steps to learn anything.
     """
-    from seatrial.train import cnn, files, images
+    from seatrial.train import cnn, images
+    from seatrial.util import files
 
     start = time.monotonic()
     data = images.load(options.data)

@@ -84,7 +84,7 @@ class DdpOptions(Options):
 
 def measure(place: Place, options: DdpOptions) -> Iterator[Observation]:
     """Yield the cluster's figures and metrics.json on rank 0, and on every rank its own step times."""
-    from seatrial.train import files
+    from seatrial.util import files
 
     seen: list[Observation] = []
     for observation in _observe(place, options):
