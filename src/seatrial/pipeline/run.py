@@ -45,6 +45,7 @@ from seatrial.model import (
     Verb,
     Verdict,
     first_fault,
+    worst,
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.collect import Collected, Show
@@ -61,7 +62,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
 
     An interruption or a full disk ends the measuring, not the reporting: what is known is judged and written.
     """
-    collected = Collected(run_dir, run_dir.request.config, show)
+    collected = Collected(run_dir, run_dir.request.config, show, show_outcome)
     collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
     begun = time.monotonic() - processes.age_s()
     with collected.timed("discover"):
@@ -83,6 +84,19 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         collected.put_in_order()
         said = _said(plan, collected, baseline)
         return _reported(_record(collected, plan, survey, said, begun), collected)
+
+
+def show_outcome(collected: Collected, check: str) -> None:
+    """Show the outcome of a check as it stands: a FAIL that is to be measured again is not final."""
+    config = collected.settings.model_copy(update={"checks": {check: collected.settings.checks[check]}})
+    first, repeats = (
+        [one for one in every if one.check == check] for every in (collected.measurements, collected.repeats)
+    )
+    to_come = None if collected.settings.retry and not repeats else repeats
+    verdicts = judge(config, collected.jobs, first, catalog(), {}, repeats=to_come)
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
+    collected.show.judged(check, outcome, reason, max(one.seconds for one in repeats or first))
 
 
 @dataclass(frozen=True)
