@@ -66,7 +66,8 @@ def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
 def test_a_measurement_is_on_disk_before_it_is_judged(tmp_path: Path) -> None:
     config = Config(name="t", checks={"host.inventory": CheckSettings()})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    run_dir, on_disk = RunDir.create(tmp_path / "run", request), []
+    run_dir = RunDir.create(tmp_path / "run", request)
+    on_disk: list[str] = []
 
     def complete(collected: Collected, check: str) -> None:
         on_disk.extend(one.check for one in run_dir.recover().measurements)

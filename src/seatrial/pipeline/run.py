@@ -21,7 +21,7 @@ from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.layers import CheckSchema, Resolved
 from seatrial.config.schema import Config
-from seatrial.diagnose import diagnose
+from seatrial.diagnose import diagnose, relocated
 from seatrial.diagnose.throttling import throttled
 from seatrial.judge import judge, plausibility, site_baseline, to_repeat
 from seatrial.judge.decision import decide
@@ -116,7 +116,7 @@ def _said(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Said:
         verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats)
         insights = read(settings, measurements, verdicts, catalog(), baseline)
     with collected.timed("diagnose"):
-        findings = diagnose(collected.results, [*measurements, *repeats], collected.run_dir.path)
+        findings = diagnose(collected.results, measurements, repeats, verdicts, catalog(), collected.run_dir.path)
     with collected.timed("telemetry"):
         sampled = _sampled(plan, collected)
     return _Said(baseline, verdicts, insights, (*findings, *throttled(sampled)), sampled)
@@ -190,7 +190,16 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, trial.measurements, verdicts, trial.left_out, trial.decision.scope, obstacles)
     told = read(settings, trial.measurements, verdicts, catalog(), known)
-    return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known, "insights": told})
+    findings = relocated(trial, verdicts, catalog())
+    return trial.model_copy(
+        update={
+            "verdicts": verdicts,
+            "decision": decision,
+            "baseline": known,
+            "insights": told,
+            "findings": findings,
+        }
+    )
 
 
 def _site(settings: Config) -> Baseline | None:
