@@ -73,6 +73,21 @@ def _nothing(_options: Any) -> dict[str, JsonValue]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Location:
+    """What it means that a metric of a place, or of a pair of places, falls short: a finding of the diagnosis.
+
+    ``first_command`` may name ``{node}``, that of the place, and ``{pair}``, both ends. ``whole_node``: the places of a
+    node make one finding, called so where all of them fall short. ``distinguishable`` names the fact that says how many
+    bad places (of such a check: nodes) are found exactly.
+    """
+
+    what: str
+    first_command: str
+    whole_node: str = ""
+    distinguishable: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """What must be there for a check to apply. What is missing gives SKIP, or ERROR where it was promised."""
 
@@ -107,6 +122,9 @@ class Check:
     # Facts that the options alone decide, as far as anybody can tell before anything is measured, such as what a
     # training has to compute for a token: a trial's thresholds are weighed by them when it is loaded
     foretold: Callable[[Any], Mapping[str, JsonValue]] = _nothing
+
+    # Metrics that tell which place is at fault: a FAIL or a WARN on one of them becomes a finding there
+    locations: Mapping[str, Location] = field(default_factory=dict)
 
     @property
     def counted(self) -> bool:

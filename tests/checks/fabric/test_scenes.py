@@ -81,7 +81,9 @@ def on_a_fabric(measurements: list[Measurement]) -> list[Measurement]:
 
 
 def found(measurements: list[Measurement]) -> list[Finding]:
-    return list(localize(on_a_fabric(measurements)))
+    judged = on_a_fabric(measurements)
+    check = catalog()[judged[0].check]
+    return list(localize(judge_check(check, judged, {}, "t"), judged, catalog()))
 
 
 @pytest.mark.parametrize("name", ["pairs_of_one", "rails_of_one", "scaling_of_one", "each_node_of_one"])

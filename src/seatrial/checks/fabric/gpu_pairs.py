@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Location, Needs, Options, Place
 from seatrial.checks.fabric import _transports
 from seatrial.checks.fabric._results import carrier, intact, label, wrong_data
 from seatrial.discover import gpu
@@ -331,6 +331,17 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "gpu_share", "path_share"),
+    locations={
+        "gpu_share": Location(
+            what="A GPU is slow with every other GPU of its node",
+            first_command="on {node}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
+            distinguishable="told_apart",
+        ),
+        "path_share": Location(
+            what="The path between two GPUs of a node is slow",
+            first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
+        ),
+    },
     per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
     by_node=True,
     limit_s=300.0,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Location, Needs, Options, Place
 from seatrial.checks.fabric import _transports
 from seatrial.checks.fabric._results import carrier, intact, wrong_data
 from seatrial.model import (
@@ -199,6 +199,15 @@ CHECK = Check(
     measure=measure,
     performance=("pair_*", "best_*"),
     per={"best_*": "place"},
+    locations={
+        "best_share": Location(
+            what="GPUs of a node are slow to every other node",
+            whole_node="A node is slow to every other node",
+            first_command="on {node}: ibstat; nvidia-smi topo -m",
+            distinguishable="told_apart",
+        ),
+        "pair_share": Location(what="The path between two nodes is slow", first_command="ibtracert between {pair}"),
+    },
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=PairOptions,
