@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from seatrial.bench import group
+from seatrial.bench import child_answer, group
 from seatrial.bench.rank import gather, release_memory, wait_for_all
 from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
@@ -127,13 +127,15 @@ def join(task: Mapping[str, Any], backend: str = "") -> str:
     return str(device)
 
 
-def serve(run: Callable[[Mapping[str, Any], str], Any], argument: str) -> None:
-    """The whole life of a child whose answer is what ``run`` makes of the task and the device. Ends the process."""
-    task = json.loads(argument)
-    answer = run(task, join(task))
-    group.close_group()
-    print(json.dumps(answer))
-    group.end_process()
+def serve(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:
+    """``child_answer.serve`` for a child that works in the group of all children, on a device of its own."""
+
+    def run_in_group(task: Mapping[str, Any]) -> Any:
+        answer = run(task, join(task))
+        group.close_group()
+        return answer
+
+    child_answer.serve(run_in_group)
 
 
 def _attend(child: processes.Child, name: str, limit_s: float, look: Callable[[], None]) -> Answer:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from seatrial.bench.child_answer import NO_ROOM, REFUSED
 from seatrial.checks.base import Options, Place
 from seatrial.model import SeatrialError
 from seatrial.train import train_config
-from seatrial.train.child_answer import NO_ROOM, REFUSED
 from seatrial.util.failures import killed
 
 if TYPE_CHECKING:
