@@ -20,8 +20,6 @@ from seatrial.worker import ENDING
 from tests.launch.scripted import Heard, job
 from tests.processes import Program, alive, all_doing, load, pulses, until
 
-pytestmark = pytest.mark.slow
-
 CHECK = "collectives.all_reduce"
 # silence_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
 TRIAL = """

@@ -332,7 +332,6 @@ def test_interrupted_in_the_second_measurement_the_first_is_kept_and_the_second_
     assert (finished.repeats, finished.verdicts) == (resumed.repeats, resumed.verdicts)
 
 
-@pytest.mark.slow
 def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path) -> None:
     """For real: two processes, SIGKILL for all of seatrial, and no figure of the first measurement lost."""
     out, path = tmp_path / "run", tmp_path / "t.yaml"

@@ -12,10 +12,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from seatrial.discover import slurm_text
 from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
+from seatrial.discover.slurm_messages import first_match, messages
 from seatrial.model import SeatrialError, UsageError
 from seatrial.util import processes
 from seatrial.util.processes import Answer
@@ -37,62 +37,6 @@ class SlurmRefused(SeatrialError):
     """Slurm was asked, and said no: an unknown partition, more than there is. The message says what to run first."""
 
 
-class Trouble(NamedTuple):
-    """What a message of Slurm's means, and the first command to run."""
-
-    pattern: str
-    meaning: str
-    first_command: str
-    error: type[SlurmUnavailable] = SlurmUnavailable
-
-
-# The first that matches counts. Where munge fails, other words follow that would lead astray: so munge comes first.
-_UNREACHABLE = (
-    Trouble(
-        r"(?i)munge|authentication (error|credential)|auth_g_",
-        "munge, which vouches for us to the controller, fails on this machine",
-        "munge -n | unmunge; systemctl status munge",
-    ),
-    Trouble(
-        # What a client reads whose credential slurmctld could not decode, or whose version is too far from its own.
-        r"Zero Bytes",
-        "the controller hangs up on us: our munge key or clock is not the controller's, or our Slurm too old or new",
-        "munge -n | ssh CONTROLLER unmunge; compare on both: sha256sum /etc/munge/munge.key; date; scontrol --version",
-    ),
-    Trouble(
-        r"configuration (source|file)|s_p_parse_file|ClusterName needs to be specified|fetch_config",
-        "this machine has no slurm.conf for the cluster",
-        'ls -l "${SLURM_CONF:-/etc/slurm/slurm.conf}"; copy it from the controller, or name a configless one with '
-        "SLURM_CONF_SERVER",
-    ),
-    Trouble(
-        r"Unable to contact|Socket timed out|[Cc]onnection (refused|timed out)|connect failure",
-        "the controller does not answer",
-        "scontrol ping; then on the controller's host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
-        ControllerDown,
-    ),
-)
-_REFUSALS = (
-    Trouble(
-        r"(?i)time limit",
-        "more time is asked for than there is",
-        "sinfo -o '%P %l'; then --set slurm.time_min=MINUTES, or fewer checks",
-    ),
-    Trouble(
-        r"(?i)violates|policy|MaxSubmit|job submit limit",
-        "a limit of the account or of the QOS stands in the way",
-        "sacctmgr show associations user=$USER; sacctmgr show qos; squeue --me",
-    ),
-    Trouble(r"(?i)partition", "no such partition, or not for us", "sinfo -s"),
-    Trouble(r"(?i)account|association", "no such account", "sacctmgr show associations user=$USER"),
-    Trouble(r"(?i)qos", "no such QOS, or not for us", "sacctmgr show qos"),
-    Trouble(r"(?i)reservation", "no such reservation, or not for us", "scontrol show reservations"),
-    Trouble(r"(?i)feature", "no node has that feature", "sinfo -o '%N %f'"),
-    Trouble(r"(?i)gres", "no such generic resource", "sinfo -o '%N %G'"),
-    Trouble(r"(?i)node (configuration|name|count)|memory|cpus|processors", "no node offers that", "sinfo -Nel"),
-)
-
-
 def installed() -> bool:
     """Whether this machine has Slurm's client commands."""
     return shutil.which("sinfo") is not None
@@ -104,7 +48,7 @@ def ping() -> tuple[Ping, ...]:
     answer = ask(argv, ANSWER_S)
     found = slurm_text.pings(answer.out)
     # Exit code 1 says that one is DOWN. Complaints beside it say that the client could not even ask.
-    if not found or _match(_UNREACHABLE, answer.err):
+    if not found or first_match(messages().unreachable, answer.err):
         raise error(argv, answer)
     return found
 
@@ -221,16 +165,14 @@ def ask(argv: Sequence[str], timeout_s: float) -> Answer:
 def error(argv: Sequence[str], answer: Answer) -> SeatrialError:
     """What a command's failure means: SlurmUnavailable or SlurmRefused, with what was said and what to run first."""
     said = _gist(answer.err) or _gist(answer.out) or f"exit code {answer.code}, and no word"
-    if trouble := _match(_UNREACHABLE, answer.err):
-        return trouble.error(f"{trouble.meaning} ({said}). Run first: {trouble.first_command}")
-    trouble = _match(_REFUSALS, said) or Trouble("", "Slurm refuses", shlex.join(argv))
-    return SlurmRefused(f"{trouble.meaning} ({said}). Run first: {trouble.first_command}")
+    if message := first_match(messages().unreachable, answer.err):
+        kind = ControllerDown if message.controller else SlurmUnavailable
+        return kind(f"{message.meaning} ({said}). Run first: {message.first_command}")
+    if message := first_match(messages().refused, said):
+        return SlurmRefused(f"{message.meaning} ({said}). Run first: {message.first_command}")
+    return SlurmRefused(f"Slurm refuses ({said}). Run first: {shlex.join(argv)}")
 
 
 def _gist(text: str) -> str:
     """What was said, in a line: each line once."""
     return "; ".join(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-
-
-def _match(troubles: Sequence[Trouble], text: str) -> Trouble | None:
-    return next((trouble for trouble in troubles if re.search(trouble.pattern, text)), None)

@@ -8,11 +8,14 @@ import re
 import resource
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from seatrial.model import SeatrialError, format_bytes
+from seatrial.util.files import atomic_folder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last is a limit of the process (ulimit -f)
 # Where no number is told: in the system's words (safetensors, tokenizers, other programs) …
@@ -44,6 +47,18 @@ def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
     named = next((one.filename for one in _chain(error) if isinstance(one, OSError) and one.filename), None)
     path = Path(os.fsdecode(named)) if isinstance(named, (str, bytes)) else place
     return NoRoom(f"{what or f'cannot write {path}'}: {reason}. {room(path)}. {REMEDY}")
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """``atomic_folder``, which raises NoRoom on a full disk: with what is free before that is given back."""
+    with atomic_folder(path) as making:
+        try:
+            yield making
+        except Exception as error:
+            if full := no_room(error, path):
+                raise full from error
+            raise
 
 
 def said(error: BaseException, place: Path) -> str | None:

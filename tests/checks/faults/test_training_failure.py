@@ -249,7 +249,7 @@ def values(measurement: Measurement, metric: str) -> Iterator[float]:
         yield next(one.value for one in measurement.metrics if one.name == f"{metric}.{fault}")
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_three_faults_of_two_processes(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TRIAL)
     program = Program("run", tmp_path / "t.yaml", "--out", tmp_path / "run")

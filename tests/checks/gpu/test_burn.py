@@ -15,7 +15,7 @@ from seatrial.bench.timing import Timed
 from seatrial.checks.base import Place
 from seatrial.checks.gpu import burn as device_burn
 from seatrial.checks.gpu.burn import CHECK, NEW, POINTS, THROTTLED
-from seatrial.config.layers import declared_unit
+from seatrial.config.expect import declared_unit
 from seatrial.discover.gpu_counters import COUNTERS
 from seatrial.discover.nvml import Interview
 from seatrial.hardware.references import Known, Sku

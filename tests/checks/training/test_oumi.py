@@ -44,7 +44,7 @@ def test_a_command_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert "no executable no-such-oumi on" in measured.error
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_training_is_judged_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")  # as our launchers set it; the stand-in refuses to be one rank of many
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -88,6 +88,7 @@ def test_a_full_disk_is_an_error_and_no_exit_code(tmp_path: Path) -> None:
     assert "exit_code" not in {metric.name for metric in measured.metrics}
 
 
+@pytest.mark.training
 def test_it_is_ended_in_time_and_its_last_words_are_told(tmp_path: Path) -> None:
     measured = trained(tmp_path, "hang", train_limit_s=3)
     assert measured.error

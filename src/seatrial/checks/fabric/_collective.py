@@ -368,7 +368,7 @@ def saturated(name: str, size: str, *, if_known: bool = False) -> Rule:
         if_known=if_known,
         why="At this size the links are saturated: what is missing here is missing from every exchange of gradients, "
         "parameters or tokens.",
-        remedy="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "
+        fix="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "
         "links at full speed. Then `nvidia-smi -q -d PERFORMANCE,CLOCK` for a throttled GPU. Across nodes, repeat "
         "with NCCL_DEBUG=INFO: `NET/Socket` in place of `NET/IB` means that RDMA is not in use; see `ibstat`.",
     )
@@ -380,7 +380,7 @@ _WRONG = Rule(
     expect="== 0",
     why="The numbers are small integers, exact in any order: one wrong bit means that data is corrupted on its way, "
     "and every gradient of every training run goes this way.",
-    remedy="Train nothing on these nodes. The fact wrong_data names rank, offset and flipped bits. On that "
+    fix="Train nothing on these nodes. The fact wrong_data names rank, offset and flipped bits. On that "
     "rank's node look at `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "
     "Then repeat with NCCL_P2P_DISABLE=1: wrong again, suspect a GPU's memory; right now, suspect NVLink.",
 )

@@ -209,14 +209,14 @@ def wrong_data(corrupted: Sequence[Line], subjects: Sequence[str]) -> list[JsonV
     ]
 
 
-def intact(remedy: str) -> Rule:
-    """The rule on ``wrong_elements``; ``remedy`` says what the check's fact wrong_data names."""
+def intact(fix: str) -> Rule:
+    """The rule on ``wrong_elements``; ``fix`` says what the check's fact wrong_data names."""
     return Rule(
         metric="wrong_elements",
         expect=Limit.parse("== 0"),
         shows=("wrong_data",),
         why="data is corrupted on its way, and every gradient of a training goes this way",
-        remedy=f"Train nothing on these nodes. {remedy}",
+        fix=f"Train nothing on these nodes. {fix}",
     )
 
 
@@ -228,7 +228,7 @@ def all_fit(name: str, option: str) -> Rule:
         expect=Limit.parse("== 0 sizes"),
         breach=Outcome.ERROR,
         why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
-        remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
+        fix="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
         "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes count, "
         f"and what the largest has to reach: --set 'checks.collectives.{name}.options.{option}' "
         f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",

@@ -256,7 +256,7 @@ CHECK = Check(
             where={"nvlink": "yes", "peers": "yes"},
             shows=("path_by_size",),
             why="NVLinks are active, and NCCL is hardly faster with peer-to-peer than without: it does not use them",
-            remedy="env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL); nvidia-smi topo -p2p r; in a container all "
+            fix="env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL); nvidia-smi topo -p2p r; in a container all "
             "GPUs must be visible to each process; in a virtual machine look for ACS and IOMMU settings",
         ),
         Rule(
@@ -265,7 +265,7 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("path_by_size",),
             why="NCCL takes what it expects to be fastest, and a ring is faster: its picture of this machine is wrong",
-            remedy="env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN); unset them, or report it with "
+            fix="env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN); unset them, or report it with "
             "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING",
         ),
         intact("collectives.all_reduce names rank, offset and flipped bits"),

@@ -129,7 +129,7 @@ CHECK = Check(
             where={"backend": "nccl"},
             why="no data leaves the node here: what is missing is missing inside it, and every collective of the "
             "cluster goes at the pace of its slowest node",
-            remedy="On that node: nvidia-smi nvlink -s (every link up, at full speed), nvidia-smi topo -m, "
+            fix="On that node: nvidia-smi nvlink -s (every link up, at full speed), nvidia-smi topo -m, "
             "nvidia-smi -q -d PERFORMANCE,CLOCK, journalctl -u nvidia-fabricmanager; compare with a good node",
         ),
         intact("The subject names the node, the fact wrong_data rank, offset and flipped bits"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Location, Needs, Options, Place
 from seatrial.checks.fabric import _transports
 from seatrial.checks.fabric._results import carrier, intact, label, wrong_data
 from seatrial.discover import gpu
@@ -295,7 +295,7 @@ CHECK = Check(
             if_known=True,  # of GPUs on PCIe it depends on the board as well
             why="these two exchange less than two GPUs of their model do: a collective goes at the pace of its slowest "
             "link",
-            remedy=_LOOK,
+            fix=_LOOK,
         ),
         Rule(
             metric="gpu_share",
@@ -304,7 +304,7 @@ CHECK = Check(
             shows=("alone",),
             why="this GPU is slow with every other GPU of its node, so that it is its own: its links, its clocks, its "
             "memory or the process that drives it",
-            remedy=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+            fix=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
         ),
         Rule(
             metric="path_share",
@@ -312,7 +312,7 @@ CHECK = Check(
             where=_WHERE,
             shows=("alone",),
             why="both GPUs are faster with others: it is the path between these two that is slow, alone too",
-            remedy=_LOOK,
+            fix=_LOOK,
         ),
         Rule(
             metric="shared_links",
@@ -322,7 +322,7 @@ CHECK = Check(
             shows=("alone",),
             why="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "
             "where NVLinks join all GPUs",
-            remedy=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
+            fix=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
         ),
         intact(
             "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
@@ -331,6 +331,17 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "gpu_share", "path_share"),
+    locations={
+        "gpu_share": Location(
+            what="A GPU is slow with every other GPU of its node",
+            first_command="on {node}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
+            distinguishable="told_apart",
+        ),
+        "path_share": Location(
+            what="The path between two GPUs of a node is slow",
+            first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
+        ),
+    },
     per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
     by_node=True,
     limit_s=300.0,

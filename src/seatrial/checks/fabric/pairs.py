@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Location, Needs, Options, Place
 from seatrial.checks.fabric import _transports
 from seatrial.checks.fabric._results import carrier, intact, wrong_data
 from seatrial.model import (
@@ -168,7 +168,7 @@ CHECK = Check(
             where=_WHERE,
             why="this GPU's way out of its node is slow with every partner, so that it is this node's own: its network "
             "card, cable, switch port, PCIe slot or driver settings",
-            remedy="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
+            fix="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
             "LnkSta (speed and width of the card's slot); nvidia-smi topo -m (GPU and card should share a switch); "
             "compare with a good node",
         ),
@@ -178,7 +178,7 @@ CHECK = Check(
             where=_WHERE,
             shows=("alone",),
             why="both nodes are faster with others: it is the path between these two that is slow",
-            remedy="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
+            fix="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
             "(ibqueryerrors, or the switch's own counters), and for links of an uplink that are down",
         ),
         Rule(
@@ -188,7 +188,7 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("alone",),
             why="these paths are slow among others and good alone: they share an uplink that cannot carry all of them",
-            remedy="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
+            fix="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
             "is the fabric oversubscribed by design? Adaptive routing may be off; ibdiagnet tells",
         ),
         intact(
@@ -199,6 +199,15 @@ CHECK = Check(
     measure=measure,
     performance=("pair_*", "best_*"),
     per={"best_*": "place"},
+    locations={
+        "best_share": Location(
+            what="GPUs of a node are slow to every other node",
+            whole_node="A node is slow to every other node",
+            first_command="on {node}: ibstat; nvidia-smi topo -m",
+            distinguishable="told_apart",
+        ),
+        "pair_share": Location(what="The path between two nodes is slow", first_command="ibtracert between {pair}"),
+    },
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=PairOptions,

@@ -178,7 +178,7 @@ CHECK = Check(
             where={"sockets_meant": "no"},
             shows=("transports_by_rank", "active_rdma_ports", "settings"),
             why="NCCL talks over TCP sockets although its node has an active RDMA port: a tenth of the speed, or less",
-            remedy="ibstat; ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited; then look for "
+            fix="ibstat; ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited; then look for "
             "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. Where "
             "it is meant so: --set checks.collectives.path.options.sockets=true",
         ),
@@ -188,7 +188,7 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("transports_by_rank",),
             why="RDMA goes by way of host memory (no GDRDMA): each byte crosses PCIe twice, and the CPU's memory",
-            remedy="lsmod | grep nvidia_peermem (or a kernel with dma-buf and an open driver); nvidia-smi topo -m: NIC "
+            fix="lsmod | grep nvidia_peermem (or a kernel with dma-buf and an open driver); nvidia-smi topo -m: NIC "
             "and GPU should share a switch (PIX, PXB); NCCL_NET_GDR_LEVEL",
         ),
     ),

@@ -102,7 +102,7 @@ CHECK = Check(
             expect=">= 0.90 of the median",
             where={"backend": "nccl", "comparable": "yes"},
             why="this rail is slower than the others: a collective of all GPUs goes at the pace of its slowest rail",
-            remedy="collectives.pairs says on which node. If on none of them: look at the switches of this rail, at "
+            fix="collectives.pairs says on which node. If on none of them: look at the switches of this rail, at "
             "ports that are down, and at uplinks; ibdiagnet for the whole fabric",
         ),
         intact(

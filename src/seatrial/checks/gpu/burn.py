@@ -63,17 +63,19 @@ def measure(place: Place, options: BurnOptions) -> Iterator[Observation]:
     yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
     yield Fact(name="load", value=kind)
     place.note(f"{options.seconds:g} s of {kind}")
-    load = window = None
+    load = counters = None
     with ExitStack() as stack:
         if place.device.startswith("cuda"):
             assert place.gpu_index is not None, "a worker knows its GPU by NVML's index"
             load = stack.enter_context(gpu_load.sampled(place.gpu_index))
             window = stack.enter_context(error_window.counted(place.gpu_index, ports=False))
+            if (counters := window.gpu) is None:
+                raise SeatrialError(f"the error counters of this GPU cannot be read: {window.fact()}")
         burned = compute.burn(kind, size, place.device, options.seconds)
     yield from _of_speed(burned, compute.flops(size), place.subject)
     yield Metric(name=f"relative_error.{kind}", value=burned.error, unit="ratio", subject=place.subject)
-    if load and window and window.gpu:
-        yield from _of_gpu(load, window.gpu, burned, place.subject)
+    if load and counters:
+        yield from _of_gpu(load, counters, burned, place.subject)
     timed = burned.timed
     how = (
         f"{size} × {size} products in {kind} for {sum(timed.windows) * timed.per_window:.1f} s after "
@@ -161,7 +163,7 @@ def _counter_rules() -> Iterator[Rule]:
                 breach=Outcome(counter.level),
                 shows=("counted_before", "xids"),
                 why=f"under load: {counter.means}",
-                remedy=counter.remedy,
+                fix=counter.fix,
             )
 
 
@@ -191,7 +193,7 @@ CHECK = Check(
                 expect=f"<= {ERRORS[kind]} ratio",
                 where={"load": kind},
                 why="after the burn the product is off by more than its type rounds: this device computes wrongly",
-                remedy="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
+                fix="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
             )
             for kind in LOADS
         ),
@@ -200,14 +202,14 @@ CHECK = Check(
             expect="== 0 products",
             where={"backend": "cuda"},  # a CPU's library may share its work out anew, and so sum in another order
             why="the same product of the same numbers came out differently: what is trained under load is corrupted",
-            remedy="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
+            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
         ),
         Rule(
             metric="tflops.sustained",
             baseline="gemm.bf16",
             where={"backend": "cuda", "load": "bf16"},
             why="the GPU does not keep the speed that its model is known to keep",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         Rule(
             metric="drift",
@@ -216,7 +218,7 @@ CHECK = Check(
             where={"backend": "cuda"},
             breach=Outcome.WARN,
             why="the last third of the burn was slower than the first: heat or power holds the clocks down",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         Rule(
             metric="throttled_share",
@@ -225,7 +227,7 @@ CHECK = Check(
             shows=("clock_reasons_percent",),
             why="hardware or heat slowed the clocks down: a GPU that is powered and cooled as it should be runs this "
             "load within its power cap",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         *_counter_rules(),
     ),
