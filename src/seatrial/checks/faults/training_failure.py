@@ -175,7 +175,7 @@ def told(victim: Victim, trial: Trial, allowed: dict[str, float]) -> Iterator[Ob
 def released(fault: Fault, job: Job) -> Iterator[Observation]:
     """Whether Slurm has taken back the allocation of a run that has ended; a job it has forgotten has none. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
-    yield _metric(f"jobs_left.{fault}", job.known and not job.gone)
+    yield _metric(f"jobs_left.{fault}", job.known and not job.ended)
 
 
 def left(fault: Fault, looks: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
