@@ -146,7 +146,7 @@ def _on_hub(name: str | None) -> bool:
 def _train(options: OumiOptions, config: TrainConfig, folder: Path, device: str, place: Place) -> Ended:
     names = [name for name in os.environ if name in _NOT_ITS_OWN or name.startswith("TORCHELASTIC_")]
     env = {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1"}  # a trial tells nobody, Oumi its makers
-    if not any(map(_on_hub, (config.model.weights, config.data.path, config.data.tokenizer))):
+    if not any(map(_on_hub, (config.model.weights, config.data.tokenizer))):
         env["HF_HUB_OFFLINE"] = "1"  # else it asks for what it has, and waits where no network answers
     log, started = folder / "oumi.log", time.monotonic()
     argv = ["env", *(f"--unset={name}" for name in names), *options.command, "train", "-c", str(folder / "oumi.yaml")]
