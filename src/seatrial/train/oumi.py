@@ -4,8 +4,8 @@ Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,train
 src/oumi/core/configs/training_config.py for what goes with what (mixed precision wants weights in float32),
 src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py for ``oumi train -c FILE``.
 
-Rows always go through text_sft_jsonl. Oumi passes a data set of the Hub that it has no class for to TRL as it is: no_robots
-has a column ``prompt`` beside ``messages``, which TRL takes for prompt and completion (KeyError 'completion').
+Rows always go through text_sft_jsonl. Oumi passes a data set of the Hub that it has no class for to TRL as it is:
+no_robots has a column ``prompt`` beside ``messages``, for which TRL expects a ``completion`` (KeyError 'completion').
 Oumi's HuggingFaceDataset reads ``messages``, but refuses the role system (src/oumi/datasets/sft/huggingface.py).
 """
 

@@ -29,7 +29,8 @@ def test_a_tokenizer_is_trained_on_the_rows_that_are_read(tmp_path: Path) -> Non
     rows.write_text(f"{json.dumps({'messages': turns})}\n" * 8 + f"{json.dumps({'messages': 'galley keel'})}\n" * 8)
     tokenizer = prepared(tmp_path / "real", f"data.path={rows}", "data.samples=8")
     assert tokenizer.encode(f" {WORD}").tokens == [f"Ġ{WORD}"]
-    assert [json.loads(line) for line in (tmp_path / "real" / ROWS).read_text().splitlines()] == [{"messages": turns}] * 8
+    written = (tmp_path / "real" / ROWS).read_text().splitlines()
+    assert [json.loads(line) for line in written] == [{"messages": turns}] * 8
     assert len(tokenizer.encode(" galley").tokens) > 1  # neither of generated rows, nor of those beyond the samples
 
 
