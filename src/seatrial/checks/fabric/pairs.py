@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Location, Needs, Options, Place
+from seatrial.checks.base import Check, Comparison, Location, Needs, Options, Place
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, intact, wrong_data
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, intact, wrong_data
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -199,6 +199,11 @@ CHECK = Check(
     measure=measure,
     performance=("pair_*", "best_*"),
     per={"best_*": "place"},
+    bounds=BANDWIDTHS,
+    comparisons={
+        "best_share": Comparison(part="a GPU's way out of its node", network=True),
+        "pair_share": Comparison(part="the path between two nodes", network=True),
+    },
     locations={
         "best_share": Location(
             what="GPUs of a node are slow to every other node",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Comparison, Needs, Options, Place
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, group_data_check, intact
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -111,6 +111,8 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("rail_*",),
+    bounds=BANDWIDTHS,
+    comparisons={"rail_share": Comparison(part="a rail", network=True)},
     per={"rail_*": "rail"},
     limit_s=600.0,
     needs=Needs(ranks=2),

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Options, Place
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, group_data_check, intact
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -123,6 +123,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "efficiency.*"),
+    bounds=BANDWIDTHS,
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=ScalingOptions,

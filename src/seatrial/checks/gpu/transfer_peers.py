@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import BIDIRECTIONAL, Check, Needs, Options, Place
 from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
@@ -100,5 +100,6 @@ CHECK = Check(
     needs=Needs(gpus=True, ranks=2),
     options=PeerOptions,
     performance=("one_way", "both_ways"),
+    bounds={"one_way": "nvlink", "both_ways": BIDIRECTIONAL},
     per={"*": "ordered pair"},
 )
