@@ -181,8 +181,7 @@ def test_rules_on_shares_say_what_they_see() -> None:
     assert "does not see what slows all of them alike" in found.text
     assert told(shares("rails", {**comparable, "comparable": "no"}, rail_share=1.0)) == {}
     gain = told(shares("contrast", {"nvlink": "yes", "peers": "yes"}, p2p_gain=15.0), gpus(18, 18))["gate"]
-    assert "p2p_gain >= 1.5 x: 10% of the 15 x measured here" in gain.text
-    assert "with 16 of a GPU's 18 NVLinks down" in gain.text
+    assert gain.text == "p2p_gain >= 1.5 x: it sees peer-to-peer missing, not slow"
 
 
 def test_sockets_between_nodes_are_named() -> None:

@@ -6,13 +6,11 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.checks.base import COLLECTIVE
 from seatrial.config.layers import CheckSchema, resolve
 from seatrial.config.schema import CheckSettings, Cluster, Config
+from seatrial.hardware.bounds import COLLECTIVE, Figure, bound
 from seatrial.hardware.references import Known, Sku, skus
 from seatrial.judge.plausibility import (
-    Figure,
-    bound,
     complaints,
     figures_of,
     flaw,

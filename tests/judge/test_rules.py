@@ -8,7 +8,8 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.checks.base import COLLECTIVE, Check, Options, Place
+from seatrial.checks.base import Check, Options, Place
+from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.hardware.references import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (

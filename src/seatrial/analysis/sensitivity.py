@@ -30,37 +30,25 @@ def relative(measurements: Sequence[Measurement], checks: Mapping[str, Check], l
             comparison = check.comparisons.get(rule.metric)
             applies = all(one.facts.get(fact) == value for fact, value in rule.where.items())
             if comparison and rule.expect and rule.metric in names and applies:
-                part = _gain if comparison.gain else _part
-                insight = part(one, rule.metric, rule.expect, comparison, links)
-                found.setdefault((one.check, insight.text), insight)
+                missing = 1.0 if comparison.gain else 1 - rule.expect.value
+                text = f"{rule.metric} {rule.expect}: {_detectable(comparison, missing, links)}"
+                insight = Insight(check=one.check, title="gate", text=text, values={"missing_unseen": missing})
+                found.setdefault((one.check, text), insight)
     yield from found.values()
 
 
-def _part(one: Measurement, metric: str, limit: Limit, comparison: Comparison, links: Links) -> Insight:
-    missing = 1 - limit.value
+def _detectable(comparison: Comparison, missing: float, links: Links) -> str:
+    """The smallest fault that a threshold on a comparison detects, and what it does not."""
+    if comparison.gain:
+        return f"it sees {comparison.part} missing, not slow"
     port = ""
     if comparison.network and links.network == "rdma" and links.ports:
-        port = (
-            f", one at {limit.value * links.ports.gbps:.0f} of {links.ports.gbps:g} Gb/s where the others fill theirs"
-        )
-    text = (
-        f"{metric} {limit}: the least that it sees is {comparison.part} {missing:.0%} slower than the others"
-        f"{port}; it does not see what slows all of them alike"
+        gbps = links.ports.gbps
+        port = f", one at {(1 - missing) * gbps:.0f} of {gbps:g} Gb/s where the others fill theirs"
+    return (
+        f"the least that it sees is {comparison.part} {missing:.0%} slower than the others{port}; it does not see what "
+        "slows all of them alike"
     )
-    return Insight(check=one.check, title="gate", text=text, values={"missing_unseen": missing})
-
-
-def _gain(one: Measurement, metric: str, limit: Limit, comparison: Comparison, links: Links) -> Insight:
-    """The part may lose all but what the rule asks for of the slowest node's gain."""
-    gain = min(found.value for found in one.metrics if found.name == metric)
-    share = min(1.0, limit.value / gain) if gain > 0 else 1.0
-    text = (
-        f"{metric} {limit}: {share:.0%} of the {gain:.3g} x measured here: it sees {comparison.part} missing, not slow"
-    )
-    missing = int(links.nvlinks * (1 - share) + 1e-9)
-    if missing:
-        text += f"; it is passed with {missing} of a GPU's {links.nvlinks} NVLinks down"
-    return Insight(check=one.check, title="gate", text=text, values={"share_of_measured": share})
 
 
 def held(
@@ -73,7 +61,8 @@ def held(
 ) -> Iterator[Insight]:
     """Of each threshold, a rule's or the trial's, on a busbw that was measured; ``reached``: GB/s by metric."""
     rules = checks[scene.check].rules if scene.check in checks else ()
-    limits = {**dict(_baselines(rules, reached, facts, known)), **_asked(config, scene.check)}
+    asked = config.checks[scene.check].expect if scene.check in config.checks else {}
+    limits = {**dict(_baselines(rules, reached, facts, known)), **asked}
     for metric, limit in limits.items():
         if metric.startswith("busbw.") and limit.op in _LEAST:
             best = known.published(key_of(metric, rules), facts)
@@ -101,10 +90,6 @@ def _medians(nodes: Sequence[Measurement]) -> dict[str, float]:
     for metric in (metric for node in nodes for metric in node.metrics if metric.name.startswith("busbw.")):
         values.setdefault(metric.name, []).append(metric.value)
     return {name: median(own) for name, own in values.items()}
-
-
-def _asked(config: Config, check: str) -> Mapping[str, Limit]:
-    return config.checks[check].expect if check in config.checks else {}
 
 
 def _baselines(

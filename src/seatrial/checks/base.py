@@ -17,9 +17,6 @@ from pydantic import JsonValue
 from seatrial.hardware.links import FactRole
 from seatrial.model import Frozen, Observation, Phase, Rule, Scope
 
-# What bounds a metric where no line of a SKU's spec (bf16, hbm, pcie, nvlink) does as it is: what both directions of a
-# GPU's links carry together, and what its links, its switches and the network leave of a collective's bandwidth
-BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 Of = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS = "new_errors."  # metrics: by how much an error counter grew meanwhile
 
@@ -127,7 +124,7 @@ class Check:
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # The operation, by nccl-tests' name, whose bus bandwidth its metrics ``busbw.*`` are; empty: none, or several
     operation: str = ""
-    # What a metric, or a family of them, cannot exceed: a line of a SKU's spec, BIDIRECTIONAL or COLLECTIVE
+    # What a metric, or a family of them, cannot exceed: a line of a SKU's spec, or one of hardware.bounds
     bounds: Mapping[str, str] = field(default_factory=dict)
     # Metrics that compare parts of the machine with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from statistics import median
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import BIDIRECTIONAL, COLLECTIVE, Check
+from seatrial.checks.base import Check
+from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, Figure, bound
 from seatrial.hardware.references import Known, Spec
 from seatrial.hardware.training_flops import FAMILIES
-from seatrial.judge.plausibility import Figure, bound
 from seatrial.model import Insight, Measurement, Metric, Outcome, Verdict, format_value
 
 _LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # of which insights on links speak

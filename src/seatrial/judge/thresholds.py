@@ -15,21 +15,10 @@ from functools import cached_property
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
+from seatrial.hardware.bounds import Bound, Figure, bound
 from seatrial.hardware.references import MIXED, Fleet, Known, Reference
 from seatrial.judge.groups import NOBODY, Fleets, Group
-from seatrial.judge.plausibility import (
-    TIMES,
-    WEAK,
-    Bound,
-    Figure,
-    beyond,
-    bound,
-    figure_of,
-    flaw,
-    laxness,
-    passes,
-    weakness,
-)
+from seatrial.judge.plausibility import TIMES, WEAK, beyond, figure_of, flaw, laxness, passes, weakness
 from seatrial.model import HARDLY, Limit, Metric, Outcome, Rule, Verdict, format_value
 from seatrial.util.quantiles import median_interval
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import COLLECTIVE
+from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.model import CLUSTER, Fact, Limit, Metric, Observation, Outcome, Rule, Series, format_bytes
 from seatrial.util.quantiles import median_interval
 

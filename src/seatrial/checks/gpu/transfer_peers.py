@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import BIDIRECTIONAL, Check, Needs, Options, Place
+from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.hardware.bounds import BIDIRECTIONAL
 from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
