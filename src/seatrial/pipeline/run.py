@@ -170,7 +170,7 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
 def learn(name: str, paths: Sequence[Path]) -> str:
     """The baseline of these runs, judged by the rules of today, as the text of its file. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
-    plausibility.refuse_site(learned)
+    plausibility.refuse_site(learned, catalog())
     return site_baseline.dump(learned)
 
 
@@ -185,7 +185,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
     known = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and known:
-        plausibility.refuse_site(known)
+        plausibility.refuse_site(known, catalog())
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, trial.measurements, verdicts, trial.left_out, trial.decision.scope, obstacles)

@@ -440,5 +440,6 @@ CHECK = Check(
     rules=RULES,
     measure=measure,
     per=dict.fromkeys(sorted(_OF_EACH_GPU), "gpu"),
+    fact_roles={"gpus": "gpus"},
     limit_s=120.0,  # NVML starts GPUs that sleep one by one, some seconds each without persistence
 )

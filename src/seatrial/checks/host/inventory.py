@@ -218,5 +218,6 @@ CHECK = Check(
     metrics=METRICS,
     rules=RULES,
     measure=measure,
+    fact_roles={"rdma_devices": "rdma"},
     limit_s=120,
 )
