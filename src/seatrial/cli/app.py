@@ -18,6 +18,7 @@ import typer
 
 from seatrial import __version__
 from seatrial.model import Outcome, SeatrialError, UsageError, Verb
+from seatrial.util import signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -397,16 +398,6 @@ def _stderr() -> Console:
     return Stream(stderr=True)
 
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def _stop_once(_number: int, _frame: object) -> None:
-    """The first Ctrl-C (or SIGTERM, or a lost terminal) ends the trial in order; a second does not cut that short."""
-    for stop in _STOPS:
-        signal.signal(stop, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def _say(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # nowhere to say it: the exit code still tells
         print(f"seatrial: {text}", file=sys.stderr)
@@ -415,9 +406,7 @@ def _say(text: str, code: int) -> int:
 
 def _prepare() -> None:
     """Signals and streams, as we need them."""
-    for stop in _STOPS:
-        if signal.getsignal(stop) != signal.SIG_IGN:  # as nohup sets it, or a shell for what it starts in background
-            signal.signal(stop, _stop_once)
+    signals.interrupt_once()
     for stream in (sys.stdout, sys.stderr):  # a path may hold any bytes, and a terminal may know only ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
