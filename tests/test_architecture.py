@@ -61,6 +61,11 @@ def test_only_shell_starts_processes() -> None:
     assert callers == ["processes.py"]
 
 
+def test_only_signals_sets_signal_handlers() -> None:
+    callers = [path.name for path in SOURCES if "signal.signal(" in path.read_text()]
+    assert callers == ["signals.py"]
+
+
 def test_the_command_line_is_instant() -> None:
     """Under 300 ms of a processor, once in twenty times: what else this machine does is not ours."""
     code = "import time; t = time.process_time(); import seatrial.cli.app; print(time.process_time() - t)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
@@ -52,7 +51,7 @@ from seatrial.pipeline.collect import Collected, Show
 from seatrial.pipeline.plan import Plan, again, make_plan
 from seatrial.pipeline.run_directory import Request, RunDir, load_trial
 from seatrial.pipeline.survey import Survey, discover
-from seatrial.util import processes
+from seatrial.util import processes, signals
 
 INTERRUPTED = "interrupted"
 
@@ -80,7 +79,8 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             _run_job(_on_the_same_nodes(job, collected), collected)
         for job in _repeats(plan, collected, baseline):
             _run_job(_on_the_same_nodes(job, collected), collected)
-    with _uninterrupted():
+    # judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do
+    with signals.uninterrupted():
         collected.put_in_order()
         said = _said(plan, collected, baseline)
         return _reported(_record(collected, plan, survey, said, begun), collected)
@@ -332,17 +332,6 @@ def _until_stopped(collected: Collected) -> Iterator[None]:
             f"{collected.stopped}. What was measured so far is kept; go on with "
             f"seatrial run --resume {collected.run_dir.path}"
         )
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do."""
-    before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for stop, handler in before.items():
-            signal.signal(stop, handler)
 
 
 def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun: float) -> Trial:
