@@ -84,8 +84,8 @@ def run(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | N
 def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
     """What ``run`` gives, by seatrial's main in this process: without what a new one takes to start.
 
-    The workers that it starts are real processes. A trial that is killed, whose encoding or times of the start count, or
-    that must leave no process behind needs a process of its own.
+    Its workers are real processes. A trial that is killed, whose encoding or time of the start counts, or that must
+    leave no process behind, needs a process of its own.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with ExitStack() as stack:
