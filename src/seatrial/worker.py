@@ -41,6 +41,7 @@ from seatrial.model import (
 )
 from seatrial.telemetry.error_window import Window, counted
 from seatrial.util import processes
+from seatrial.util.files import atomic_write
 from seatrial.util.gc_pause import uncollected
 from seatrial.util.journal import Journal
 
@@ -127,9 +128,8 @@ class Pulse:
             os._exit(128 + signal.SIGTERM)
 
     def _write(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**self._state, "time": time.time()}), encoding="utf-8")
-        temporary.replace(self._path)
+        # not synced: a pulse is rewritten every second, and a slow disk must not look like silence
+        atomic_write(self._path, json.dumps({**self._state, "time": time.time()}).encode(), sync=False)
 
 
 def _leave(_number: int, _frame: object) -> None:

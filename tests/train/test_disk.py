@@ -13,7 +13,7 @@ import pytest
 from safetensors import SafetensorError
 
 from seatrial.train import disk
-from seatrial.train.files import whole_folder
+from seatrial.train.disk import whole_folder
 from tests.checks.host import mounts
 
 NONE = OSError(errno.ENOSPC, "No space left on device")

@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # long against what starting a kernel costs and against a clock's step
@@ -42,6 +43,10 @@ class Timed:
     def rates(self, work: float) -> tuple[float, ...]:
         """The same of every window."""
         return tuple(work / seconds for seconds in self.windows)
+
+    def metric(self, name: str, work: float, unit: str, subject: str) -> Metric:
+        """The rate, with those of every window as samples."""
+        return Metric(name=name, value=self.rate(work), unit=unit, subject=subject, samples=self.rates(work))
 
     @property
     def drift(self) -> float:

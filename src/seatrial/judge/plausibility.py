@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.config.layers import declared_unit
+from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.links import node_share, nvlink_share
 from seatrial.hardware.references import MIXED, Known, Reference, Sku, skus

@@ -65,7 +65,7 @@ class Standard:
             outcome=outcome,
             reason=f"{reason}: {self.rule.why}" if self.rule.why else reason,
             evidence=evidence_of(metric) + _shown(self.rule, facts),
-            remedy=self.rule.remedy,
+            fix=self.rule.fix,
             judged_by=judged_by,
         )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.util import processes
+from seatrial.util.files import atomic_write
 
 # A job finds out within its first second or two whether the directory is shared, and says so; only then we ask.
 WAIT_S = 5.0
@@ -226,9 +227,7 @@ def unpack(package: bytes, folder: Path) -> bool:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None and target.is_relative_to(folder):
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    temporary = target.with_name(f"{target.name}.arriving")
-                    temporary.write_bytes(content.read())
-                    temporary.replace(target)
+                    atomic_write(target, content.read(), sync=False)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile):
         return False
     return True

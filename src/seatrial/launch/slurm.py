@@ -22,7 +22,7 @@ from seatrial.launch import script
 from seatrial.launch.base import Rendered
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_what_is_left, collector_of
 from seatrial.model import Job, SeatrialError
-from seatrial.util import journal
+from seatrial.util.files import atomic_write
 
 
 class SlurmLauncher:
@@ -58,8 +58,8 @@ class SlurmLauncher:
 
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
         batch, token = folder / SCRIPT, uuid.uuid4().hex
-        journal.keep(batch, rendered.text)
-        journal.keep(folder / TOKEN, token)  # before Slurm knows of the job: it is how we find it again
+        atomic_write(batch, rendered.text.encode(errors="surrogateescape"))
+        atomic_write(folder / TOKEN, token.encode())  # before Slurm knows of the job: it is how we find it again
         try:
             said = slurm.call([*slurm.outside_any_job(), *rendered.argv, str(batch), token])
             job_id = _job_id(said)
@@ -67,7 +67,7 @@ class SlurmLauncher:
             with contextlib.suppress(SeatrialError):
                 list(cancel_what_is_left(folder.parent, self._settings))
             raise
-        journal.keep(folder / JOB_ID, job_id)
+        atomic_write(folder / JOB_ID, job_id.encode())
         return SlurmJob(job_id, self._settings, collector_of(job_id, self._settings, folder))
 
 

@@ -6,7 +6,6 @@ while it is restarted, ends nothing: the job goes on without it.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from seatrial.config.schema import Config
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_messages import first_commands, never_starts
 from seatrial.launch.base import Waiting, Whereabouts
 from seatrial.launch.collect_srun import Collector
 from seatrial.model import SeatrialError
@@ -30,25 +30,6 @@ _OUTAGE_TOLD_S, _OUTAGE_S = 10.0, 600.0
 # (slurm.conf(5)), and an Epilog comes on top. What takes longer will not end by itself.
 _COMPLETING_TOLD_S, _COMPLETING_S = 5.0, 180.0
 _GONE_S = 60.0  # after scancel; KillWait again
-
-# A job that is pending for one of these never starts by waiting (slurm.schedmd.com, "Job reason codes"). Whatever is
-# too much for one job alone (QOSMaxNodePerJobLimit, AssocMaxWallDurationPerJobLimit, …) does not shrink either.
-_HOPELESS = re.compile(
-    "BadConstraints|DeadLine|InvalidAccount|InvalidQOS|JobHeldAdmin|JobHeldUser|JobHoldMaxRequeue"
-    "|PartitionConfig|PartitionDown|PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|AccountNotAllowed"
-    "|QOSNotAllowed|ReservationDeleted|launch failed requeued held|[A-Za-z]+PerJob.*"
-)
-# What to run first, by the reason for which a job waits.
-_FIRST = (
-    ("TimeLimit|WallDuration", "sinfo -o '%P %l'; then --set slurm.time_min=MINUTES, or fewer checks"),
-    ("^QOS|^Assoc|Account", "sacctmgr show qos; sacctmgr show associations user=$USER; squeue --me"),
-    ("PartitionConfig", "sinfo -o '%P %a %l %D %c %m %G %f'; a shorter time is --set slurm.time_min=MINUTES"),
-    ("Partition|BadConstraints", "sinfo -o '%P %a %l %D %c %m %G %f'"),
-    ("UnavailableNodes|DOWN|NodeDown", "sinfo -R"),
-    ("[Rr]eserv", "scontrol show reservations; sinfo -R"),
-    ("Held|held|Requeue", "scontrol release {id}, or scancel {id}"),
-    ("Resources|Priority", "squeue --start --job {id}; sinfo"),
-)
 
 
 @dataclass
@@ -74,7 +55,8 @@ class SlurmJob:
         if not (_is_over(job) or (self._ended and time.monotonic() - self._ended > _COMPLETING_S)):
             return 1 if self.collector.trouble() else None
         self.collector.close()
-        return 0 if job.state == "COMPLETED" and self.collector.finished else job.exit_code or 1
+        fine = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
+        return 0 if fine and self.collector.finished else job.exit_code or 1
 
     def waiting(self) -> Waiting | None:
         job = self._look()
@@ -95,22 +77,18 @@ class SlurmJob:
     def _in_the_queue(self, job: Job) -> Waiting:
         waited = time.monotonic() - self.submitted
         reason = f"job {self.id} is {job.state}: {job.reason or 'Slurm has given no reason yet'}"
-        hopeless = bool(_HOPELESS.fullmatch(job.reason.partition(",")[0]))
+        hopeless = never_starts(job.reason)
         if not hopeless and waited <= self.settings.slurm.queue_s:
             return Waiting(reason=reason, hopeless=False)
         why = "waiting will not help" if hopeless else f"after {waited:.0f} s (slurm.queue_s)"
         facts = [in_service(self.settings), too_long(job, self.settings)]
-        told = [f"{reason}; {why}", *facts, f"Run first: {self._first(job.reason)}"]
+        told = [f"{reason}; {why}", *facts, f"Run first: {first_commands(self.id, job.reason)}"]
         return Waiting(reason=". ".join(filter(None, told)), hopeless=True)
 
     def _requeued(self, job: Job) -> Waiting:
         """Begun again it would write over what it has measured."""
         told = f"job {self.id} had begun, and was put back into the queue ({job.reason or 'no reason given'})"
         return Waiting(reason=f"{told}. Run first: scontrol show job {self.id}; sinfo -R", hopeless=True)
-
-    def _first(self, reason: str) -> str:
-        cures = [command.format(id=self.id) for pattern, command in _FIRST if re.search(pattern, reason)]
-        return "; ".join([f"scontrol show job {self.id}", *cures[:1]])
 
     def whereabouts(self) -> Whereabouts:
         return Whereabouts(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
@@ -120,7 +98,7 @@ class SlurmJob:
         if job is None:
             return ""
         said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
-        first = f"Run first: {self._first(job.reason)}"
+        first = f"Run first: {first_commands(self.id, job.reason)}"
         nodes = ". ".join(filter(None, [in_service(self.settings), first])) if job.state == "NODE_FAIL" else ""
         scratch = self.settings.slurm.scratch  # where Slurm itself opens the log
         launch = f"slurmd could not start its script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl -u slurmd"
@@ -230,9 +208,9 @@ def too_long(job: Job, settings: Config) -> str:
 
 def _is_over(job: Job) -> bool:
     """Nothing is left of it, on its nodes either; of a job that Slurm has forgotten there is nothing."""
-    return job.gone or not job.known
+    return job.ended or not job.known
 
 
 def _is_completing(job: Job) -> bool:
-    """It has ended; its nodes are not free yet. Text knows but one word for the state of such a job (22.05)."""
-    return "COMPLETING" in (job.state, *job.flags)
+    """It has ended; its nodes are not free yet."""
+    return job.state == "COMPLETING"

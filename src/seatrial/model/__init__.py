@@ -52,6 +52,10 @@ class UsageError(SeatrialError):
     """The command line, a trial file or a promise that the machine cannot keep. Exit code 2."""
 
 
+class NoRoom(SeatrialError):
+    """What was to be kept did not fit on its disk: an error of the machine's user, and no finding."""
+
+
 def first_fault(error: ValidationError) -> str:
     """Where the first thing is that does not fit a record, and what is wrong with it: ``cluster.nodes: …``."""
     first = error.errors()[0]
@@ -257,7 +261,7 @@ class Rule(Frozen):
     own: ParsedLimit | None = None
     if_known: bool = False
     why: str
-    remedy: str
+    fix: str
 
 
 class Expected(Frozen):
@@ -296,7 +300,7 @@ class Finding(Frozen):
     confidence: Literal["high", "medium", "low"]
     why: str
     first_command: str = ""
-    remedy: str = ""
+    fix: str = ""
     source: str = ""
 
 
@@ -409,7 +413,7 @@ class Session(Frozen):
 class Trial(Frozen):
     """The whole record, the source of truth of a run: trial.json."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     seatrial: str
     name: str
     command: tuple[str, ...]

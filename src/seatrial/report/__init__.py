@@ -6,13 +6,12 @@ Each format is one module with ``render(trial) -> str``, imported when it is fir
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
 from seatrial.model import SeatrialError, Trial, UsageError
+from seatrial.util import files
 
 Render = Callable[[Trial], str]
 
@@ -75,7 +74,8 @@ def write_all(trial: Trial, run_dir: Path) -> list[Path]:
     staged, failed = [], []
     for name, text in render_all(trial).items():
         try:
-            staged.append(_stage(run_dir / name, text))
+            path = run_dir / name
+            staged.append((files.stage(path, text.encode()), path))
         except OSError as error:
             failed.append(f"{name} ({error.strerror or error})")
     if failed:
@@ -83,7 +83,7 @@ def write_all(trial: Trial, run_dir: Path) -> list[Path]:
             temporary.unlink(missing_ok=True)
         raise NotWritten(f"could not write {', '.join(failed)} in {run_dir}")
     for temporary, path in staged:
-        os.replace(temporary, path)
+        temporary.replace(path)
     return [path for _, path in staged]
 
 
@@ -92,9 +92,8 @@ def write_some(trial: Trial, run_dir: Path) -> list[Path]:
     written = []
     for name, format in FILES.items():
         with contextlib.suppress(Exception):  # told by write_all already
-            temporary, path = _stage(run_dir / name, render(trial, format))
-            os.replace(temporary, path)
-            written.append(path)
+            files.atomic_write(run_dir / name, render(trial, format).encode())
+            written.append(run_dir / name)
     return written
 
 
@@ -103,19 +102,3 @@ def set_aside(run_dir: Path) -> None:
     for path in (run_dir / name for name in FILES):
         if path.is_file():
             path.replace(path.with_name(f"{path.name}.before"))
-
-
-def _stage(path: Path, text: str) -> tuple[Path, Path]:
-    """``text`` on disk beside ``path``, to replace it in one step: a reader or a crash never meets half a file."""
-    if path.is_dir():
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary, path

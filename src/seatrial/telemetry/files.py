@@ -7,6 +7,7 @@ all of one length. ``pandas.read_json(path, lines=True)`` reads it; docs/telemet
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_vali
 
 from seatrial.model import Frozen
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HEAT_OR_POWER, HOST, POWER_CAP
+from seatrial.util.files import atomic_write
 
 FILE = "telemetry.jsonl.gz"
 _PLACE = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
@@ -94,8 +96,8 @@ def gather(folder: Path) -> str:
     left = sorted(folder.glob("attempt*/rank*.samples"))
     if not left:
         return ""
-    temporary, known, skipped = folder / f"{FILE}.new", set[object](), 0
-    with gzip.open(temporary, "wb") as file:
+    packed, known, skipped = io.BytesIO(), set[object](), 0
+    with gzip.open(packed, "wb") as file:
         for line in (*_lines(folder / FILE), *_new_lines(left)):
             device = _object(line)
             key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
@@ -103,7 +105,7 @@ def gather(folder: Path) -> str:
                 known.add(key)
                 skipped += int(device.get("skipped", 0)) if device.get("device") == HOST else 0
                 file.write(line.strip() + b"\n")
-    temporary.replace(folder / FILE)
+    atomic_write(folder / FILE, packed.getvalue())
     for path in left:
         path.unlink()
     return f"{folder.name}: {skipped} damaged lines of telemetry are left out" if skipped else ""

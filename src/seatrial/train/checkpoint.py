@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import threading
 import time
@@ -33,9 +32,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
 from seatrial.train import disk
-from seatrial.train.files import write_json
 from seatrial.train.parallel import Built, World
 from seatrial.train.train_config import Checkpoint
+from seatrial.util.files import sync_folder, write_json
 
 MANIFEST = "manifest.json"
 THREADS = 4  # that write a rank's files, and read them: one does not fill a fast filesystem
@@ -181,7 +180,7 @@ class Saves:
             write_json(beside / MANIFEST, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(place, ignore_errors=True)
             beside.rename(place)
-            _to_disk(place.parent)
+            sync_folder(place.parent)
             for old in finished(place.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
         self._meet(None)
@@ -279,15 +278,6 @@ def _read(place: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SeatrialError(f"the checkpoint {place} has no whole {MANIFEST}: {error}") from error
     return manifest
-
-
-def _to_disk(place: Path) -> None:
-    """A rename is kept once its folder is."""
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seatrial.model import SeatrialError
-from seatrial.train.files import write_whole
 from seatrial.train.images import CLASSES, SIZE, Images
+from seatrial.util.files import atomic_write
 
 SEED = 0
 # Found on scikit-learn's digits, 5 epochs at batch 128 on a CPU, ten seeds of split and weights: 96.7 to 98.9 % of
@@ -125,7 +125,7 @@ def accuracy(net: nn.Module, data: Images, device: str) -> float:
 
 def save(net: nn.Module, path: Path) -> None:
     """Write the weights, whole or not at all. Raises OSError."""
-    write_whole(path, lambda file: torch.save(net.state_dict(), file))
+    atomic_write(path, lambda file: torch.save(net.state_dict(), file))
 
 
 def load(path: Path, device: str) -> nn.Sequential:

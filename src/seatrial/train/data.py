@@ -17,9 +17,10 @@ from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, markov
-from seatrial.train.files import whole_folder, write_json
+from seatrial.train.disk import whole_folder
 from seatrial.train.loss import IGNORED
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.files import write_json
 
 BLOCKS, FACTS = "blocks.npy", "facts.json"
 GENERATED = 4096  # sequences, where nobody says how many: more than any acceptance run reads twice

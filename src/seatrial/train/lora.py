@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train.decoder import Adapter, Decoder, Linear
-from seatrial.train.files import write_whole
+from seatrial.util.files import atomic_write, write_json
 
 _PREFIX = "base_model.model.model."  # peft wraps the causal model, which wraps the decoder
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -62,8 +61,8 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
         "bias": "none",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / WEIGHTS, lambda file: file.write(save(weights)))
-    write_whole(folder / SETTINGS, lambda file: file.write(json.dumps(settings, indent=2).encode()))
+    atomic_write(folder / WEIGHTS, save(weights))
+    write_json(folder / SETTINGS, settings)
 
 
 def prove(weights: dict[str, Tensor], folder: Path) -> str:

@@ -22,11 +22,11 @@ from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, exposed_communication
 from seatrial.train.clock import gemm_tflops
 from seatrial.train.data import Facts
-from seatrial.train.files import write_json, write_whole
 from seatrial.train.parallel import World, spread
 from seatrial.train.progress import Phases, Step
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import data_files
+from seatrial.util.files import atomic_write, write_json
 
 GIB = 2**30
 _WIDTH = {"fp32": 4, "bf16": 2}
@@ -254,7 +254,7 @@ def peak_tflops(device: str) -> float | None:
 def write(found: Mapping[str, Any], out: Path) -> None:
     """metrics.json in ``out``, and the same for a person: summary.txt, also to standard error. The first rank's."""
     write_json(out / "metrics.json", found)
-    write_whole(out / "summary.txt", lambda file: file.write(summary(found).encode()))
+    atomic_write(out / "summary.txt", summary(found).encode())
     sys.stderr.write(summary(found))
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seatrial.model import UsageError
-from seatrial.train.files import write_json
 from seatrial.train.parallel import World
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import journal
+from seatrial.util.files import write_json
 
 STEPS = "steps.jsonl"
 LIVE_S = 1.0  # on a terminal the line is renewed so often: a person looks at it

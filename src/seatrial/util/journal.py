@@ -58,14 +58,6 @@ def lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def keep(path: Path, text: str) -> None:
-    """A file of this text, on disk when this returns. Raises OSError."""
-    with path.open("w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a journal, and a complaint for every line that is no JSON object (a cut-off line, say)."""
     records, complaints = [], []

@@ -163,7 +163,7 @@ class TestWhatIsLeft:
         [
             (Job(id="7", state="FAILED", exit_code=1), Outcome.PASS),
             (Job(id="7", state=UNKNOWN), Outcome.PASS),
-            (Job(id="7", state="CANCELLED", flags=("COMPLETING",)), Outcome.FAIL),
+            (Job(id="7", state="COMPLETING"), Outcome.FAIL),
             (Job(id="7", state="RUNNING", nodes="node[0-1]"), Outcome.FAIL),
         ],
     )

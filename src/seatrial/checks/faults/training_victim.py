@@ -43,7 +43,8 @@ class VictimOptions(Options):
 
 def measure(place: Place, options: VictimOptions) -> Iterator[Observation]:
     """Never returns where all goes as asked for: the victim fails, and its peers wait until they are ended."""
-    from seatrial.train import ddp, files
+    from seatrial.train import ddp
+    from seatrial.util import files
 
     victim = place.world_size - 1 if options.rank is None else options.rank
     if victim >= place.world_size:

@@ -132,7 +132,7 @@ CHECK = Check(
             shows=("digests",),
             why="this device's bits differ from those of most others of its model (of two that differ, either may be "
             "wrong): it corrupts training silently",
-            remedy="take the node out of service; dcgmi diag -r 4 -i INDEX; repeat with "
+            fix="take the node out of service; dcgmi diag -r 4 -i INDEX; repeat with "
             "seatrial run --only device.digests. Once in two rounds: an upset, watch it. Each time: replace the GPU",
         ),
         Rule(
@@ -141,7 +141,7 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("nobody_like",),
             why="nothing is known of this device's arithmetic: no other here has its model and its libraries",
-            remedy="compare models and torch versions (facts: models); unlike libraries among like GPUs: install one",
+            fix="compare models and torch versions (facts: models); unlike libraries among like GPUs: install one",
         ),
     ),
     measure=measure,

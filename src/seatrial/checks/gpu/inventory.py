@@ -257,14 +257,14 @@ def _rule(
     metric: str,
     expect: str,
     why: str,
-    remedy: str,
+    fix: str,
     *,
     where: str = "has_usable_gpu",
     shows: tuple[str, ...] = (),
     breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
 ) -> Rule:
     needed = {"has_usable_gpu": "yes", where: "yes"}
-    return Rule(metric=metric, expect=expect, why=why, remedy=remedy, where=needed, shows=shows, breach=breach)
+    return Rule(metric=metric, expect=expect, why=why, fix=fix, where=needed, shows=shows, breach=breach)
 
 
 RULES = (
@@ -273,7 +273,7 @@ RULES = (
         shows=("nvml_unavailable", "gpus_lost", "pci_gpus_unaccounted"),
         expect="== 0 GPUs",
         why="a GPU that was promised, or is on the PCI bus, cannot be used; the facts say which, and what NVML said",
-        remedy="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded or of two versions: "
+        fix="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded or of two versions: "
         "reinstall or reboot. Xid 79, lost or failed to start: power-cycle the node, then reseat or replace the GPU. "
         "In a container: start it with --gpus all",
     ),
@@ -282,7 +282,7 @@ RULES = (
         shows=("cuda_visible_devices",),
         expect="== 0 GPUs",
         why="CUDA_VISIBLE_DEVICES leaves CUDA fewer GPUs than were promised",
-        remedy="unset CUDA_VISIBLE_DEVICES, or promise what it leaves: --gpus-per-node",
+        fix="unset CUDA_VISIBLE_DEVICES, or promise what it leaves: --gpus-per-node",
     ),
     _rule(
         "gpu_models",

@@ -59,7 +59,7 @@ LOCK_WHY = (
     "Download caches of Hugging Face, torch's FileStore and compile caches keep writers apart by such locks: where "
     "they hold on one node only, two nodes write at once."
 )
-LOCK_REMEDY = (
+LOCK_FIX = (
     "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not localflock. NFS: "
     "without nolock and local_lock; systemctl status rpc-statd. virtiofs: locks of the host need support of virtiofsd. "
     "Until then give each node caches of its own (HF_HOME, TRITON_CACHE_DIR on a local disk)."
@@ -72,7 +72,7 @@ RULES = (
         shows=("unusable",),
         expect="== 0 paths",
         why="Every node must be able to write to a shared folder, and get an answer from it.",
-        remedy="The fact unusable says which path, on which node, and why. There: ls -ld PATH; df -h PATH; df -i PATH; "
+        fix="The fact unusable says which path, on which node, and why. There: ls -ld PATH; df -h PATH; df -i PATH; "
         "findmnt -T PATH",
     ),
     Rule(
@@ -81,7 +81,7 @@ RULES = (
         expect="== 0 paths",
         where={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
         why="What one node writes there, others do not see: checkpoints, datasets and results end up in pieces.",
-        remedy="The fact filesystems says what is mounted. On a node that stands apart: findmnt -T PATH; mount -a",
+        fix="The fact filesystems says what is mounted. On a node that stands apart: findmnt -T PATH; mount -a",
     ),
     Rule(
         metric="paths_not_shared",
@@ -91,7 +91,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
         why="The run directory is another one on each node. No shared folder was named, so that none was examined.",
-        remedy="Name the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
+        fix="Name the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
     ),
     Rule(
         metric="users_differing",
@@ -99,7 +99,7 @@ RULES = (
         expect="== 0 users",
         where={"several_nodes": "yes"},
         why="The same person is another user (uid) on some nodes, and may not touch there what was written elsewhere.",
-        remedy='On each node: id "$USER"; keep users in one directory (LDAP, SSSD), or one /etc/passwd everywhere.',
+        fix='On each node: id "$USER"; keep users in one directory (LDAP, SSSD), or one /etc/passwd everywhere.',
     ),
     Rule(
         metric="visibility_delay",
@@ -108,7 +108,7 @@ RULES = (
         breach=Outcome.WARN,
         where=EXAMINED,
         why="A program that waits for another node's file finds it only so much later. 5000 ms means: that, or longer.",
-        remedy="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
+        fix="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
         "smaller actimeo. FUSE and virtiofs: lower the timeouts of entries and attributes.",
     ),
     Rule(
@@ -117,7 +117,7 @@ RULES = (
         expect="== 0 paths",
         where=EXAMINED,
         why="Checkpoints are put in place by renaming them: a reader must find the old file or the new one, whole.",
-        remedy="No POSIX filesystem does this. A gateway to an object store may: keep checkpoints elsewhere.",
+        fix="No POSIX filesystem does this. A gateway to an object store may: keep checkpoints elsewhere.",
     ),
     Rule(
         metric="append_faults",
@@ -126,7 +126,7 @@ RULES = (
         breach=Outcome.WARN,  # known of NFS (open(2), O_APPEND) and the default of BeeGFS; training itself runs
         where=EXAMINED,
         why="Logs that several nodes append to lose lines.",
-        remedy="Let each process write its own file. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
+        fix="Let each process write its own file. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
     ),
     Rule(
         metric="flock_faults",
@@ -135,7 +135,7 @@ RULES = (
         breach=Outcome.WARN,  # the default of BeeGFS and older Lustre; training itself runs
         where=EXAMINED,
         why=LOCK_WHY,
-        remedy=LOCK_REMEDY,
+        fix=LOCK_FIX,
     ),
     Rule(
         metric="fcntl_faults",
@@ -144,7 +144,7 @@ RULES = (
         breach=Outcome.WARN,
         where=EXAMINED,
         why=LOCK_WHY,
-        remedy=LOCK_REMEDY,
+        fix=LOCK_FIX,
     ),
     Rule(
         metric="mmap_faults",
@@ -152,7 +152,7 @@ RULES = (
         expect="== 0 paths",
         where=EXAMINED,
         why="Datasets (Arrow) and weights (safetensors) are mapped: a node that maps old content trains on it.",
-        remedy="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower the timeouts of attributes.",
+        fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower the timeouts of attributes.",
     ),
     Rule(
         metric="owner_faults",
@@ -160,7 +160,7 @@ RULES = (
         expect="== 0 paths",
         where=EXAMINED,
         why="A file belongs to somebody else as seen from another node, who then may not read or change it.",
-        remedy="NFS 4: the same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
+        fix="NFS 4: the same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
         "the same uids on all nodes; look at all_squash in /etc/exports, and at id-mapped mounts of containers.",
     ),
     Rule(
@@ -170,7 +170,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"usable": "yes"},
         why="A checkpoint that finds no room ends the job that writes it.",
-        remedy="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then make room.",
+        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then make room.",
     ),
     Rule(
         metric="free_inodes",
@@ -179,7 +179,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"usable": "yes", "inodes_limited": "yes"},
         why="Without inodes no file can be made, however much room there is.",
-        remedy="df -i PATH; find what has many small files: du --inodes -xd2 PATH | sort -n",
+        fix="df -i PATH; find what has many small files: du --inodes -xd2 PATH | sort -n",
     ),
 )
 

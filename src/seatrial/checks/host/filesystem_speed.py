@@ -138,7 +138,7 @@ CHECK = Check(
             shows=("failed",),
             expect="== 0 paths",
             why="A folder that cannot be written, read and cleaned again, or has no room for the files, is of no use.",
-            remedy="The fact failed says which path, on which node, and why. There: ls -ld PATH; df -h PATH; "
+            fix="The fact failed says which path, on which node, and why. There: ls -ld PATH; df -h PATH; "
             "df -i PATH; dmesg | tail",
         ),
     ),

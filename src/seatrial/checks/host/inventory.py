@@ -32,7 +32,7 @@ RULES = (
         expect=">= 1GiB",
         why="Data loader workers and NCCL's shared-memory transport allocate here: with Docker's default of 64 MiB "
         "they die of 'Bus error' or 'No space left on device'.",
-        remedy="Docker: --shm-size=16g or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. "
+        fix="Docker: --shm-size=16g or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. "
         "Otherwise: mount -o remount,size=16G /dev/shm",
     ),
     Rule(
@@ -40,21 +40,21 @@ RULES = (
         expect=">= 1GiB",
         breach=Outcome.WARN,
         why="Segments that crashed jobs left behind take the room that the next job needs.",
-        remedy="Look whose they are: ls -l /dev/shm; delete those of jobs that have ended.",
+        fix="Look whose they are: ls -l /dev/shm; delete those of jobs that have ended.",
     ),
     Rule(
         metric="tmp_free",
         expect=">= 1GiB",
         breach=Outcome.WARN,
         why="Error files of torchrun and the compile caches of torch and Triton go to the temporary folder.",
-        remedy="Find what fills it: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a folder with room.",
+        fix="Find what fills it: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a folder with room.",
     ),
     Rule(
         metric="home_writable",
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="Triton, Hugging Face and torch extensions keep caches under the home folder, and stop where they cannot.",
-        remedy="Set HOME to a folder that this user may write to, or TRITON_CACHE_DIR, HF_HOME and "
+        fix="Set HOME to a folder that this user may write to, or TRITON_CACHE_DIR, HF_HOME and "
         "TORCH_EXTENSIONS_DIR each.",
     ),
     Rule(
@@ -62,7 +62,7 @@ RULES = (
         shows=("hung",),
         expect="== 0 mounts",
         why="A process that touches a filesystem whose server does not answer hangs, and with it the whole job.",
-        remedy="See fact 'hung' for which; try: timeout 5 stat -f MOUNT; reach its server, then umount -f -l MOUNT and "
+        fix="See fact 'hung' for which; try: timeout 5 stat -f MOUNT; reach its server, then umount -f -l MOUNT and "
         "mount it again.",
     ),
     # Two rules on one limit. The soft limit is 1024 on most distributions, with which small jobs run, and a process may
@@ -73,14 +73,14 @@ RULES = (
         breach=Outcome.WARN,
         why="Each tensor that a data loader worker hands over and each connection to a peer takes a file descriptor: "
         "wide jobs end with 'Too many open files'.",
-        remedy="ulimit -n 65536 in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/, "
+        fix="ulimit -n 65536 in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/, "
         "LimitNOFILE=1048576 for slurmd, --ulimit nofile=65536 for Docker.",
     ),
     Rule(
         metric="nofile_hard",
         expect=">= 4096 files",
         why="The job cannot raise its limit of open files beyond this, and NCCL and data loaders need more.",
-        remedy="'* hard nofile 1048576' in /etc/security/limits.d/, LimitNOFILE=1048576 for slurmd or containerd, "
+        fix="'* hard nofile 1048576' in /etc/security/limits.d/, LimitNOFILE=1048576 for slurmd or containerd, "
         "--ulimit nofile=65536:1048576 for Docker.",
     ),
     Rule(
@@ -89,7 +89,7 @@ RULES = (
         where={"verbs_reachable": "yes"},
         why="RDMA pins the memory that it sends from: beyond the limit ibv_reg_mr fails with 'Cannot allocate memory', "
         "and NCCL with it.",
-        remedy="'* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.d/, "
+        fix="'* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.d/, "
         "LimitMEMLOCK=infinity for slurmd or containerd, --ulimit memlock=-1 for Docker.",
     ),
     Rule(
@@ -100,7 +100,7 @@ RULES = (
         breach=Outcome.WARN,
         why="Rendezvous and Gloo publish the address that a node's own name resolves to; where that is a loopback "
         "address no other node can connect.",
-        remedy='Try: getent ahosts "$(hostname)"; put the node\'s address in DNS or /etc/hosts, and take its name off '
+        fix='Try: getent ahosts "$(hostname)"; put the node\'s address in DNS or /etc/hosts, and take its name off '
         "the line of 127.0.0.1 or 127.0.1.1. Until then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     ),
     Rule(
@@ -108,7 +108,7 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="Here the kernel does not tell whether the clock is kept in time, as in some containers.",
-        remedy="Look on the host itself: timedatectl show -p NTPSynchronized",
+        fix="Look on the host itself: timedatectl show -p NTPSynchronized",
     ),
     Rule(
         metric="clock_synchronised",
@@ -118,7 +118,7 @@ RULES = (
         where={"clock_known": "yes"},
         why="Munge, Slurm, Kerberos and TLS refuse a node whose clock has drifted, and its logs cannot be put in order "
         "beside those of others.",
-        remedy="timedatectl set-ntp true, or systemctl enable --now chrony (with rtcsync in chrony.conf, without which "
+        fix="timedatectl set-ntp true, or systemctl enable --now chrony (with rtcsync in chrony.conf, without which "
         "the kernel is not told); then: chronyc tracking",
     ),
     Rule(
@@ -127,7 +127,7 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="Something about the InfiniBand or RoCE devices could not be read, so nothing vouches for them.",
-        remedy="See fact 'unread' for what and why; compare with: ibstat; rdma link",
+        fix="See fact 'unread' for what and why; compare with: ibstat; rdma link",
     ),
     Rule(
         metric="rdma_closed_devices",
@@ -135,7 +135,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"rdma_present": "yes"},
         why="NCCL cannot open these RDMA devices and quietly takes TCP instead, many times slower between nodes.",
-        remedy="Docker: --device=/dev/infiniband. Kubernetes: request the RDMA resource of the device plugin. "
+        fix="Docker: --device=/dev/infiniband. Kubernetes: request the RDMA resource of the device plugin. "
         "Host: modprobe ib_uverbs; ls -l /dev/infiniband",
     ),
     Rule(
@@ -146,7 +146,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"rdma_present": "yes"},
         why="A port that is not ACTIVE carries no traffic: NCCL leaves it out, and its rail is slower or missing.",
-        remedy="See fact 'idle_ports' for which; ibstat. Polling: cable or the switch's port. LinkUp yet INIT: no "
+        fix="See fact 'idle_ports' for which; ibstat. Polling: cable or the switch's port. LinkUp yet INIT: no "
         "subnet manager, see sminfo. Disabled: ip link set INTERFACE up. A spare port may stay as it is.",
     ),
 )
@@ -165,7 +165,7 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
 
 
 def _gates(facts: HostFacts) -> Iterator[Fact]:
-    """Facts that decide whether a rule applies, and those that a remedy points to."""
+    """Facts that decide whether a rule applies, and those that a fix points to."""
     rdma = facts.rdma
     yield Fact(name="clock_known", value=_word(facts.clock.synchronised is not None))
     yield Fact(name="rdma_present", value=_word(bool(rdma.devices)))

@@ -39,7 +39,7 @@ EACH_ITS_OWN = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
 SAID_ONLY = ("rendezvous", "interface")  # may be called otherwise on each node
 
 SEVERAL = {"several_nodes": "yes"}
-CLOCK_REMEDY = (
+CLOCK_FIX = (
     "The fact clocks says by how much, against the first node. On that node: chronyc tracking (or timedatectl timesync-"
     "status); then: timedatectl set-ntp true, or systemctl enable --now chrony, with the same servers on all nodes."
 )
@@ -52,7 +52,7 @@ RULES = (
         where=SEVERAL,
         why="Rendezvous, Gloo, MPI and ssh find other nodes by name: a name that resolves nowhere, or to a loopback "
         "address, leads to no node.",
-        remedy="The fact unresolved says which name, on which node. There: getent ahosts NAME; put it in DNS or in "
+        fix="The fact unresolved says which name, on which node. There: getent ahosts NAME; put it in DNS or in "
         "/etc/hosts of every node, and take it off the line of 127.0.0.1 or 127.0.1.1.",
     ),
     Rule(
@@ -61,7 +61,7 @@ RULES = (
         expect="== 0 pairs",
         where=SEVERAL,
         why="NCCL and Gloo open TCP connections between all nodes, on ports that the system chooses.",
-        remedy="The fact unreachable says from where, to where and how it failed. Connection refused, or no answer: "
+        fix="The fact unreachable says from where, to where and how it failed. Connection refused, or no answer: "
         "look for a firewall (iptables -L -n; nft list ruleset), which must let nodes talk on all ports. No route: "
         "ip route get ADDRESS.",
     ),
@@ -74,7 +74,7 @@ RULES = (
         expect="< 300 s",
         where=SEVERAL,
         why="Munge, and with it Slurm, and Kerberos refuse credentials that seem to be of another time.",
-        remedy=CLOCK_REMEDY,
+        fix=CLOCK_FIX,
     ),
     Rule(
         metric="clock_skew",
@@ -84,7 +84,7 @@ RULES = (
         where=SEVERAL,
         why="Clocks that time servers keep differ by milliseconds. With more, logs of several nodes cannot be put in "
         "order, and files seem to be written in the future.",
-        remedy=CLOCK_REMEDY,
+        fix=CLOCK_FIX,
     ),
     Rule(
         metric="versions_differing",
@@ -94,7 +94,7 @@ RULES = (
         where=SEVERAL,
         why="A job runs on all nodes alike: with other libraries on some of them it computes something else there, "
         "or dies of a message of a version that it does not know.",
-        remedy="The fact differing names the component, its versions and their nodes: install one image, container or "
+        fix="The fact differing names the component, its versions and their nodes: install one image, container or "
         "environment on all nodes.",
     ),
     Rule(
@@ -103,7 +103,7 @@ RULES = (
         expect="== 0 nodes",
         where=SEVERAL,
         why="These nodes run something else than the majority: they were not set up like the others.",
-        remedy="The fact odd_nodes says what each has, and what most have: set these nodes up anew.",
+        fix="The fact odd_nodes says what each has, and what most have: set these nodes up anew.",
     ),
     Rule(
         metric="network_differing",
@@ -114,7 +114,7 @@ RULES = (
         why="Where some nodes send larger frames than others take, large messages hang while ping answers; a slower "
         "port slows all; and a rank with other variables of NCCL or Gloo looks for its peers on another interface or "
         "transport.",
-        remedy="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
+        fix="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
         "and speed: ip link show DEV; ethtool DEV; then the port of the switch. A variable: set it once, for the whole "
         "job (environment.source), and look for it in the nodes' profiles and in the TaskProlog.",
     ),
@@ -125,7 +125,7 @@ RULES = (
         breach=Outcome.WARN,
         where=SEVERAL,
         why="Of these nodes nobody can say over which interface, and with which MTU, they talk to the first one.",
-        remedy="On the node: ip route get MASTER_ADDR (the fact network has it); a name that resolves to a loopback "
+        fix="On the node: ip route get MASTER_ADDR (the fact network has it); a name that resolves to a loopback "
         "address there is told as names_unresolved. In a container /sys/class/net may be hidden.",
     ),
 )

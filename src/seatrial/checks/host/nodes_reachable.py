@@ -30,7 +30,7 @@ CHECK = Check(
             shows=("ranks_by_node",),
             expect="== 0 nodes",
             why="each node that was promised must answer in one process group with all others",
-            remedy="Look at ranks_by_node for the nodes that answered; two nodes of one host name count as one: "
+            fix="Look at ranks_by_node for the nodes that answered; two nodes of one host name count as one: "
             "run `hostname` on each.",
         ),
     ),

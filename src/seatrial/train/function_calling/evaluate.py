@@ -20,13 +20,13 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from seatrial.model import UsageError
-from seatrial.train.files import write_json, write_whole
 from seatrial.train.function_calling.glaive import Conversation, Message
 from seatrial.train.function_calling.preprocess import Split, read_split
 from seatrial.train.function_calling.score import Call, Schemas, Score, expected_calls, score, summary
 from seatrial.train.function_calling.template import END_OF_TURN
 from seatrial.train.hf import data, hub, models
 from seatrial.train.train_config import Evaluation, TrainConfig
+from seatrial.util.files import atomic_write, write_json
 
 HELD_OUT: tuple[Split, ...] = ("seen", "unseen")
 
@@ -168,4 +168,4 @@ def _write_answers(path: Path, cases: Sequence[Case], before: Sequence[str], aft
         line = {"split": case.split, "user": case.messages[-1]["content"], "expected": expected}
         lines.append(json.dumps({**line, "base": old, "tuned": new}, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    atomic_write(path, text.encode())

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model import UsageError
-from seatrial.train.files import whole_folder, write_json
+from seatrial.train.disk import whole_folder
 from seatrial.train.function_calling.glaive import Conversation, Rejected, convert
+from seatrial.util.files import write_json
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")

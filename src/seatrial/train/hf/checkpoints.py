@@ -14,8 +14,8 @@ from torch import nn
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk
-from seatrial.train.files import write_json
 from seatrial.train.hf import ranks
+from seatrial.util.files import write_json
 
 NOTE = "seatrial.json"
 LAST = "trainer_state.json"  # what transformers writes last

@@ -23,11 +23,12 @@ from torch.utils.data import Dataset
 
 from seatrial.model import UsageError
 from seatrial.train import markov
-from seatrial.train.files import whole_folder, write_json
+from seatrial.train.disk import whole_folder
 from seatrial.train.function_calling import generate, preprocess, template
 from seatrial.train.function_calling.glaive import Conversation
 from seatrial.train.hf import hub, ranks, rows, tokens
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.files import write_json
 
 REPORT = "report.json"
 GENERATED_ROWS = 1000  # as many as no_robots gives to SmolLM's workload

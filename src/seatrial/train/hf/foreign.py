@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from seatrial.model import SeatrialError
-from seatrial.train.files import write_json, write_whole
 from seatrial.train.function_calling.template import END_OF_TURN, SPECIAL_TOKENS
 from seatrial.train.hf import models, tokens
 from seatrial.train.hf.data import rows_of
 from seatrial.train.oumi import MODEL, ROWS
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.files import atomic_write, write_json
 
 _PROMPT = "Write these words in reverse order."
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -30,7 +30,7 @@ def prepare(config: TrainConfig, folder: Path) -> None:
     """
     if config.data.path is None:
         lines = "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows_of(config))
-        write_whole(folder / ROWS, lambda file: file.write(lines.encode()))
+        atomic_write(folder / ROWS, lines.encode())
     if config.model.weights == "random":
         (folder / MODEL).mkdir()
         _write_config(config, folder / MODEL)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from seatrial.util.files import atomic_folder, atomic_write, stage, write_json
+
+
+def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"old")
+
+    def full_disk(file: BinaryIO) -> None:
+        file.write(b"half of the new")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write(path, full_disk)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_staged_file_waits_for_its_caller(tmp_path: Path) -> None:
+    path = tmp_path / "trial.json"
+    path.write_text("old")
+    staged = stage(path, b"new")
+    assert (path.read_text(), staged.read_text()) == ("old", "new")
+
+
+def test_a_file_takes_no_folder_s_place(tmp_path: Path) -> None:
+    (tmp_path / "trial.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        stage(tmp_path / "trial.json", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["trial.json"]
+
+
+def test_a_folder_appears_complete_and_readable_to_others(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "data") as making:
+        (making / "rows").write_text("1")
+        assert not (tmp_path / "data").exists()
+    assert (tmp_path / "data" / "rows").read_text() == "1"
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_of_a_folder_that_could_not_be_filled_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="row 3"), atomic_folder(tmp_path / "data"):
+        raise ValueError("row 3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_that_was_there_first_stays(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "data") as making:
+        (making / "rows").write_text("second")
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "rows").write_text("first")
+    assert (tmp_path / "data" / "rows").read_text() == "first"
+
+
+def test_a_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text("old")
+    write_json(path, {"accuracy": 97.5})
+    assert json.loads(path.read_text()) == {"accuracy": 97.5}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_knows_no_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "metrics.json", {"loss": math.nan})
+    assert not list(tmp_path.iterdir())
