@@ -71,13 +71,13 @@ def fabric(
             for gpu in range(GPUS)
         )
         figures = replace(figures, alone=tuple(more))
-    facts = (Fact(name="backend", value="nccl"), *pairs._facts(figures, rounds, "nccl"))
+    seen = list(pairs._figures(figures, rounds, "nccl"))
     return Measurement(
         check=CHECK.name,
         subject=subjects[0],
         rank=0,
-        metrics=tuple(pairs._metrics(figures)),
-        facts={fact.name: fact.value for fact in facts},
+        metrics=tuple(one for one in seen if isinstance(one, Metric)),
+        facts={"backend": "nccl"} | {one.name: one.value for one in seen if isinstance(one, Fact)},
     )
 
 

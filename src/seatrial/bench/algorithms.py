@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -58,4 +57,4 @@ def _written(log: Path) -> int:
 
 
 if __name__ == "__main__":
-    fresh_ranks.serve(run, sys.argv[1])
+    fresh_ranks.serve(run)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,4 +60,4 @@ def _once_each(sizes: Sequence[int], device: str) -> None:
 
 
 if __name__ == "__main__":
-    fresh_ranks.serve(run, sys.argv[1])
+    fresh_ranks.serve(run)

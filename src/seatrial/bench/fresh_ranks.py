@@ -17,19 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from seatrial.bench import group
+from seatrial.bench import child_answer, group
 from seatrial.bench.rank import gather, release_memory, wait_for_all
 from seatrial.util import processes
+from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
 
 _POLL_S = 0.05
 _LOOK_S = 1.0  # between questions to the store, which thousands of ranks may ask
 _LAST_WORDS = 1500  # characters of what a child that failed has said
-KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL)  # we end others by SIGTERM: Answer.code
 _starts = itertools.count()  # all ranks start equally often, so that their numbers agree
 
 
@@ -101,11 +101,8 @@ def told(rank: int, answer: Answer) -> str:
 
 
 def first_to_fail(failed: Mapping[int, Answer]) -> int:
-    """The rank whose problem explains those of the others: one that was killed, else the one that ended first.
-
-    What the kernel kills says nothing, and its peers, who miss it, may have ended before that is seen.
-    """
-    return min(failed, key=lambda rank: (failed[rank].code not in KILLED, failed[rank].place))
+    """The rank whose problem explains those of the others. Its report is its standard error, which is always there."""
+    return first_failure(Failure(rank, one.code, reported=True, order=one.place) for rank, one in failed.items()).rank
 
 
 def join(task: Mapping[str, Any], backend: str = "") -> str:
@@ -130,13 +127,15 @@ def join(task: Mapping[str, Any], backend: str = "") -> str:
     return str(device)
 
 
-def serve(run: Callable[[Mapping[str, Any], str], Any], argument: str) -> None:
-    """The whole life of a child whose answer is what ``run`` makes of the task and the device. Ends the process."""
-    task = json.loads(argument)
-    answer = run(task, join(task))
-    group.close_group()
-    print(json.dumps(answer))
-    group.end_process()
+def serve(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:
+    """``child_answer.serve`` for a child that works in the group of all children, on a device of its own."""
+
+    def run_in_group(task: Mapping[str, Any]) -> Any:
+        answer = run(task, join(task))
+        group.close_group()
+        return answer
+
+    child_answer.serve(run_in_group)
 
 
 def _attend(child: processes.Child, name: str, limit_s: float, look: Callable[[], None]) -> Answer:
@@ -156,10 +155,7 @@ def _attend(child: processes.Child, name: str, limit_s: float, look: Callable[[]
             place = store.add(key, 1)
             return Answer(problem=_stopped(child, f"did not end within {limit_s:g} s"), code=LATE, place=place)
     if code:
-        why = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if code == -signal.SIGKILL:
-            why += " (SIGKILL from outside is often the kernel's, for want of memory: see dmesg)"
-        return Answer(problem=why, code=code, place=store.add(key, 1))
+        return Answer(problem=f"{exit_reason(code)}{exit_hint(code)}", code=code, place=store.add(key, 1))
     return Answer()
 
 

@@ -1,17 +1,17 @@
 """Which rank ended a job, and why: the first cause, not the peers that failed because of it.
 
 torchrun's own "root cause" is the failure it noticed first, with times in whole seconds, and it lists the ranks that it
-ended itself among the failures. A rank that dies leaves no word while its peers write of a lost connection, so a death
-without a word outranks every error message; among messages, and ranks told to end, the earliest wins.
+ended itself among the failures. Here exit codes, journals and error files are read, and ``first_failure`` decides.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from seatrial.discover.reading import id_list
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job
+from seatrial.util.failures import TERMINATED, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.text import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
@@ -39,11 +40,8 @@ _STEP_LOST = "Timed out waiting for job step to complete"
 _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
-# killed by it, or ended by our own handler of it
-_TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 _LAUNCHER_LOG = 1 << 20  # bytes at its end that are read: torchrun's summaries, some 300 bytes a rank
 _RANK_LOG = 1 << 16
-_Told = tuple[float, int, str]  # when by the clock of its node, by which rank, what
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,13 @@ class Blame:
     culprit: str
     cause: str
     rank: int | None
+
+
+class _Report(NamedTuple):
+    """The error that a rank wrote, and when by the clock of its node."""
+
+    time: float
+    text: str
 
 
 class _Task(NamedTuple):
@@ -90,31 +95,40 @@ def damaged(rank: Rank) -> Blame:
     return Blame(rank.name, f"its journal {rank.follower.path.name} is damaged: {rank.damage}", rank.number)
 
 
-def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, epitaph: str = "") -> Blame:
-    """The job exited with an error. ``epitaph`` is what a scheduler says of it, for want of a better cause."""
+def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> Blame:
+    """The job exited with an error. ``scheduler_reason`` counts where no rank gives a cause."""
     if missing := _missing(folder) or _unanswering(ranks, job, folder):
         return missing
     tasks = _tasks(folder)
     if job.placement == "ranks":
         exits = _exits(folder, ranks, job)
         if not exits and tasks and tasks[0].code < 0:
-            return Blame(tasks[0].node, f"torchrun there was {_how(tasks[0].code)}: its ranks ended with it", None)
+            cause = f"torchrun there was {exit_reason(tasks[0].code)}: its ranks ended with it"
+            return Blame(tasks[0].node, cause, None)
     else:
         exits = {task.number: task.code for task in tasks if task.number < len(ranks)}
-        exits = exits or ({0: code} if len(ranks) == 1 and not epitaph else {})
-    raised = _from_error_files(ranks, folder)
-    wordless = [number for number in exits if _died_wordless(ranks[number], exits[number], raised)]
-    if wordless:
-        first = min(wordless, key=lambda number: _order_of_death(ranks[number], exits[number]))
-        return _died(ranks[first], exits[first], _logs(folder, first, len(ranks)))
-    told = [*_errors(ranks), *_told_to_end(ranks, exits)] or raised
-    if told:
-        _, number, text = min(told)
-        return Blame(ranks[number].name, text, number)
-    for number, exit_code in exits.items():
-        return _died(ranks[number], exit_code)
-    words = [epitaph or _how(code), _full(folder), _last_line(_logs(folder))]
-    return Blame("launcher", ". ".join(filter(None, words)), None)
+        exits = exits or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
+    reports = {**_from_error_files(ranks, folder), **_errors(ranks)}
+    failures = [_failure(ranks[number], exits.get(number), reports) for number in {**exits, **reports}]
+    if not failures:
+        reasons = [scheduler_reason or exit_reason(code), _full(folder), _last_line(_logs(folder))]
+        return Blame("launcher", ". ".join(filter(None, reasons)), None)
+    first = first_failure(failures)
+    rank = ranks[first.rank]
+    if first.code is None or (first.reported and not first.silent):
+        return Blame(rank.name, reports[first.rank].text, first.rank)
+    return _died(rank, first.code, _logs(folder, first.rank, len(ranks)) if first.silent else ())
+
+
+def _failure(rank: Rank, code: int | None, reports: Mapping[int, _Report]) -> Failure:
+    """The failure of a rank that ended with ``code``, if that is known, or that reported an error."""
+    report = reports.get(rank.number)
+    order = rank.pulse.time if rank.pulse else 0.0
+    if report and (code is None or not killed(code)):
+        order = report.time
+    elif code in TERMINATED and not rank.ending:  # torchrun or srun may have ended it because of another
+        order = math.inf
+    return Failure(rank.number, code, report is not None, order)
 
 
 def _exits(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
@@ -168,40 +182,14 @@ def _task_code(how: str) -> int | None:
     return None if number is None else -number
 
 
-def _died_wordless(rank: Rank, code: int, raised: Sequence[_Told]) -> bool:
-    """Whether a rank ended without saying why, and not by SIGTERM: no error is the last that it wrote anywhere.
-
-    An exception may end in an exit code, or in an abort while the interpreter is torn down: both follow words.
-    """
-    if code in _TERMINATED:
-        return False
-    if code < 0 and code != -signal.SIGABRT:
-        return True
-    return not _errors([rank]) and rank.number not in {number for _, number, _ in raised}
-
-
-def _order_of_death(rank: Rank, code: int) -> tuple[bool, bool, float]:
-    """Earliest first, as far as is known; but a rank may abort, or exit, because of a peer that was killed."""
-    return code == -signal.SIGABRT, code > 0, rank.pulse.time if rank.pulse else 0.0
-
-
-def _errors(ranks: Sequence[Rank]) -> list[_Told]:
-    """What each rank said that failed last of all. One that went on to another check did not end because of it."""
-    return [
-        (measured.started + measured.seconds, rank.number, f"{measured.check}: {measured.error}")
+def _errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
+    """The error in which each rank's last check ended. A rank that went on to another did not end because of it."""
+    return {
+        rank.number: _Report(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
         for rank in ranks
         for measured in list(rank.measured.values())[-1:]
         if measured.error and rank.current is None
-    ]
-
-
-def _told_to_end(ranks: Sequence[Rank], exits: dict[int, int]) -> list[_Told]:
-    """The same for ranks that somebody other than torchrun ended by SIGTERM."""
-    return [
-        (rank.pulse.time, number, _died(rank, exits[number]).cause)
-        for number, rank in enumerate(ranks)
-        if exits.get(number) in _TERMINATED and rank.pulse and rank.ending
-    ]
+    }
 
 
 def _missing(folder: Path) -> Blame | None:
@@ -242,32 +230,19 @@ def _refusal(node: str, words: str) -> str:
 
 
 def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> Blame:
-    hints = {-9: "; SIGKILL from outside is often the kernel's out-of-memory killer: see dmesg", 0: ", before its end"}
-    hint = hints.get(code, "")
-    words = [f"{_how(code)} in {rank.last_words}{hint}", _last_line(logs)]
-    return Blame(rank.name, ". ".join(filter(None, words)), rank.number)
+    hint = ", before its end" if code == 0 else exit_hint(code)
+    reasons = [f"{exit_reason(code)} in {rank.last_words}{hint}", _last_line(logs)]
+    return Blame(rank.name, ". ".join(filter(None, reasons)), rank.number)
 
 
-def _how(code: int) -> str:
-    """``killed by SIGKILL``, or ``exit code 3``."""
-    if code in _TERMINATED:
-        return "ended by SIGTERM from outside"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # the real-time signals between the first and the last have no name in Python
-        return f"killed by signal {-code} (SIGRTMIN+{-code - signal.SIGRTMIN})"
-
-
-def _from_error_files(ranks: Sequence[Rank], folder: Path) -> list[_Told]:
-    """The same from the error files that torchrun's @record left: failures before the first check."""
-    found = []
+def _from_error_files(ranks: Sequence[Rank], folder: Path) -> dict[int, _Report]:
+    """What torchrun's @record left in error files: failures outside of checks, before the first one for example."""
+    found = {}
     for path in (folder / "logs").glob("**/error.json"):
         try:
             message = json.loads(path.read_text(encoding="utf-8"))["message"]
             number = ranks[_rank_of(path, len(ranks))].number
-            found.append((float(message["extraInfo"]["timestamp"]), number, str(message["message"])))
+            found[number] = _Report(float(message["extraInfo"]["timestamp"]), str(message["message"]))
         except (ValueError, LookupError, TypeError, RecursionError):  # cut off by the crash that it was to describe
             continue
     return found

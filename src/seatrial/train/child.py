@@ -6,15 +6,14 @@ is: it sees one GPU, and no ranks.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seatrial.bench import child_answer
 from seatrial.model import UsageError
-from seatrial.train import child_answer, command, train_config
+from seatrial.train import command, disk, train_config
 from seatrial.train.train_config import TrainConfig
 
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -27,14 +26,14 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     wanted, first = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open(task, wanted)
-    found = command.carry_out(wanted, Path(task["out"]))
-    if not first:
-        return None
-    if task["generate"]:
-        from seatrial.train.hf import inference
+    out = Path(task["out"])
+    with disk.explained(out):
+        found = command.carry_out(wanted, out)
+        if first and task["generate"]:
+            from seatrial.train.hf import inference
 
-        found["generated"] = inference.generate(Path(task["out"], "final"), task["device"], task["generate"])
-    return found
+            found["generated"] = inference.generate(out / "final", task["device"], task["generate"])
+    return found if first else None
 
 
 def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
@@ -55,10 +54,5 @@ def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
     fresh_ranks.join(task, "gloo" if device == "cpu" else parallel.BACKEND)
 
 
-def main(argument: str) -> None:
-    task = json.loads(argument)
-    child_answer.give(lambda: run(task), Path(task["out"]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    child_answer.serve(run)

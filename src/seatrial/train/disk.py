@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import resource
@@ -14,12 +13,12 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.model import SeatrialError, format_bytes
-from seatrial.util.files import atomic_folder
+from seatrial.model import NoRoom as NoRoom
+from seatrial.model import format_bytes
+from seatrial.util.files import DISK_FULL, atomic_folder
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last is a limit of the process (ulimit -f)
 # Where no number is told: in the system's words (safetensors, tokenizers, other programs) …
-_WORDS = "|".join(re.escape(os.strerror(number)) for number in _NO_ROOM)
+_WORDS = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
 _RUST = re.compile(rf"(?:{_WORDS}) \(os error \d+\)")
 # … or in numpy's and torch.save's of a write that was cut short, whatever it was that cut it
 _SHORT = re.compile(
@@ -30,10 +29,6 @@ _SAID = re.compile(rf"{_WORDS}|{_SHORT.pattern}")
 _PROBE = 2**20  # bytes: more than a full disk has left over
 
 REMEDY = "Make room there, or name a run directory on a larger one (--out)"
-
-
-class NoRoom(SeatrialError):
-    """What was to be kept did not fit: an error of who trains here, and no finding."""
 
 
 def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
@@ -52,13 +47,21 @@ def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """``atomic_folder``, which raises NoRoom on a full disk: with what is free before that is given back."""
-    with atomic_folder(path) as making:
-        try:
-            yield making
-        except Exception as error:
-            if full := no_room(error, path):
-                raise full from error
-            raise
+    with atomic_folder(path) as making, explained(path):
+        yield making
+
+
+@contextmanager
+def explained(place: Path) -> Iterator[None]:
+    """Within, what is raised for want of room when ``place`` is written becomes NoRoom."""
+    try:
+        yield
+    except NoRoom:
+        raise
+    except Exception as error:
+        if full := no_room(error, place):
+            raise full from error
+        raise
 
 
 def said(error: BaseException, place: Path) -> str | None:
@@ -70,7 +73,7 @@ def said(error: BaseException, place: Path) -> str | None:
     short = ""
     for one in _chain(error):
         if isinstance(one, OSError) and one.errno:
-            return first_line(one) if one.errno in _NO_ROOM else None
+            return first_line(one) if one.errno in DISK_FULL else None
         if _names_it(one):
             return first_line(one)
         short = short or (first_line(one) if was_cut_short(one) else "")
@@ -133,7 +136,7 @@ def _is_full(place: Path) -> bool:
             file.write(bytes(_PROBE))
             os.fsync(file.fileno())  # some network file systems refuse no sooner
     except OSError as error:
-        return error.errno in _NO_ROOM
+        return error.errno in DISK_FULL
     return False
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -25,11 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seatrial.bench import fresh_ranks
+from seatrial.bench import child_answer, fresh_ranks
 from seatrial.bench.rank import gather
 from seatrial.model import Frozen, SeatrialError
-from seatrial.train import checkpoint, loop, parallel
-from seatrial.train import child_answer as answer
+from seatrial.train import checkpoint, disk, loop, parallel
 from seatrial.train.train_config import TrainConfig
 
 
@@ -192,16 +189,12 @@ def _in_place(owner: type, name: str, method: Callable[..., Any]) -> Iterator[No
         setattr(owner, name, real)
 
 
-def main(argument: str) -> None:
-    task = json.loads(argument)
+def run(task: Mapping[str, Any]) -> list[str]:
     acts = [Act.model_validate(act) for act in task["acts"]]
-    answer.give(lambda: _carry_out_all(task, acts), acts[0].out)
-
-
-def _carry_out_all(task: Mapping[str, Any], acts: Sequence[Act]) -> list[str]:
-    fresh_ranks.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-    return [carry_out(act) for act in acts]
+    with disk.explained(acts[0].out):
+        fresh_ranks.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
+        return [carry_out(act) for act in acts]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    child_answer.serve(run)

@@ -280,9 +280,12 @@ def test_pairs_are_called_the_same_when_the_ranks_go_the_other_way_round() -> No
     for subjects in (there, there[::-1]):
         lines = [line(a, b, GOOD) for a, b in permutations(range(3), 2)]
         (figures,) = by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, lines).values()
-        named = {one.subject for one in gpu_pairs.metrics(figures) if one.name == BUSBW}
+        matrix, *seen = gpu_pairs._figures("n0", figures, NVLINK)
+        named = {one.subject for one in seen if isinstance(one, Metric) and one.name == BUSBW}
         assert named == {"n0/gpu2->gpu9", "n0/gpu2->gpu10", "n0/gpu9->gpu10"}
-        assert gpu_pairs._matrix(figures)["gpus"] == ["gpu2", "gpu9", "gpu10"]
+        assert isinstance(matrix, Fact)
+        assert isinstance(matrix.value, dict)
+        assert matrix.value["gpus"] == ["gpu2", "gpu9", "gpu10"]
 
 
 def test_nodes_go_side_by_side_and_one_with_fewer_gpus_is_done_earlier() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.bench.child_answer import NO_ROOM, REFUSED
 from seatrial.bench.fresh_ranks import LATE, Answer
 from seatrial.checks.base import Check, Place
 from seatrial.checks.training import _workload, fsdp, lora, throughput
 from seatrial.checks.training._workload import Trained
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome, SeatrialError
-from seatrial.train.child_answer import NO_ROOM, REFUSED
 
 
 def place(device: str, out: Path = Path()) -> Place:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from seatrial.bench.child_answer import NO_ROOM, REFUSED
 from seatrial.checks.base import Options, Place
 from seatrial.model import SeatrialError
 from seatrial.train import train_config
-from seatrial.train.child_answer import NO_ROOM, REFUSED
+from seatrial.util.failures import killed
 
 if TYPE_CHECKING:
     from seatrial.bench.fresh_ranks import Answer
@@ -137,7 +138,7 @@ def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
             raise SeatrialError(f"{name}: rank {ranks[0]} answered {str(metrics)[:80]!r}, which are no metrics")
         return Trained(metrics, out, "", ranks=ranks)
     first = fresh_ranks.first_to_fail(bad)
-    for code, ended in {} if bad[first].code in fresh_ranks.KILLED else _NO_FINDING.items():
+    for code, ended in {} if killed(bad[first].code) else _NO_FINDING.items():
         if said := [_told(rank, answer) for rank, answer in bad.items() if answer.code == code]:
             raise SeatrialError(f"{name} {ended}: {said[0]}")
     return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks, failed=first)

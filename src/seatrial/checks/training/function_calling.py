@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from seatrial.bench.child_answer import NO_ROOM, REFUSED
 from seatrial.checks.base import Check, Place
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, SeatrialError, UsageError
-from seatrial.train.child_answer import NO_ROOM, REFUSED
 
 if TYPE_CHECKING:
     from seatrial.bench.fresh_ranks import Answer

@@ -5,19 +5,20 @@ In a process of its own: ZeRO-3, once set up, shards whatever transformers build
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from seatrial.train import child_answer, hf, train_config
+from seatrial.bench import child_answer
+from seatrial.train import disk, hf, train_config
 
 
-def main(argument: str) -> None:
-    """``argument``: JSON with ``config``, ``overrides`` and ``out`` of the training."""
-    task = json.loads(argument)
+def run(task: Mapping[str, Any]) -> Any:
+    """``task``: ``config``, ``overrides`` and ``out`` of the training."""
     out = Path(task["out"])
-    child_answer.give(lambda: hf.evaluate(train_config.load(task["config"], task["overrides"]), out), out)
+    with disk.explained(out):
+        return hf.evaluate(train_config.load(task["config"], task["overrides"]), out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    child_answer.serve(run)

@@ -8,24 +8,28 @@ import sys
 
 import pytest
 
-from seatrial.train.child_answer import NO_ROOM, REFUSED
+from seatrial.bench.child_answer import NO_ROOM, REFUSED
 
 PROGRAM = """
 from pathlib import Path
-from seatrial.model import SeatrialError, UsageError
-from seatrial.train import answer
-from seatrial.train.disk import NoRoom
+from seatrial.bench import child_answer
+from seatrial.model import NoRoom, SeatrialError, UsageError
+from seatrial.train import disk
 
-def work():
+def run(task):
     print("a library's own words")
-    {}
+    with disk.explained(Path(task["out"])):
+        {}
 
-answer.give(work, Path())
+child_answer.serve(run)
 """
 
 
+TASK = json.dumps({"out": "."})
+
+
 def ended(deed: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", PROGRAM.format(deed)]
+    argv = [sys.executable, "-c", PROGRAM.replace("{}", deed), TASK]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -57,5 +61,5 @@ def test_why_there_is_none_is_said_last(deed: str, code: int, last: str) -> None
 @pytest.mark.parametrize("deed", ["return 3", "raise NoRoom('on /tmp')"])
 def test_a_disk_that_takes_not_even_the_words_is_told_by_the_code(deed: str) -> None:
     with open("/dev/full", "w") as full:
-        argv = [sys.executable, "-c", PROGRAM.format(deed)]
+        argv = [sys.executable, "-c", PROGRAM.replace("{}", deed), TASK]
         assert subprocess.run(argv, stdout=full, stderr=full, timeout=60, check=False).returncode == NO_ROOM
