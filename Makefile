@@ -1,14 +1,17 @@
 # Two commands, each does all its own set-up in .venv:
 #   make trial   run seatrial on this machine
-#   make test    lint, types, tests
+#   make test    lint, types, and all tests but those of the next two
+#   make test-training   trains small models, mostly with several ranks
 # and, as root with Debian's slurm-wlm, munge, iproute2 and iptables:
+#   make test-cluster    tests on a real Slurm of two nodes
 #   make cluster-trial   run it through Slurm on four nodes
 
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: trial cluster-trial test lint setup clean
+.PHONY: trial cluster-trial test test-cluster test-training lint setup clean
 .DEFAULT_GOAL := trial
 
 trial: $(SETUP)
@@ -19,7 +22,13 @@ cluster-trial: $(SETUP)
 	$(BIN)/python -m tests.rig --nodes 4 -- $(BIN)/seatrial run --launcher slurm --nodes 4
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
+	$(PYTEST) -m "not cluster and not training"
+
+test-cluster: $(SETUP)
+	$(PYTEST) -m cluster
+
+test-training: $(SETUP)
+	$(PYTEST) -m training
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Which tests share a worker when several run side by side, as ``make test`` has it."""
+"""The tiers of the tests, and which tests share a worker when several run side by side, as the Makefile has it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,30 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.paths import ROOT
 
-RIG = "rig"
-
+# The files that take longest, of each tier, start first: no worker is to be left with one of them at the end.
+LONGEST = (
+    "tests/launch/test_unshared_on_rig.py",
+    "tests/launch/test_slurm_on_rig.py",
+    "tests/checks/slurm/test_slurm_on_rig.py",
+    "tests/checks/faults/test_training_failure_on_rig.py",
+    "tests/pipeline/test_training_trial.py",
+    "tests/train/hf/test_run.py",
+    "tests/train/test_checkpoint.py",
+    "tests/launch/test_crashes.py",
+    "tests/test_bad_input.py",
+    "tests/pipeline/test_run.py",
+)
 
 gc.disable()  # until all is imported: see pytest_collection_finish
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What makes Slurm clusters comes first: it takes longest. Then files with slow tests: none is to be the last."""
-    slow = {_group(item.nodeid) for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (_group(item.nodeid) != RIG, _group(item.nodeid) not in slow))
+    unmarked = [item.nodeid for item in items if _uses_rig(_file(item)) and not item.get_closest_marker("cluster")]
+    if unmarked:
+        raise pytest.UsageError(f"tests of a file that imports tests.rig need pytest.mark.cluster: {unmarked}")
+    rank = {file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(_file(item), len(rank)))
 
 
 def pytest_collection_finish() -> None:
@@ -30,21 +43,20 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    return Together(config, log)
+    return FilePerWorker(config, log)
 
 
-class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """A file is one worker's, and all files that make Slurm clusters are one worker's together."""
+class FilePerWorker(LoadScopeScheduling):  # type: ignore[misc]
+    """All tests of a file run in one worker, also those of its classes: they share the fixtures of the module."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group(nodeid)
+        return nodeid.partition("::")[0]
 
 
-def _group(nodeid: str) -> str:
-    file = nodeid.partition("::")[0]
-    return RIG if _makes_clusters(file) else file
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @cache
-def _makes_clusters(file: str) -> bool:
+def _uses_rig(file: str) -> bool:
     return "tests.rig" in (ROOT / file).read_text(encoding="utf-8")

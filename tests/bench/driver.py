@@ -21,7 +21,7 @@ import torch
 from seatrial.bench import collectives
 from seatrial.bench.data_check import verify
 from seatrial.bench.group import close_group, open_group
-from seatrial.bench.operations import OPERATIONS, Allocate, Prepared
+from seatrial.bench.operations import OPERATIONS, Prepared
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.model import Fact, Metric, Series
@@ -38,8 +38,8 @@ def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[
     """Replace all-reduce by the real one with something done to the buffer before and after it."""
     real = OPERATIONS["all_reduce"]
 
-    def prepare(count: int, allocate: Allocate) -> Prepared:
-        made = real.prepare(count, allocate)
+    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+        made = real.prepare_on(sent, received)
 
         def run() -> None:
             before(made.sent)
@@ -48,7 +48,7 @@ def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[
 
         return replace(made, run=run)
 
-    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare=prepare))
+    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare_on=prepare_on))
 
 
 def _starve() -> AbstractContextManager[Any]:

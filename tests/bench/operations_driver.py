@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from seatrial.bench import collectives
 from seatrial.bench.group import close_group, open_group
-from seatrial.bench.operations import OPERATIONS, Allocate, Operation, Prepared
+from seatrial.bench.operations import OPERATIONS, Operation, Prepared
 from seatrial.bench.rank import gather
 
 SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
@@ -24,8 +24,8 @@ SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
 def broken(operation: Operation) -> Operation:
     """The same, with a bit of what rank 0 received flipped after each run."""
 
-    def prepare(count: int, allocate: Allocate) -> Prepared:
-        made = operation.prepare(count, allocate)
+    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+        made = operation.prepare_on(sent, received)
 
         def run() -> None:
             made.run()
@@ -34,7 +34,7 @@ def broken(operation: Operation) -> Operation:
 
         return replace(made, run=run)
 
-    return replace(operation, prepare=prepare)
+    return replace(operation, prepare_on=prepare_on)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import Figures, Line, circle
 from seatrial.checks.fabric import pairs
-from seatrial.model import CLUSTER
+from seatrial.model import CLUSTER, Fact, Metric
 
 
 @pytest.mark.parametrize("nodes", range(2, 18))
@@ -34,11 +34,12 @@ def test_data_that_arrives_wrong_when_a_path_is_tried_alone_counts_as_any_other(
     alone = (Line(0, 1, seconds, None), Line(1, 0, seconds, Mismatch(7, 5, "1.0", "2.0", "0x1")))
     nodes = {f"node{rank}": (rank,) for rank in range(4)}
     figures = Figures(lines, size, nodes, list(nodes), alone)
-    told = {(one.name, one.subject): one.value for one in pairs._metrics(figures)}
-    facts = {one.name: one.value for one in pairs._facts(figures, 3, "nccl")}
-    assert told["wrong_elements", CLUSTER] == 7
-    assert told["pair_share", "node0->node1"] == 0
-    assert told["shared_paths", CLUSTER] == 0
+    seen = list(pairs._figures(figures, 3, "nccl"))
+    metrics = {(one.name, one.subject): one.value for one in seen if isinstance(one, Metric)}
+    facts = {one.name: one.value for one in seen if isinstance(one, Fact)}
+    assert metrics["wrong_elements", CLUSTER] == 7
+    assert metrics["pair_share", "node0->node1"] == 0
+    assert metrics["shared_paths", CLUSTER] == 0
     assert facts["wrong_data"] == [
         {"from": "node0", "to": "node1", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
     ]

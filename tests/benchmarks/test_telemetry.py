@@ -49,7 +49,7 @@ def test_a_change_that_rounds_do_not_pin_down_is_not_called_small(script: dict[s
     assert "NOT RESOLVED" in few.remark
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_rehearsal_measures_everything_and_judges_nothing(tmp_path: Path) -> None:
     out = tmp_path / "telemetry.json"
     short = ["--seconds", "0", "--rounds", "2", "--window", "0.02", "--out", str(out)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.cli import app
+from seatrial.cli import trial
 from seatrial.model import Trial, UsageError
 from tests.processes import HOST_ONLY, call, load, run, run_host_only
 from tests.schema import faults
@@ -71,7 +71,7 @@ def test_the_record_is_valid_by_the_printed_schema(finished: Path) -> None:
     for broken in (
         {key: value for key, value in written.items() if key != "decision"},
         {**written, "colour": "red"},
-        {**written, "schema_version": "2"},
+        {**written, "schema_version": "99"},
         {**written, "seconds": "many"},
         {**written, "decision": {**written["decision"], "value": "MAYBE"}},
         {**written, "measurements": [{**written["measurements"][0], "metrics": [{"name": "x"}]}]},
@@ -228,7 +228,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda _: "20261121-120000")
-    names = [str(app._fresh_folder("quick")) for _ in range(3)]
+    names = [str(trial._fresh_folder("quick")) for _ in range(3)]
     assert names == [f"seatrial-runs/20261121-120000-quick{number}" for number in ("", "-2", "-3")]
     assert all(Path(name).is_dir() for name in names)
 
@@ -237,15 +237,15 @@ def test_a_place_for_runs_that_cannot_be_made(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     Path("seatrial-runs").touch()
     with pytest.raises(UsageError, match=r"cannot write to seatrial-runs/.*-quick: Not a directory; .* with --out"):
-        app._fresh_folder("quick")
+        trial._fresh_folder("quick")
 
 
 def test_a_report_is_named_only_when_this_run_wrote_it(finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
-    code, out, _ = run("run", "--resume", copy)
+    code, out, _ = call("run", "--resume", copy)
     assert (code, f"Report: {copy / 'report.html'}" in out) == (0, True)
     (copy / "report.html").unlink()
     (copy / "report.html").mkdir()
-    code, out, _ = run("run", "--resume", copy)
+    code, out, _ = call("run", "--resume", copy)
     assert (code, "Report:" in out) == (3, False)

@@ -11,12 +11,16 @@ import pytest
 
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import Figures, Line, circle
+from seatrial.checks import catalog
 from seatrial.checks.fabric import pairs
 from seatrial.checks.fabric.pairs import CHECK, LEAST
-from seatrial.diagnose import diagnose
+from seatrial.config.schema import CheckSettings, Config
+from seatrial.diagnose import diagnose, relocated
 from seatrial.diagnose.localize import localize
+from seatrial.judge import judge
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Finding, Measurement, Metric, Outcome
+from seatrial.model import Fact, Finding, Limit, Measurement, Metric, Outcome, Verdict
+from tests.report import samples
 
 SIZE = 2**28
 GOOD, BAD = 45.0, 22.0  # GB/s: a network card at its rate, and at half of it
@@ -67,18 +71,26 @@ def fabric(
             for gpu in range(GPUS)
         )
         figures = replace(figures, alone=tuple(more))
-    facts = (Fact(name="backend", value="nccl"), *pairs._facts(figures, rounds, "nccl"))
+    seen = list(pairs._figures(figures, rounds, "nccl"))
     return Measurement(
         check=CHECK.name,
         subject=subjects[0],
         rank=0,
-        metrics=tuple(pairs._metrics(figures)),
-        facts={fact.name: fact.value for fact in facts},
+        metrics=tuple(one for one in seen if isinstance(one, Metric)),
+        facts={"backend": "nccl"} | {one.name: one.value for one in seen if isinstance(one, Fact)},
     )
 
 
-def found(measured: Measurement) -> list[Finding]:
-    return list(localize([measured]))
+def found(measured: Measurement, second: Measurement | None = None, **expect: str) -> list[Finding]:
+    """What is located by the verdicts on a first and a ``second`` measurement; ``expect``: thresholds of the trial."""
+    return list(localize(judged(measured, second, **expect), [measured], catalog()))
+
+
+def judged(measured: Measurement, second: Measurement | None = None, **expect: str) -> tuple[Verdict, ...]:
+    limits = {metric: Limit.parse(limit) for metric, limit in expect.items()}
+    config = Config(name="t", checks={CHECK.name: CheckSettings(expect=limits)})
+    repeats = [second.model_copy(update={"again": True})] if second else []
+    return judge(config, [], [measured], catalog(), {}, repeats=repeats)
 
 
 def where(measured: Measurement) -> list[str]:
@@ -104,7 +116,8 @@ def test_as_many_bad_nodes_as_promised_are_found_exactly(nodes: int, rounds: int
         for bad in list(combinations(range(nodes), count))[:: max(1, nodes // 4)]:
             measured = fabric(nodes, rounds, bad=bad)
             assert sorted(where(measured)) == sorted(f"node{node}" for node in bad)
-            assert {finding.confidence for finding in found(measured)} == {"high"}
+            assert {finding.confidence for finding in found(measured)} == {"medium"}, "measured once"
+            assert {finding.confidence for finding in found(measured, measured)} == {"high"}
             assert failed(measured) == {f"node{node}/gpu{gpu}" for node in bad for gpu in range(GPUS)}
 
 
@@ -126,7 +139,7 @@ def test_the_path_between_two_good_nodes() -> None:
     measured = fabric(6, 5, bad_path=(1, 4), noise=0.01)
     assert where(measured) == sorted(failed(measured)) == ["node1->node4"]
     (finding,) = found(measured)
-    assert "49%" in finding.why
+    assert "pair_share 0.4863 of the best at node1->node4" in finding.why
     assert finding.confidence == "medium"
 
 
@@ -135,10 +148,10 @@ def test_a_path_is_as_good_as_its_slowest_rail(rail: int) -> None:
     assert where(fabric(6, 5, bad_path=(1, 4), rail=rail)) == ["node1->node4"]
 
 
-def test_a_path_that_is_slow_alone_too_is_sure() -> None:
+def test_a_path_that_is_slow_alone_too_is_at_fault() -> None:
     measured = fabric(6, 5, bad_path=(1, 4), alone=BAD)
     (finding,) = found(measured)
-    assert (finding.where, finding.confidence) == ("node1->node4", "high")
+    assert finding.where == "node1->node4"
     assert failed(measured) == {"node1->node4"}
     assert measured.facts["alone"] == {"node1->node4": {"among others": BAD, "alone": BAD}}
 
@@ -159,7 +172,7 @@ def test_a_bad_node_beside_a_bad_path() -> None:
 def test_one_gpus_way_out_of_its_node_is_not_the_whole_node() -> None:
     measured = fabric(4, 3, bad_ranks=(5,))
     (finding,) = found(measured)
-    assert (finding.where, finding.what) == ("node2/gpu1", "1 of 2 GPUs of a node are slow to every other node")
+    assert (finding.where, finding.what) == ("node2/gpu1", "GPUs of a node are slow to every other node")
     assert failed(measured) == {"node2/gpu1"}
 
 
@@ -179,7 +192,8 @@ def test_nothing_but_wrong_data_names_nobody_and_fails() -> None:
 def test_findings_come_with_those_of_logs(tmp_path_factory: pytest.TempPathFactory) -> None:
     measured = fabric(4, 3, bad=(0,))
     error = Measurement(check="train.cnn", subject="node1/gpu0", error="CUDA error: out of memory")
-    assert [one.where for one in diagnose([], [error, measured], tmp_path_factory.mktemp("run"))][-1] == "node0"
+    findings = diagnose([], [error, measured], [], judged(measured), catalog(), tmp_path_factory.mktemp("run"))
+    assert [one.where for one in findings][-1] == "node0"
 
 
 def test_figures_of_cpus_accuse_nobody() -> None:
@@ -187,6 +201,40 @@ def test_figures_of_cpus_accuse_nobody() -> None:
     assert not found(measured.model_copy(update={"facts": {**measured.facts, "backend": "gloo"}}))
 
 
-def test_a_record_of_another_version_accuses_nobody() -> None:
+def test_without_the_fact_that_says_how_many_are_told_apart_nobody_is_sure() -> None:
     metric = Metric(name="best_share", value=0.1, unit="of the median", subject="node0/gpu0")
-    assert not found(Measurement(check=CHECK.name, subject="node0", metrics=(metric,)))
+    measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,))
+    assert failed(measured) == {"node0/gpu0"}
+    assert [one.confidence for one in found(measured, measured)] == ["low"]
+
+
+def outcomes(verdicts: tuple[Verdict, ...], subject: str) -> set[Outcome]:
+    return {one.outcome for one in verdicts if one.subject == subject}
+
+
+def test_what_a_retry_does_not_reproduce_is_no_sure_finding() -> None:
+    bad, good = fabric(6, 5, bad_path=(1, 4)), fabric(6, 5)
+    assert outcomes(judged(bad, good), "node1->node4") == {Outcome.WARN}
+    assert [(one.where, one.confidence) for one in found(bad, good)] == [("node1->node4", "low")]
+
+
+def test_what_the_trial_passes_is_no_finding() -> None:
+    measured = fabric(6, 5, bad_path=(1, 4))
+    assert outcomes(judged(measured, pair_share=">= 0.4 of the best"), "node1->node4") == {Outcome.PASS}
+    assert not found(measured, pair_share=">= 0.4 of the best")
+
+
+def test_what_a_retry_reproduces_is_one_finding() -> None:
+    bad = fabric(6, 5, bad_path=(1, 4))
+    assert [(one.where, one.confidence) for one in found(bad, bad)] == [("node1->node4", "high")]
+    node = fabric(6, 5, bad=(2,))
+    assert [(one.where, one.confidence) for one in found(node, node)] == [("node2", "high")]
+
+
+def test_a_record_judged_anew_has_one_finding_a_place() -> None:
+    bad = fabric(6, 5, bad_path=(1, 4))
+    log = Finding(what="out of memory", where="node0", confidence="medium", why="", source="jobs/a.log:1")
+    old = Finding(what="slow", where="node1->node4", confidence="high", why="", source=f"pair_share of {CHECK.name}")
+    trial = samples.accepted().model_copy(update={"measurements": (bad,), "findings": (old, log)})
+    assert relocated(trial, judged(bad, bad), catalog()) == (log, *found(bad, bad))
+    assert relocated(trial, judged(bad, pair_share=">= 0.4 of the best"), catalog()) == (log,)

@@ -122,7 +122,7 @@ def test_errors_and_the_logs_of_broken_jobs_are_diagnosed_once(tmp_path: Path) -
         culprit="rank 0",
     )
     error = Measurement(check="train.cnn", subject="rank 0", error="ModuleNotFoundError: No module named 'sklearn'")
-    (finding,) = diagnose([result], [error], tmp_path)
+    (finding,) = diagnose([result], [error], [], (), {}, tmp_path)
     assert (finding.where, finding.confidence) == ("rank 0", "high")
 
 
@@ -143,7 +143,7 @@ def test_what_a_job_came_through_is_told_last_and_without_its_symptoms(tmp_path:
         (folder / "launcher.err").write_text(f"{said}\n{line}\n")
         times = {"started": 0, "seconds": 1, "startup_s": 1}
         results.append(JobResult(job=f"job{number}", attempt=1, launcher="local", state=state, culprit="", **times))
-    failed, survived = diagnose(results, [], tmp_path)
+    failed, survived = diagnose(results, [], [], (), {}, tmp_path)
     assert (failed.where, failed.confidence) == ("job3", "medium")
     assert (survived.where, survived.confidence) == ("job1", "low")
     assert "79" in survived.what

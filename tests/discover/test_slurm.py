@@ -9,20 +9,19 @@ from seatrial.discover.slurm_facts import Gres, Node
 from seatrial.model import SeatrialError, UsageError
 from seatrial.util.processes import Answer
 from tests.fakes.slurm import (
+    NEWER_NODES,
     NODES,
     PARTITIONS,
     RECORDED,
     FakeSlurm,
     Reply,
     cluster,
-    newer,
     recorded,
     refused,
     said,
 )
 from tests.paths import FIXTURES
 
-NO_JSON = refused("sinfo: unrecognized option '--json'\nTry \"sinfo --help\" for more information\n")
 SACCT = "sacct --jobs 7 --allocations --noheader --parsable2 --format JobIDRaw,State,ExitCode,NodeList,"
 SACCT += "TimelimitRaw,Start,Reason"
 
@@ -40,7 +39,7 @@ def names(nodes: tuple[Node, ...]) -> list[str]:
 
 
 class TestNodes:
-    def test_in_json_where_22_05_offers_it(self, install: Install) -> None:
+    def test_of_a_troubled_cluster(self, install: Install) -> None:
         fake = install(cluster("troubled"))
         assert [str(node) for node in slurm.nodes()] == [
             "IDLE",
@@ -48,35 +47,14 @@ class TestNodes:
             "IDLE+DRAIN: fan broken",
             "IDLE",
         ]
-        assert fake.asked == ["scontrol --version", "sinfo --json"]
+        assert fake.asked == [NODES]
 
-    def test_in_json_of_scontrol_from_23_02_on(self, install: Install) -> None:
-        command = "scontrol --all show nodes --json"
-        fake = install(newer("24.11.5", "nodes-24.11.json", command))
-        assert names(slurm.nodes()) == ["gpu1", "gpu2", "gpu3", "gpu4", "gpu5", "gpu7", "gpu8"]  # gpu6: in the future
-        assert fake.asked == ["scontrol --version", command]
-
-    @pytest.mark.parametrize("answer", [NO_JSON, said("not JSON"), said("[]"), Answer(1, '{"nodes": []}', "")])
-    def test_as_text_where_there_is_no_json(self, install: Install, answer: Answer) -> None:
-        install({**cluster(), "sinfo --json": answer})
-        assert names(slurm.nodes()) == ["node0", "node1", "node2", "node3"]
-
-    @pytest.mark.parametrize("version", ["slurm 20.11.9", "slurm next"])
-    def test_as_text_where_the_version_has_no_json_or_is_not_known(self, install: Install, version: str) -> None:
-        fake = install({"scontrol --version": said(version), NODES: cluster()[NODES]})
-        assert names(slurm.nodes()) == ["node0", "node1", "node2", "node3"]
-        assert fake.asked == ["scontrol --version", NODES]
-
-    def test_json_that_says_nothing_of_nodes_is_an_error(self, install: Install) -> None:
-        install({**cluster(), "sinfo --json": said('{"sinfo": []}')})
-        with pytest.raises(ValueError, match="no list of nodes"):
-            slurm.nodes()
+    def test_nodes_that_are_planned_for_the_future_are_left_out(self, install: Install) -> None:
+        install({NODES: said(NEWER_NODES.read_text())})
+        assert names(slurm.nodes()) == ["gpu1", "gpu2", "gpu3", "gpu4", "gpu5", "gpu7", "gpu8"]
 
     def test_no_controller_is_not_an_empty_cluster(self, install: Install) -> None:
-        """sinfo --json of 22.05 then prints an empty list, and exits with 0."""
-        silent = recorded("sinfo-json-controller-down.json")
-        assert silent.code == 0
-        install({**cluster(), "sinfo --json": silent, NODES: recorded("scontrol-show-nodes-controller-down.txt")})
+        install({NODES: recorded("scontrol-show-nodes-controller-down.txt")})
         with pytest.raises(slurm.ControllerDown, match="the controller does not answer"):
             slurm.nodes()
 
@@ -93,7 +71,7 @@ class TestGpusPerNode:
 
     def test_nodes_that_differ(self, install: Install) -> None:
         text = recorded("scontrol-show-nodes-healthy.txt").out.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1)
-        install({"scontrol --version": said("slurm 20.11.9"), NODES: said(text)})
+        install({NODES: said(text)})
         with pytest.raises(UsageError, match=r"different numbers of GPUs \(\[1, 2]\)"):
             slurm.gpus_per_node("gpu")
 
@@ -103,15 +81,11 @@ class TestJob:
         text = recorded("scontrol-show-jobs-ended.txt").out
         return next(record for record in text.split("\n\n") if "ExitCode=3:0" in record)
 
-    def test_as_text_in_22_05(self, install: Install) -> None:
+    def test_remembered(self, install: Install) -> None:
         fake = install({**cluster(), "scontrol show job 28": said(self.failed())})
         job = slurm.job(28)
         assert (job.state, job.exit_code, job.ended, job.known) == ("FAILED", 3, True, True)
-        assert fake.asked == ["scontrol --version", "scontrol show job 28"]
-
-    def test_in_json_from_23_02_on(self, install: Install) -> None:
-        install(newer("23.11.4", "job-failed-23.11.json", "scontrol show job 43 --json"))
-        assert slurm.job("43").exit_code == 7
+        assert fake.asked == ["scontrol show job 28"]
 
     def test_forgotten_without_accounting(self, install: Install) -> None:
         install({**cluster(), "scontrol show job 999": recorded("scontrol-show-job-unknown.txt")})
@@ -120,14 +94,6 @@ class TestJob:
         assert not job.ended
         assert not job.pending
         assert job.reason == "Slurm forgets jobs 300 s after their end (MinJobAge), and has no accounting"
-
-    @pytest.mark.parametrize("file", ["job-unknown-24.05.json", "job-unknown-24.11.json"])
-    def test_forgotten_by_a_newer_slurm(self, install: Install, file: str) -> None:
-        replies = newer("24.05.2", file, "scontrol show job 7 --json")
-        replies["scontrol show config"] = recorded("scontrol-show-config.txt")
-        replies["scontrol show job 7"] = recorded("scontrol-show-job-unknown.txt")
-        install(replies)
-        assert not slurm.job(7).known
 
     @pytest.mark.parametrize(
         ("answer", "state"), [("7|TIMEOUT|0:15|gpu1|60|2026-11-21T09:40:00|None\n", "TIMEOUT"), ("", "UNKNOWN")]
@@ -221,27 +187,21 @@ class TestTroubles:
 
 
 class TestOneNode:
-    def test_as_text(self, install: Install) -> None:
+    def test_known(self, install: Install) -> None:
         (text,) = (part for part in recorded("scontrol-show-nodes-healthy.txt").out.split("\n\n") if "=node1 " in part)
-        install({"scontrol --version": said("slurm 22.05.8"), "scontrol show node node1": said(text + "\n")})
+        install({"scontrol show node node1": said(text + "\n")})
         node = slurm.node("node1")
         assert node
         assert (node.name, node.gpus) == ("node1", 2)
 
-    def test_in_json_from_23_02_on(self, install: Install) -> None:
-        install(newer("24.11.5", "nodes-24.11.json", "scontrol show node gpu3 --json"))
-        node = slurm.node("gpu3")
-        assert node
-        assert node.name == "gpu3"
-
     def test_unknown(self, install: Install) -> None:
         unknown = Answer(1, "Node node9 not found\n", "")
-        install({"scontrol --version": said("slurm 22.05.8"), "scontrol show node node9": unknown})
+        install({"scontrol show node node9": unknown})
         assert slurm.node("node9") is None
 
     def test_no_controller_is_not_an_unknown_node(self, install: Install) -> None:
         down = recorded("scontrol-show-nodes-controller-down.txt")
-        install({"scontrol --version": said("slurm 22.05.8"), "scontrol show node node9": down})
+        install({"scontrol show node node9": down})
         with pytest.raises(slurm.ControllerDown):
             slurm.node("node9")
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
 import pytest
 
 from seatrial.discover import slurm_text
 from seatrial.discover.slurm_facts import Gres, Job, Ping
-from tests.fakes.slurm import recorded
+from tests.fakes.slurm import NEWER_NODES, recorded
 
 # A line each: the rig's; a public one of 2023, of a job with four tasks on a node with two threads a core; and one in
 # the same form with what the rig cannot show: CPUs and GPUs that are not in a row.
@@ -24,13 +25,6 @@ def jobs(state: str) -> tuple[Job, ...]:
 
 
 class TestSmallForms:
-    @pytest.mark.parametrize(
-        ("text", "version"),
-        [("slurm-wlm 22.05.8", (22, 5)), ("slurm 24.11.0-0rc2", (24, 11)), ("", None), ("slurm next", None)],
-    )
-    def test_version(self, text: str, version: tuple[int, int] | None) -> None:
-        assert slurm_text.version(text) == version
-
     @pytest.mark.parametrize(
         ("text", "resources"),
         [
@@ -180,6 +174,41 @@ class TestNodes:
         assert node.cpus == 8
         assert node.gres_used == (Gres(name="gpu", kind="fake", count=1),)
 
+    @pytest.mark.parametrize("state", ["healthy", "busy", "troubled"])
+    def test_sinfo_reports_the_same_in_json(self, state: str) -> None:
+        rows = json.loads(recorded(f"sinfo-{state}.json").out)["nodes"]
+        assert {row["name"]: (row["state"].upper(), {*row["state_flags"]}, row["reason"] or "") for row in rows} == {
+            node.name: (node.state, {*node.flags}, node.reason)
+            for node in slurm_text.nodes(recorded(f"scontrol-show-nodes-{state}.txt").out)
+        }
+
+    def test_states_of_24_11(self) -> None:
+        nodes = {node.name: node for node in slurm_text.nodes(NEWER_NODES.read_text())}
+        assert {name: str(node) for name, node in nodes.items()} == {
+            "gpu1": "IDLE",
+            "gpu2": "MIXED+PLANNED",
+            "gpu3": "IDLE+DRAIN: Xid 79 on gpu5 = lost, State=bad",
+            "gpu4": "DOWN+NOT_RESPONDING: Not responding",
+            "gpu5": "IDLE+CLOUD+POWERED_DOWN",
+            "gpu6": "FUTURE",
+            "gpu7": "IDLE+MAINTENANCE+RESERVED",
+            "gpu8": "IDLE+INVALID_REG: gres/gpu count reported lower than configured (7 < 8)",
+        }
+        assert [name for name, node in nodes.items() if not node.up] == ["gpu4", "gpu8"]
+        assert [name for name, node in nodes.items() if node.held_back] == ["gpu3"]
+        assert [name for name, node in nodes.items() if node.reserved] == ["gpu7"]
+        assert nodes["gpu5"].usable  # asleep: Slurm wakes it for a job
+        node = nodes["gpu2"]
+        assert (node.cpus, node.memory_bytes, node.gpus) == (224, 2063937 * 2**20, 8)
+        assert node.gres_used
+        assert node.gres_used[0].count == 3
+        assert node.partitions == ("main", "debug")
+
+    def test_a_reason_of_several_lines_is_no_record(self) -> None:
+        text = "NodeName=n1 CPUTot=8\n   State=IDLE+DRAIN\n   Reason=bad [a@b]\n          State=DOWN NodeName=x\n"
+        (node,) = slurm_text.nodes(text)
+        assert str(node) == "IDLE+DRAIN: bad"
+
     def test_none(self) -> None:
         assert slurm_text.nodes("No nodes in the system\n") == ()
 
@@ -207,6 +236,13 @@ class TestJobs:
         assert told == {row[0]: row for row in rows}
         assert len(rows) > 10
 
+    @pytest.mark.parametrize("state", ["busy", "ended", "impossible"])
+    def test_squeue_reports_the_same_in_json(self, state: str) -> None:
+        rows = json.loads(recorded(f"squeue-{state}.json").out)["jobs"]
+        assert {str(row["job_id"]): (row["job_state"], row["exit_code"], row["nodes"] or "") for row in rows} == {
+            job.id: (job.state, (job.exit_code or 0) << 8 | (job.signal or 0), job.nodes) for job in jobs(state)
+        }
+
     def test_jobs_that_wait(self) -> None:
         waiting = {job.reason: job for job in jobs("busy") if job.pending}
         assert {"Resources", "PartitionDown", "JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:node3"} <= set(waiting)
@@ -222,7 +258,7 @@ class TestJobs:
 
     def test_jobs_that_ended_in_every_way(self) -> None:
         ended = [job for job in jobs("ended") if not job.pending]
-        assert all(job.ended and job.gone for job in ended)
+        assert all(job.ended for job in ended)
         ways = {(job.state, job.exit_code, job.signal) for job in ended if job.nodes}
         assert ways >= {
             ("COMPLETED", 0, 0),

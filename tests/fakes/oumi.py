@@ -17,9 +17,8 @@ from typing import Any
 
 import yaml
 
-from tests.paths import FIXTURES
-
-FIXTURE = FIXTURES / "transformers" / "trainer_state.json"
+# by its own place: Oumi's process has no PYTHONPATH by which the package tests would be there
+FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "transformers" / "trainer_state.json"
 KNOWN: dict[str, set[str]] = {
     "": {"model", "data", "training"},
     "model": {

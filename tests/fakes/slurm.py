@@ -20,6 +20,7 @@ from tests.paths import FIXTURES
 RECORDED = FIXTURES / "slurm-22.05"
 NODES = "scontrol --all --details show nodes"
 PARTITIONS = "scontrol --all show partitions"
+NEWER_NODES = FIXTURES / "slurm-24.11/scontrol-show-nodes.txt"
 
 Reply = Answer | Exception | Callable[[Sequence[str]], Answer]
 
@@ -33,7 +34,7 @@ def refused(err: str, code: int = 1) -> Answer:
 
 
 def recorded(name: str) -> Answer:
-    """What a command of Slurm 22.05 answered, by its name in ``commands.txt`` (``sinfo-healthy.json``)."""
+    """What a command of Slurm 22.05 answered, by its name in ``commands.txt`` (``scontrol-ping-healthy.txt``)."""
     rows = [line.split("\t") for line in (RECORDED / "commands.txt").read_text().splitlines()]
     (code,) = (int(row[1]) for row in rows if row[0] == name)
     complaints = (RECORDED / name).with_suffix(".err")
@@ -52,20 +53,10 @@ def configured(**settings: str) -> Answer:
 def cluster(state: str = "healthy") -> dict[str, Reply]:
     """The recorded cluster of four nodes in one of its states: healthy, busy, ended or troubled."""
     return {
-        "scontrol --version": recorded("sinfo-version.txt"),
         "scontrol ping": recorded(f"scontrol-ping-{state}.txt"),
         "scontrol show config": recorded("scontrol-show-config.txt"),
-        "sinfo --json": recorded(f"sinfo-{state}.json"),
         NODES: recorded(f"scontrol-show-nodes-{state}.txt"),
         PARTITIONS: recorded("scontrol-show-partition.txt"),
-    }
-
-
-def newer(version: str, file: str, command: str) -> dict[str, Reply]:
-    """A Slurm of another version that answers ``command`` with a file of ``fixtures/slurm-json``."""
-    return {
-        "scontrol --version": said(f"slurm {version}\n"),
-        command: said((FIXTURES / "slurm-json" / file).read_text()),
     }
 
 

@@ -10,9 +10,9 @@ def test_every_counter_of_a_gpu_is_known() -> None:
     assert set(known().gpu) == set(COUNTERS)
 
 
-def test_what_is_judged_has_a_remedy() -> None:
+def test_what_is_judged_has_a_fix() -> None:
     judged = [one for kind in (known().gpu, known().port, known().xid) for one in kind.values() if one.level != "told"]
-    assert all(one.remedy for one in judged)
+    assert all(one.fix for one in judged)
 
 
 def test_the_burn_judges_as_all_other_checks_do() -> None:

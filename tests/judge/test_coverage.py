@@ -100,7 +100,7 @@ def test_a_threshold_on_a_check_that_did_not_apply_is_not_dropped() -> None:
     (verdict,) = unheld("a", asked, alone, "mine")
     assert (verdict.outcome, verdict.metric) == (Outcome.ERROR, "busbw.8GiB")
     assert verdict.reason == "a is not held to busbw.8GiB > 350 GB/s: needs 2 ranks"
-    assert verdict.remedy == "Where it need not apply: --set checks.a.may_skip=true"
+    assert verdict.fix == "Where it need not apply: --set checks.a.may_skip=true"
     (spared,) = unheld("a", asked.model_copy(update={"may_skip": True}), alone, "mine")
     assert (spared.outcome, spared.judged_by) == (Outcome.SKIP, "trial mine: > 350 GB/s")
     assert list(unheld("a", CheckSettings(), alone, "mine")) == []

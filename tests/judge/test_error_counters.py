@@ -54,7 +54,7 @@ def test_growth_is_a_verdict_on_the_gpu(counter: str, outcome: Outcome) -> None:
     (one,) = judged(measured(HEALTHY, 0), measured(fact))
     assert (one.outcome, one.subject, one.metric) == (outcome, "vm/gpu3", f"new_errors.{counter}")
     assert f"gpu3 {counter} 4 → 6" in one.reason
-    assert one.remedy
+    assert one.fix
     assert one.judged_by
 
 

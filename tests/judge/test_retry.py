@@ -27,8 +27,8 @@ from seatrial.model import (
     Verdict,
 )
 
-SPEED = Rule(metric="speed", expect=Limit.parse(">= 10 GB/s"), why="slow is bad", remedy="look at the cable")
-WRONG = Rule(metric="wrong", expect=Limit.parse("== 0"), why="data is corrupted", remedy="train nothing")
+SPEED = Rule(metric="speed", expect=Limit.parse(">= 10 GB/s"), why="slow is bad", fix="look at the cable")
+WRONG = Rule(metric="wrong", expect=Limit.parse("== 0"), why="data is corrupted", fix="train nothing")
 FACTS = {"gpu": "NVIDIA Strange", "world_size": 1, "nodes": 1}
 
 
@@ -81,7 +81,7 @@ def test_what_falls_short_twice_fails_with_both_figures() -> None:
     assert bad.outcome is Outcome.FAIL
     assert bad.reason == "speed is 9 GB/s, expected >= 10 GB/s; reproduced (9 GB/s, then 8 GB/s): slow is bad"
     assert bad.evidence == "speed = 9 GB/s on n0/gpu0; measured again (another rank): speed = 8 GB/s on n0/gpu0"
-    assert bad.remedy == "look at the cable"
+    assert bad.fix == "look at the cable"
 
 
 def test_what_falls_short_once_only_warns() -> None:
@@ -168,7 +168,7 @@ def test_of_a_collective_all_ranks_together_are_measured_twice() -> None:
 
 def test_second_measurements_are_no_members_of_the_fleet() -> None:
     """Five of unknown hardware, one of them slow: all five again would make ten, and two slow ones."""
-    what = check(Rule(metric="speed", baseline="b", why="", remedy=""), performance=())
+    what = check(Rule(metric="speed", baseline="b", why="", fix=""), performance=())
     own = [measured(value, f"n{n}/gpu0") for n, value in enumerate((100, 101, 99, 100, 80))]
 
     def repeated(last: float) -> list[Measurement]:
@@ -182,7 +182,7 @@ def test_second_measurements_are_no_members_of_the_fleet() -> None:
 
 
 def test_an_old_record_is_judged_with_a_new_baseline_and_both_measurements() -> None:
-    what = check(Rule(metric="speed", baseline="b", why="", remedy=""), performance=())
+    what = check(Rule(metric="speed", baseline="b", why="", fix=""), performance=())
 
     def site(value: float) -> Baseline:
         expected = Expected(gpus=1, nodes=1, value=value, unit="GB/s", source="runs", gpu="NVIDIA Strange")

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Options, Place
+from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.hardware.references import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
@@ -30,7 +31,7 @@ SKU = Sku(
     nvml_names=("NVIDIA Test",),
     expected={"all_reduce": (Expected(gpus=4, nodes=1, value=400, unit="GB/s", source="a paper"),)},
 )
-SPEED = Rule(metric="speed", expect=Limit.parse(">= 10 GB/s"), why="slow is bad", remedy="look at the cable")
+SPEED = Rule(metric="speed", expect=Limit.parse(">= 10 GB/s"), why="slow is bad", fix="look at the cable")
 
 
 def never(place: Place, options: Options) -> Iterator[Observation]:
@@ -38,6 +39,8 @@ def never(place: Place, options: Options) -> Iterator[Observation]:
 
 
 def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
+    """One of a collective, where a rule has a baseline such as ``x.busbw.1GiB``."""
+    timed = {rule.metric: rule.baseline for rule in rules if rule.baseline and ".busbw." in rule.baseline}
     return Check(
         name="c",
         title="C",
@@ -47,6 +50,8 @@ def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
         rules=rules,
         measure=never,
         limit_s=1,
+        operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
+        bounds=dict.fromkeys(timed, COLLECTIVE),
     )
 
 
@@ -72,12 +77,12 @@ def verdicts(
     return judge_check(what, measurements, expect or {}, "mine", Known(site, [SKU]))
 
 
-def test_good_and_bad_are_told_apart_with_evidence_and_remedy() -> None:
+def test_good_and_bad_are_told_apart_with_evidence_and_fix() -> None:
     assert judged(check(SPEED), measured(10)) == [("cluster", Outcome.PASS)]
     (bad,) = verdicts(check(SPEED), measured(9.9))
     assert bad.outcome is Outcome.FAIL
     assert "9.9 GB/s, expected >= 10 GB/s: slow is bad" in bad.reason
-    assert bad.remedy == "look at the cable"
+    assert bad.fix == "look at the cable"
     assert bad.judged_by == "rule: >= 10 GB/s"
 
 
@@ -148,7 +153,7 @@ def test_a_threshold_of_the_trial_on_what_was_not_measured_is_an_error() -> None
     ("value", "outcome"), [(400, Outcome.PASS), (379, Outcome.WARN), (361, Outcome.WARN), (359, Outcome.FAIL)]
 )
 def test_a_baseline_judges_by_shares_and_names_its_source(value: float, outcome: Outcome) -> None:
-    rule = Rule(metric="speed", baseline="all_reduce", why="", remedy="")
+    rule = Rule(metric="speed", baseline="all_reduce", why="", fix="")
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA Test", "world_size": 4, "nodes": 1}
     (verdict,) = verdicts(check(rule), measured(value, facts=facts))
     assert verdict.outcome is outcome
@@ -164,7 +169,7 @@ def test_a_baseline_judges_by_shares_and_names_its_source(value: float, outcome:
     ],
 )
 def test_unknown_hardware_is_unjudged_never_guessed(facts: dict[str, JsonValue], words: str) -> None:
-    rule = Rule(metric="speed", baseline="all_reduce", why="", remedy="")
+    rule = Rule(metric="speed", baseline="all_reduce", why="", fix="")
     (verdict,) = verdicts(check(rule), measured(1e9, facts=facts))
     assert verdict.outcome is Outcome.UNJUDGED
     assert words in verdict.reason
@@ -182,7 +187,7 @@ def test_the_shipped_skus_load_and_every_number_has_a_source() -> None:
 
 FOUR: dict[str, JsonValue] = {"gpu": "NVIDIA Test", "world_size": 4, "nodes": 1}
 STRANGE: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 1, "nodes": 1}
-BY_BASELINE = Rule(metric="speed", baseline="all_reduce", why="", remedy="")
+BY_BASELINE = Rule(metric="speed", baseline="all_reduce", why="", fix="")
 
 
 def sampled(value: float, *samples: float, facts: dict[str, JsonValue] = FOUR) -> Measurement:
@@ -272,7 +277,7 @@ def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(
     """Beside what is published; of any size, beside what the links can carry."""
     spec = Spec(value=700, unit="GB/s", source="a datasheet")
     sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
-    what = check(Rule(metric="speed", baseline=key, why="", remedy=""))
+    what = check(Rule(metric="speed", baseline=key, why="", fix=""))
     expect = {"speed": Limit.parse("> 390 GB/s")}
     (told,) = judge_check(what, [measured(value, facts=FOUR)], expect, "mine", Known(None, [sku]))
     assert told.outcome is outcome
@@ -285,7 +290,7 @@ def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(
 def test_what_no_link_carries_is_no_speed_whatever_it_is_held_to(expect: dict[str, Limit], good: Outcome) -> None:
     """A clock that runs fast: half as much again as good hardware reaches may be more than its links carry."""
     sku = SKU.model_copy(update={"spec": {"nvlink": Spec(value=450, unit="GB/s", source="a datasheet")}})
-    what = check(Rule(metric="speed", baseline="all_gather.busbw.1GiB", why="", remedy=""))
+    what = check(Rule(metric="speed", baseline="all_gather.busbw.1GiB", why="", fix=""))
     for value, nodes, outcome in ((449, 1, good), (451, 1, Outcome.ERROR), (451, 2, good)):
         (told,) = judge_check(
             what, [measured(value, facts=FOUR | {"nodes": nodes})], expect, "mine", Known(None, [sku])
@@ -298,7 +303,7 @@ def test_what_is_published_of_other_settings_does_not_make_a_figure_unbelievable
     settings: str, outcome: Outcome
 ) -> None:
     sku = SKU.model_copy(update={"expected": {"train.x": SKU.expected["all_reduce"]}})
-    what = check(Rule(metric="speed", baseline="train.x", where={"settings": "shipped"}, why="", remedy=""))
+    what = check(Rule(metric="speed", baseline="train.x", where={"settings": "shipped"}, why="", fix=""))
     expect = {"speed": Limit.parse("> 390 GB/s")}
     seen = measured(4000, facts=FOUR | {"settings": settings})
     (told,) = judge_check(what, [seen], expect, "mine", Known(None, [sku]))
@@ -330,7 +335,7 @@ def test_a_subject_far_under_the_others_warns_though_it_reaches_what_is_publishe
     assert "far under the others" in said[4].reason
 
 
-TOGETHER = Rule(metric="speed", siblings=True, warn_below=0.75, why="it shares a port", remedy="look at the tree")
+TOGETHER = Rule(metric="speed", siblings=True, warn_below=0.75, why="it shares a port", fix="look at the tree")
 
 
 def test_among_siblings_who_gets_far_less_warns_and_never_fails() -> None:
@@ -338,7 +343,7 @@ def test_among_siblings_who_gets_far_less_warns_and_never_fails() -> None:
     assert {outcome for _, outcome in judged(check(TOGETHER), *fleet(48.4, 48.2, 48.4, 40.3))} == {Outcome.PASS}
     *good, bad = verdicts(check(TOGETHER), *fleet(48.4, 48.2, 48.4, 24.0))
     assert {one.outcome for one in good} == {Outcome.PASS}
-    assert (bad.outcome, bad.remedy) == (Outcome.WARN, "look at the tree")
+    assert (bad.outcome, bad.fix) == (Outcome.WARN, "look at the tree")
     of = "median of 4 subjects on NVIDIA Strange"
     assert bad.reason == f"speed is 24 GB/s, 49.7% of the 48.3 GB/s that is the {of}: it shares a port"
     assert bad.judged_by == f"{of}; warns under 75%"
@@ -369,9 +374,7 @@ def pair(there: float, back: float, facts: dict[str, JsonValue] = FOUR) -> Measu
     return Measurement(check="c", subject="n/gpu0", metrics=metrics, facts=facts)
 
 
-BOTH = Rule(
-    metric="speed", baseline="all_reduce", fail_below=0.85, mirrored=0.95, why="a lame link", remedy="nvlink -e"
-)
+BOTH = Rule(metric="speed", baseline="all_reduce", fail_below=0.85, mirrored=0.95, why="a lame link", fix="nvlink -e")
 
 
 def test_the_slower_order_of_a_pair_warns_and_names_the_other() -> None:
@@ -379,7 +382,7 @@ def test_the_slower_order_of_a_pair_warns_and_names_the_other() -> None:
     assert [one.outcome for one in (slow, good, alone)] == [Outcome.WARN, Outcome.PASS, Outcome.PASS]
     assert "95.8% of the 400 GB/s" in slow.reason
     assert "and 94.8% of the 404 GB/s of n/gpu1->gpu0: a lame link" in slow.reason
-    assert slow.remedy == "nvlink -e"
+    assert slow.fix == "nvlink -e"
     assert slow.judged_by.endswith("; warns under 95% of the other order")
     assert {outcome for _, outcome in judged(check(BOTH), pair(385, 404))} == {Outcome.PASS}
 
@@ -402,7 +405,7 @@ def test_a_threshold_of_the_trial_still_looks_at_the_other_order() -> None:
 def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> None:
     (weak,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 100")})
     assert weak.outcome is Outcome.PASS
-    assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: what lost 75% of it passes" in weak.judged_by
+    assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: a 4x slowdown would pass" in weak.judged_by
     (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 200")})
     assert "HARDLY" not in fair.judged_by
     (high,) = verdicts(check(BY_BASELINE), measured(430, facts=FOUR), expect={"speed": Limit.parse("> 420")})
@@ -438,7 +441,7 @@ def test_what_rejects_good_hardware_says_nothing_of_this_one() -> None:
 
 def test_corruption_fails_whatever_a_trial_lets_pass() -> None:
     """A record whose trial was written by hand: on load such a threshold is refused."""
-    what = check(Rule(metric="speed", expect=Limit.parse("== 0"), why="corrupted", remedy=""))
+    what = check(Rule(metric="speed", expect=Limit.parse("== 0"), why="corrupted", fix=""))
     wrong = Metric(name="speed", value=5, unit="count", subject="cluster")
     seen = Measurement(check="c", subject="cluster", metrics=(wrong,))
     said = verdicts(what, seen, expect={"speed": Limit.parse("<= 1000000")})
@@ -477,7 +480,7 @@ def test_what_is_judged_only_where_it_is_known_is_not_judged_by_its_siblings() -
 def test_a_threshold_laxer_than_the_checks_own_or_far_over_what_was_measured_is_marked(
     own: str | None, limit: str, unit: str, value: float, mark: str
 ) -> None:
-    what = check(Rule(metric="speed", expect=Limit.parse(own), why="", remedy="")) if own else check(BY_BASELINE)
+    what = check(Rule(metric="speed", expect=Limit.parse(own), why="", fix="")) if own else check(BY_BASELINE)
     metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
     seen = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
     (said,) = verdicts(what, seen, expect={"speed": Limit.parse(limit)})
@@ -515,7 +518,7 @@ def test_a_threshold_that_cannot_be_meant_so_is_an_error_and_no_fault_of_the_har
     """Where the GPU was not known before: nothing could refuse it then."""
     spec = Spec(value=600, unit="GB/s", source="a datasheet")
     sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
-    rule = Rule(metric="speed", baseline="x.busbw.1GiB", why="", remedy="")
+    rule = Rule(metric="speed", baseline="x.busbw.1GiB", why="", fix="")
     expect = {"speed": Limit.parse(limit)}
     (verdict,) = judge_check(check(rule), [measured(400, facts=FOUR)], expect, "mine", Known(None, [sku]))
     assert verdict.outcome is Outcome.ERROR
@@ -550,7 +553,7 @@ def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     assert time.process_time() - began < 5
 
 
-AT_8GIB = Rule(metric="busbw.8GiB", baseline="all_reduce.busbw.8GiB", why="the links", remedy="look at them")
+AT_8GIB = Rule(metric="busbw.8GiB", baseline="all_reduce.busbw.8GiB", why="the links", fix="look at them")
 ONLY = "the trial's options ask for sizes of 1GiB"
 
 
@@ -619,7 +622,7 @@ def test_few_samples_leave_open_what_they_show_and_no_more(samples: tuple[float,
     ],
 )
 def test_what_cannot_be_below_0_was_measured_wrongly(unit: str, limit: str, signed: bool, outcome: Outcome) -> None:
-    rule = Rule(metric="figure", expect=Limit.parse(limit), signed=signed, why="w", remedy="r")
+    rule = Rule(metric="figure", expect=Limit.parse(limit), signed=signed, why="w", fix="r")
     below = Metric(name="figure", value=-5, unit=unit, subject="cluster")
     (said,) = judge_check(check(rule), [Measurement(check="c", subject="cluster", metrics=(below,))], {}, "mine")
     assert said.outcome is outcome

@@ -13,7 +13,7 @@ from tests.processes import all_doing, load, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

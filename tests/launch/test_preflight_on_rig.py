@@ -12,7 +12,7 @@ from tests.processes import Program, load
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 SITE = """
 slurm: {{queue_s: 90}}
@@ -92,7 +92,7 @@ def test_an_image_that_one_node_lacks(two: Cluster, tmp_path: Path, monkeypatch:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "torch.sif").touch()
     two.private_dir(tmp_path / "images", "node1")
-    two.env["PATH"] = f"{tmp_path / 'bin'}:{two.env['PATH']}"
+    monkeypatch.setitem(two.env, "PATH", f"{tmp_path / 'bin'}:{two.env['PATH']}")
     image = tmp_path / "images" / "torch.sif"
     who, why = culprit(two, tmp_path, container=f"{{runtime: apptainer, image: {image}}}")
     assert (who, f"container.image {image} is not there" in why) == ("node1", True)

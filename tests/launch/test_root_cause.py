@@ -261,7 +261,6 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cause", ENDS)
 def test_under_torchrun_the_rank_that_ended_first_is_named(cause: str, tmp_path: Path) -> None:
     mine = TOGETHER if TOGETHER in cause else ALONE
@@ -273,7 +272,6 @@ def test_under_torchrun_the_rank_that_ended_first_is_named(cause: str, tmp_path:
     assert heard.errors
 
 
-@pytest.mark.slow
 def test_under_torchrun_a_lost_connection_is_not_the_cause(tmp_path: Path) -> None:
     """The peer tells of it, and ends, before torchrun has looked."""
     # the peer waits for it: on a busy machine it might be the first to end
@@ -286,7 +284,6 @@ def test_under_torchrun_a_lost_connection_is_not_the_cause(tmp_path: Path) -> No
     assert [where[:2] for where in heard.errors] == [(TOGETHER, "n0/rank1")]
 
 
-@pytest.mark.slow
 def test_under_torchrun_a_rank_killed_while_it_closes_is_named(tmp_path: Path) -> None:
     script = (
         "start(rank, ALONE); measured(rank, ALONE); pulse(rank, 'closing')\n"

@@ -15,10 +15,9 @@ from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_what_is_left, collector_of, in_service
 from seatrial.model import SeatrialError
 from seatrial.util.processes import Answer
-from tests.fakes.slurm import FakeSlurm, Reply, cluster, recorded, refused, said
+from tests.fakes.slurm import FakeSlurm, Reply, cluster, refused, said
 
 SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))
-VERSION = {"scontrol --version": recorded("sinfo-version.txt")}
 DOWN = refused("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 
 
@@ -31,7 +30,7 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **slurm: object) -> None:
         monkeypatch.setattr(slurm_job, "_ASK_EVERY_S", -1.0)
-        self.fake = FakeSlurm({**VERSION, **cluster("troubled")}).install(monkeypatch)
+        self.fake = FakeSlurm(cluster("troubled")).install(monkeypatch)
         settings = SETTINGS.model_copy(update={"slurm": Slurm.model_validate(slurm)})
         (folder / "shared").touch()
         self.job = SlurmJob("7", settings, collector_of("7", settings, folder))
@@ -147,6 +146,15 @@ def test_while_nodes_are_cleared_up_silence_is_none_but_that_has_an_end(desk: De
     assert desk.job.poll() == 3
 
 
+@pytest.mark.parametrize(("code", "polled"), [("0:0", 0), ("0:15", 1)])
+def test_a_job_whose_nodes_are_never_cleared_up_ends_by_its_exit_code(desk: Desk, code: str, polled: int) -> None:
+    desk.says(show("COMPLETING", code=code))
+    desk.job.collector.finished = True
+    assert desk.job.poll() is None
+    desk.job._ended -= 200
+    assert desk.job.poll() == polled
+
+
 def test_a_cancelled_job_that_slurm_has_forgotten_is_gone(desk: Desk) -> None:
     desk.fake.replies["scancel 7"] = said("")
     assert desk.says(refused("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
@@ -188,7 +196,7 @@ def test_a_job_that_slurm_took_without_telling_us_is_cancelled(
 
     gone = refused("slurm_load_jobs error: Invalid job id specified")
     answers: dict[str, Reply] = {"sbatch": sbatch, SQUEUE: lambda _: said(queue[0]), "scontrol show job 7": gone}
-    fake = FakeSlurm({**VERSION, **cluster(), **answers}).install(monkeypatch)
+    fake = FakeSlurm({**cluster(), **answers}).install(monkeypatch)
     with pytest.raises((SeatrialError, KeyboardInterrupt)):
         SlurmLauncher(SETTINGS).start(RENDERED, attempt)
     assert "scontrol show job 7" in fake.asked
@@ -200,7 +208,7 @@ def test_a_job_that_cannot_be_ended_stops_the_next_run(monkeypatch: pytest.Monke
     (attempt / "token").write_text("secret")
     (attempt / "shared").touch()
     answers = {SQUEUE: said(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
-    fake = FakeSlurm({**VERSION, **answers}).install(monkeypatch)
+    fake = FakeSlurm(answers).install(monkeypatch)
     with pytest.raises(SeatrialError, match=r"earlier run .*still RUNNING .*Run first: scontrol show job 7"):
         list(cancel_what_is_left(attempt.parents[2], SETTINGS))
     assert fake.asked.count("scancel 7") > 1, "one that fails is tried again"

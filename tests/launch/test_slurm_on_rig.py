@@ -13,7 +13,7 @@ from tests.processes import Program, all_doing, load, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 CHECK = "collectives.all_reduce"
 # The sum is made for ten seconds, however soon its median is known: a test strikes while it is made.

@@ -15,7 +15,7 @@ from tests.processes import Program, all_doing, load, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 TRIAL = """
 limits: {silence_s: 20}

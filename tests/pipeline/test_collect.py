@@ -9,6 +9,7 @@ import pytest
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.model import Job, Limit, Measurement, Metric, Outcome
 from seatrial.pipeline.collect import Collected
+from seatrial.pipeline.run import show_outcome
 from seatrial.pipeline.run_directory import Request, RunDir
 from tests.pipeline.test_run import Quiet
 
@@ -28,7 +29,7 @@ def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: 
     config = Config(name="t", checks={"host.inventory": CheckSettings()})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
     heard = Heard()
-    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard, show_outcome)
     job = Job(
         name="nodes",
         placement="nodes",
@@ -57,9 +58,25 @@ def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
     metrics = {"busbw.1GiB": (300, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
     made = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in metrics.items())
     heard = Heard()
-    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard)
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard, show_outcome)
     collected.measured(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=made))
     assert heard.told.startswith(f"busbw.1GiB is 300 GB/s, expected > 350 GB/s{words}: ")
+
+
+def test_a_measurement_is_on_disk_before_it_is_judged(tmp_path: Path) -> None:
+    config = Config(name="t", checks={"host.inventory": CheckSettings()})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    run_dir = RunDir.create(tmp_path / "run", request)
+    on_disk: list[str] = []
+
+    def complete(collected: Collected, check: str) -> None:
+        on_disk.extend(one.check for one in run_dir.recover().measurements)
+        raise KeyboardInterrupt
+
+    collected = Collected(run_dir, config, Heard(), complete)
+    with pytest.raises(KeyboardInterrupt):
+        collected.measured(Measurement(check="host.inventory", subject="n0", rank=0))
+    assert on_disk == ["host.inventory"]
 
 
 def test_a_record_does_not_show_whose_file_was_read_first(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from seatrial.model import Trial, UsageError
 from seatrial.pipeline.run_directory import load_trial
 from tests.report import samples
 
+SHIPPED = Path(__file__).parents[2] / "docs" / "results"
+
 
 def record(**changes: Any) -> str:
     return json.dumps({**samples.accepted().model_dump(mode="json"), **changes})
@@ -57,3 +59,14 @@ def test_a_whole_record_is_read_from_its_folder_and_by_its_name(tmp_path: Path) 
     (tmp_path / "trial.json").write_text(record())
     assert load_trial(tmp_path) == load_trial(tmp_path / "trial.json") == samples.accepted()
     assert isinstance(load_trial(tmp_path), Trial)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SHIPPED.glob("*/*.trial.json")), ids=lambda path: f"{path.parent.name}-{path.name}"
+)
+def test_a_record_of_schema_version_1_is_upgraded(path: Path) -> None:
+    old = json.loads(path.read_text(encoding="utf-8"))
+    trial = load_trial(path)
+    assert (old["schema_version"], trial.schema_version) == ("1", "2")
+    assert [one.fix for one in trial.verdicts] == [one["remedy"] for one in old["verdicts"]]
+    assert [one.fix for one in trial.findings] == [one["remedy"] for one in old["findings"]]

@@ -11,7 +11,7 @@ import pytest
 from seatrial.model import Measurement, Outcome, Trial
 from tests.processes import Program, load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 CRASH = """
 checks:
   train.fsdp:

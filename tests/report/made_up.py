@@ -174,7 +174,7 @@ def passes(one: Measurement, name: str, judged_by: str, sick: tuple[str, str] = 
                 if bad
                 else f"{name} is {metric.value:g}",
                 evidence=f"{name} = {metric.value:g} on {metric.subject}",
-                remedy="Reset the GPU to let the rows be remapped; `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
+                fix="Reset the GPU to let the rows be remapped; `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
                 judged_by=judged_by,
             )
 
@@ -193,9 +193,7 @@ def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict
         outcome=nofile,
         reason=f"nofile_soft is 1,024 files{why}",
         evidence=f"nofile_soft = 1,024 files on {node}" if bad else "",
-        remedy="`ulimit -n 65536` in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/"
-        if bad
-        else "",
+        fix="`ulimit -n 65536` in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/" if bad else "",
         judged_by="rule: >= 4,096 files",
     )
     for metric, limit in (("shm_bytes", ">= 1GiB"), ("clock_synchronised", "== yes")):
@@ -216,7 +214,7 @@ def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]
     metric = next(metric for metric in one.metrics if metric.name == "busbw.8GiB")
     reason = f"busbw.8GiB is {metric.value:g} GB/s, {metric.value / 3.7:.1f}% of the 370 GB/s known of NVIDIA H200"
     why = ": At this size the links are saturated: what is missing here is missing from every gradient exchange."
-    remedy = "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its links."
+    fix = "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its links."
     yield Verdict(
         check="collectives.all_reduce",
         subject=CLUSTER,
@@ -225,6 +223,6 @@ def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]
         reason=reason + ("" if outcome is Outcome.PASS else why),
         evidence=f"busbw.8GiB = {metric.value:g} GB/s on cluster, 7 samples "
         f"from {min(metric.samples):.4g} GB/s to {max(metric.samples):.4g} GB/s",
-        remedy="" if outcome is Outcome.PASS else remedy,
+        fix="" if outcome is Outcome.PASS else fix,
         judged_by="SKU NVIDIA H200: 370 GB/s (four GPUs of one host, 2026-11); fails under 90%, warns under 95%",
     )

@@ -123,7 +123,7 @@ def rejected() -> Trial:
                 metric="images_per_s",
                 outcome=Outcome.UNJUDGED,
                 reason=f"images_per_s is {one.metrics[1].value:,.0f} img/s, and no baseline is known for NVIDIA H20-3e",
-                remedy="Learn one from good runs: `seatrial baseline learn RUN… --out site.yaml`",
+                fix="Learn one from good runs: `seatrial baseline learn RUN… --out site.yaml`",
             )
             for one in measurements[5:]
         ),
@@ -141,7 +141,7 @@ def rejected() -> Trial:
                 why="Its state reads inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
                 "the rank time of this GPU is the longest at every size.",
                 first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
-                remedy="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
+                fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
                 "baseboard reseated or exchanged.",
                 source="NVLink state of gpu.inventory; rank_time of collectives.all_reduce",
             ),
@@ -157,7 +157,7 @@ def rejected() -> Trial:
                 where="node2",
                 confidence="low",
                 why="1024, where node1 has 1,048,576: node2 was not configured by the same role.",
-                remedy="Compare /etc/security/limits.d/ of both nodes.",
+                fix="Compare /etc/security/limits.d/ of both nodes.",
             ),
         ),
         left_out={"train.ddp": "--skip"},
@@ -198,7 +198,7 @@ def incomplete() -> Trial:
             outcome=Outcome.ERROR,
             reason=reason,
             evidence=evidence,
-            remedy="See jobs/ranks/attempt1/rank3.log; on the node: `dmesg -T | grep -i -E 'oom|killed process'`",
+            fix="See jobs/ranks/attempt1/rank3.log; on the node: `dmesg -T | grep -i -E 'oom|killed process'`",
         )
         for check, reason, evidence in (
             ("collectives.all_reduce", lost, TRACEBACK),
@@ -221,7 +221,7 @@ def incomplete() -> Trial:
                 confidence="medium",
                 why="Rank 3 ended by SIGKILL, and no one of ours sent it.",
                 first_command="journalctl -k --since -10min | grep -i 'out of memory'",
-                remedy="Raise the memory limit of the job, or lower `options.sizes`.",
+                fix="Raise the memory limit of the job, or lower `options.sizes`.",
             ),
         ),
         decision=Decision(
@@ -262,7 +262,7 @@ def hostile() -> Trial:
         outcome=Outcome.FAIL,
         reason=HOSTILE,
         evidence=f"{HOSTILE}\n```\n{HOSTILE}",
-        remedy=HOSTILE,
+        fix=HOSTILE,
         judged_by=HOSTILE,
     )
     finding = Finding(what=HOSTILE, where=place, confidence="low", why=HOSTILE, first_command=HOSTILE, source=HOSTILE)

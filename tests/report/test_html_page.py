@@ -84,12 +84,12 @@ def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
         assert shlex.join(trial.command) in page.text
 
 
-def test_every_trouble_has_its_evidence_and_remedy() -> None:
+def test_every_trouble_has_its_evidence_and_fix() -> None:
     trial = samples.rejected()
     text = words(Page(render(trial)).text)
     for verdict in trial.verdicts:
         if verdict.outcome.value in ("FAIL", "ERROR", "UNJUDGED", "WARN"):
-            for said in (verdict.reason, verdict.evidence, verdict.remedy.replace("`", "")):
+            for said in (verdict.reason, verdict.evidence, verdict.fix.replace("`", "")):
                 assert words(said) in text
 
 
@@ -106,7 +106,7 @@ def test_every_finding_is_told() -> None:
     trial = samples.rejected()
     text = words(Page(render(trial)).text)
     for finding in trial.findings:
-        for said in (finding.what, finding.why, finding.first_command, finding.remedy.replace("`", ""), finding.source):
+        for said in (finding.what, finding.why, finding.first_command, finding.fix.replace("`", ""), finding.source):
             assert words(said) in text
 
 

@@ -46,7 +46,7 @@ def test_the_table_has_a_row_a_check_whatever_the_names_hold() -> None:
 
 def test_a_ticket_is_not_flooded() -> None:
     trial = samples.fleet()
-    many = tuple(replace(verdict, remedy=f"remedy {number}") for number, verdict in enumerate(trial.verdicts))
+    many = tuple(replace(verdict, fix=f"fix {number}") for number, verdict in enumerate(trial.verdicts))
     text = render(trial.model_copy(update={"verdicts": many}))
     assert text.count("\n### ") == MOST_TROUBLES
     assert "… and 18 more troubles, all in the report." in text

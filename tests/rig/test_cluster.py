@@ -24,6 +24,7 @@ from tests.rig import host
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.cluster
 
 _REACH = "timeout 1 bash -c '</dev/tcp/node0/6818'"
 _FOREVER = str(10**6 + os.getpid())  # seconds that only our sleeps sleep

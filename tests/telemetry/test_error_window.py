@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.telemetry.error_window import NO_PORT, counted
+from seatrial.discover.port_counters import NO_PORT
+from seatrial.telemetry.error_window import counted
 from tests.discover.test_port_counters import port
 from tests.fakes.counting import Counting, loaded, nvml
 from tests.fakes.nvml import FakeNvml, h200, refusal

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
+import threading
 import time
-from typing import Any
 
-import pynvml as real
 import pytest
 
 from seatrial.telemetry import gpu_load
-from seatrial.telemetry.gpu_load import COUNTERS, Strain, watch
+from seatrial.telemetry.gpu_load import sampled
 from tests.fakes.counting import Counting, loaded, nvml
-from tests.fakes.nvml import FakeGpu, FakeNvml, geforce, refusal
+from tests.fakes.nvml import refusal
 from tests.processes import until
 
 
@@ -18,135 +17,39 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_load, "PERIOD_S", 0.01)
 
 
-def under_load(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, fake: FakeNvml | None = None) -> Strain:
-    """Watch the second GPU of two for two looks; then those of its answers change that do."""
-    fake = (fake or nvml(gpu)).install(monkeypatch)
-    with watch(1) as seen:
-        until(lambda: len(seen.samples) >= 2)
-        for answer in gpu.answers.values():
-            if isinstance(answer, Counting):
-                answer.now = answer.after
-    assert fake.open == 0
-    return seen
-
-
-def test_a_healthy_gpu_is_sampled_and_counts_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    began = time.perf_counter()
-    seen = under_load(monkeypatch, loaded())
-    assert {counter: seen.new(counter) for counter in COUNTERS} == dict.fromkeys(COUNTERS, 0)
-    assert seen.before["pcie_replays"] == 3
-    sample = seen.samples[0]
+def test_a_gpu_is_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, began = nvml(loaded()).install(monkeypatch), time.perf_counter()
+    with sampled(1) as load:
+        until(lambda: len(load.samples) >= 2)
+    sample = load.samples[0]
     assert (sample.power_w, sample.temperature_c, sample.sm_clock_mhz) == (699.5, 61, 1500)
     assert sample.clock_reasons == ("software power cap",)
     assert began < sample.at < time.perf_counter()
-    assert (seen.lacks, seen.unread, seen.gone) == ({}, {}, None)
+    assert load.interview.unread == {}
+    assert fake.open == 0
 
 
-@pytest.mark.parametrize(
-    ("answers", "new"),
-    [
-        ({"nvmlDeviceGetPcieReplayCounter": Counting(3, 10)}, {"pcie_replays": 7}),
-        ({"nvmlDeviceGetRemappedRows": Counting((1, 0, 0, 0), (1, 2, 1, 0))}, {"rows_remapped": 2, "remap_pending": 1}),
-        ({"nvmlDeviceGetRemappedRows": Counting((1, 0, 0, 0), (1, 0, 0, 1))}, {"remap_failed": 1}),
-        ({"nvmlDeviceGetTotalEccErrors": Counting(5, 6)}, {"ecc_corrected": 1, "ecc_uncorrected": 1}),
-    ],
-)
-def test_what_grew_is_told(answers: dict[str, Any], new: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = under_load(monkeypatch, loaded(**answers))
-    assert {counter: seen.new(counter) for counter in COUNTERS if seen.new(counter)} == new
+def test_a_value_that_may_not_be_read_is_none_and_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(loaded(nvmlDeviceGetCurrentClocksEventReasons=refusal("NotSupported"))).install(monkeypatch)
+    with sampled(1) as load:
+        until(lambda: bool(load.samples))
+    assert load.samples[0].clock_reasons is None
+    assert load.interview.lacks == {"clock_reasons": "Not Supported"}
 
 
-def test_ecc_is_read_since_the_driver_was_loaded_and_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    def errors(kind: int, counter: int) -> int:
-        assert counter == real.NVML_VOLATILE_ECC
-        return {real.NVML_MEMORY_ERROR_TYPE_CORRECTED: 4, real.NVML_MEMORY_ERROR_TYPE_UNCORRECTED: 9}[kind]
-
-    seen = under_load(monkeypatch, loaded(nvmlDeviceGetTotalEccErrors=errors))
-    assert (seen.before["ecc_corrected"], seen.before["ecc_uncorrected"]) == (4, 9)
-
-
-def test_nvlink_counters_are_summed_over_links_and_kept_apart_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {
-        real.NVML_NVLINK_ERROR_DL_REPLAY: 1,
-        real.NVML_NVLINK_ERROR_DL_RECOVERY: 10,
-        real.NVML_NVLINK_ERROR_DL_CRC_FLIT: 100,
-        real.NVML_NVLINK_ERROR_DL_CRC_DATA: 1000,
-    }
-    seen = under_load(
-        monkeypatch, loaded(nvmlDeviceGetNvLinkErrorCounter=lambda link, kind: kinds[kind] * (link == 17))
-    )
-    counted = {name: value for name, value in seen.before.items() if name.startswith("nvlink_")}
-    assert counted == {
-        "nvlink_replays": 1,
-        "nvlink_recoveries": 10,
-        "nvlink_crc_flits": 100,
-        "nvlink_crc_data": 1000,
-    }
+def test_a_gpu_that_is_lost_under_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    power = Counting(699500, refusal("GpuIsLost"))
+    nvml(loaded(nvmlDeviceGetPowerUsage=power)).install(monkeypatch)
+    with sampled(1) as load:
+        until(lambda: bool(load.samples))
+        power.now = power.after
+        until(lambda: load.samples[-1].power_w is None)
+    assert load.interview.gone == str(refusal("GpuIsLost"))
 
 
-@pytest.mark.parametrize("kind", ["InvalidArgument", "NotSupported", "Unknown"])
-def test_a_counter_of_nvlink_that_is_not_kept_is_told_from_a_fault(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def count(link: int, counter: int) -> int:
-        if counter == real.NVML_NVLINK_ERROR_DL_REPLAY and link == 3:
-            raise refusal(kind)
-        return 0
-
-    seen = under_load(monkeypatch, loaded(nvmlDeviceGetNvLinkErrorCounter=count))
-    assert (seen.new("nvlink_replays"), seen.new("nvlink_recoveries")) == (None, 0)
-    assert ("nvlink_replays" in seen.lacks) == (kind != "Unknown")
-
-
-def test_a_link_that_goes_down_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    up = Counting(18, 17)
-
-    def state(link: int) -> int:
-        if link >= 18:
-            raise refusal("InvalidArgument")
-        return int(link < up.now)
-
-    gpu = loaded(nvmlDeviceGetNvLinkState=state)
-    gpu.answers["unasked"] = up
-    assert under_load(monkeypatch, gpu).new("nvlinks_down") == 1
-
-
-def test_every_xid_is_taken_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = loaded()
-    seen = under_load(monkeypatch, gpu, nvml(gpu, [63, 94, 48]))
-    assert seen.xids == [63, 94, 48]
-    assert seen.new("xid") == 3
-
-
-def test_what_this_kind_of_gpu_lacks_is_told_apart_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = under_load(monkeypatch, loaded(geforce))
-    lacking = {"ecc_corrected", "ecc_uncorrected", "rows_remapped", "remap_pending", "remap_failed", "nvlinks_down"}
-    assert lacking < set(seen.lacks)
-    assert all(seen.new(counter) is None for counter in lacking)
-    assert seen.new("pcie_replays") == 0
-
-
-@pytest.mark.parametrize("kind", ["NoPermission", "NotSupported"])
-def test_xids_that_may_not_be_read_are_lacking_with_the_reason(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = under_load(monkeypatch, loaded(nvmlDeviceRegisterEvents=refusal(kind)))
-    assert seen.new("xid") is None
-    assert seen.lacks["xid"] == str(refusal(kind))
-
-
-def test_a_counter_that_stops_answering_is_a_fault_and_nothing_that_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Counting(0, refusal("Unknown"))
-    seen = under_load(monkeypatch, loaded(nvmlDeviceGetTotalEccErrors=broken))
-    assert seen.new("ecc_uncorrected") is None
-    assert "ecc_uncorrected" in seen.unread
-    assert "ecc_uncorrected" not in seen.lacks
-
-
-def test_a_gpu_that_is_lost_under_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Counting((0, 0, 0, 0), refusal("GpuIsLost"))
-    assert under_load(monkeypatch, loaded(nvmlDeviceGetRemappedRows=lost)).gone == str(refusal("GpuIsLost"))
-
-
-def test_watching_ends_when_the_load_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_ends_when_the_load_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = nvml(loaded()).install(monkeypatch)
-    with pytest.raises(RuntimeError, match="CUDA"), watch(1) as seen:
+    with pytest.raises(RuntimeError, match="CUDA"), sampled(1):
         raise RuntimeError("CUDA error")
-    assert not seen._thread.is_alive()
+    assert "gpu-load" not in {thread.name for thread in threading.enumerate()}
     assert fake.open == 0

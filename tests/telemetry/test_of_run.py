@@ -72,7 +72,6 @@ def test_a_disk_that_takes_no_more_costs_no_record(tmp_path: Path) -> None:
     assert found.complaints == ("nodes: its telemetry could not be gathered: Is a directory",)
 
 
-@pytest.mark.slow
 def test_a_real_job_is_sampled_to_its_end_and_not_after(tmp_path: Path) -> None:
     trial, out = tmp_path / "t.yaml", tmp_path / "run"
     trial.write_text(TRIAL)

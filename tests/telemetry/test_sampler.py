@@ -298,10 +298,10 @@ def test_a_real_one_samples_the_host_and_dies_with_its_parent(tmp_path: Path) ->
     """Its parent is killed: nothing of the sampler is left, and every line but the last is whole."""
     path = tmp_path / "rank0.samples"
     starter = (
-        "import sys, time; from pathlib import Path; from seatrial import shell\n"
+        "import sys, time; from pathlib import Path; from seatrial.util import processes\n"
         "argv = [sys.executable, '-m', 'seatrial.telemetry.sampler', sys.argv[1], '10']\n"
         "log = Path(sys.argv[1] + '.err')\n"
-        "print(shell.start(argv, env={}, stdout=log, stderr=log).process.pid, flush=True); time.sleep(600)"
+        "print(processes.start(argv, env={}, stdout=log, stderr=log).process.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", starter, str(path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout

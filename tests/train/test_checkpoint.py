@@ -24,6 +24,8 @@ from tests.train import ranks
 from tests.train.ranks import Failed, config
 from tests.train.test_loop import losses
 
+pytestmark = pytest.mark.training
+
 SAVING: dict[str, Any] = {"checkpoint": {"every": 3, "keep": 2}, "parallel": {"strategy": "fsdp2"}, "max_steps": 6}
 
 
@@ -57,7 +59,6 @@ def digests(path: Path) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
-@pytest.mark.slow
 def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path) -> None:
     """Of LoRA under DDP; of FSDP2, and after a kill in the middle of a save: tests/checks/test_train_checkpoint.py."""
     wanted = config("qwen2-tiny", **SAVING | {"parallel": {"strategy": "ddp"}, "use_lora": True})
@@ -71,7 +72,6 @@ def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path) -> Non
     assert [(one["kind"], one["step"]) for one in first["checkpoints"]] == [("load", 3), ("save", 6)]
 
 
-@pytest.mark.slow
 def test_other_numbers_of_ranks_go_on_from_it(tmp_path: Path) -> None:
     """4 → 2 → 4 ranks at one global batch, with a vocabulary of 257 words, which neither divides."""
     wanted = config("qwen2-tiny", **SAVING, bsz=2).model_copy(update={"max_steps": 9})
@@ -103,7 +103,6 @@ def _scribble(path: Path) -> None:
     (path / checkpoint.MANIFEST).write_text("{")
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_found_and_named(tmp_path: Path) -> None:
     wanted = config(**SAVING)
     fine(ranks.run(2, ranks.train, wanted, tmp_path / "good"))
@@ -141,7 +140,6 @@ def _no_room(settings: TrainConfig, out: Path) -> Any:
     return loop.train(settings, out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_where_there_is_no_room_the_one_before_is_kept(tmp_path: Path, asynchronous: bool) -> None:
     wanted = config(**SAVING)
@@ -154,7 +152,6 @@ def test_where_there_is_no_room_the_one_before_is_kept(tmp_path: Path, asynchron
 
 
 @mounts.needed
-@pytest.mark.slow
 def test_where_the_disk_is_full_the_one_before_is_kept_and_goes_on(tmp_path: Path) -> None:
     """A real filesystem with room for one checkpoint of 1.8 MB and a half."""
     wanted = config("qwen2-tiny", **{**SAVING, "data": {"samples": 64, "cache": str(tmp_path / "data")}})
@@ -214,7 +211,6 @@ def test_a_full_disk_is_told_without_the_tracebacks_of_threads(tmp_path: Path, c
     assert "Exception in thread" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_saving_beside_the_training_writes_the_same(tmp_path: Path) -> None:
     wanted = config(**SAVING)
     beside = wanted.model_copy(update={"checkpoint": Checkpoint(every=2, asynchronous=True, keep=1)})

@@ -15,7 +15,7 @@ from tests.processes import call
 TINY = CONFIGS / "tiny"
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     config = TINY / "lora-mistral-7b-ddp.yaml"

@@ -225,7 +225,7 @@ def _process(prepare: Any, rank: int, folder: Path, together: Any, answers: Any)
         together.wait(60)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize("prepare", [_native, _hf])
 def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_path: Path, prepare: Any) -> None:
     """Eight processes, twenty times; before each, one was killed when it had written and not yet renamed.

@@ -113,6 +113,7 @@ def _slowed(settings: TrainConfig, out: Path) -> dict[str, Any]:
     return loop.train(settings, out)
 
 
+@pytest.mark.training
 def test_two_ranks_say_what_their_exchange_costs_and_nothing_kept_changes(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"use_lora": True, "lora_dropout": 0.0, "max_steps": 2}
     wanted = ranks.config(**changes, profile_steps=2)

@@ -49,7 +49,7 @@ def _full(settings: TrainConfig, out: Path) -> Any:
     return (hf.train if settings.stack == "hf" else loop.train)(settings, out)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize("stack", ["native", "hf"])
 def test_a_batch_that_does_not_fit_on_one_rank_ends_all_and_is_explained_once(tmp_path: Path, stack: str) -> None:
     wanted = config() if stack == "native" else runs.config("sft-smollm-135m", "data.samples=32")
@@ -98,6 +98,7 @@ def _unequal_ends(how: str) -> None:
         dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.training
 def test_a_rank_that_is_stuck_ends_with_the_one_that_failed() -> None:
     before = time.monotonic()
     stuck, told = ranks.run(2, _unequal_ends, "stuck", seconds=90)
@@ -106,6 +107,7 @@ def test_a_rank_that_is_stuck_ends_with_the_one_that_failed() -> None:
     assert time.monotonic() - before < 80
 
 
+@pytest.mark.training
 def test_a_peer_that_was_killed_is_told_from_one_that_failed() -> None:
     other, killed = ranks.run(2, _unequal_ends, "killed", seconds=90)
     assert killed is None
@@ -125,6 +127,7 @@ def _unreadable(settings: TrainConfig, out: Path) -> Any:
         until(knows.exists)  # rank 0 holds the store here; torchrun's agent does otherwise
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("stack", ["native", "hf"])
 def test_rows_that_rank_0_cannot_use_end_all_ranks_and_are_told_once(tmp_path: Path, stack: str) -> None:
     path = tmp_path / "rows.jsonl"

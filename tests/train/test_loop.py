@@ -37,7 +37,7 @@ TRAINS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize("kind", TRAINS)
 def test_one_process_ddp_and_fsdp2_compute_the_same(tmp_path: Path, kind: str) -> None:
     """From one seed, at one global batch of 8 sequences: one process, two ranks of 4, and two micro-batches of 2."""
@@ -54,7 +54,7 @@ def test_one_process_ddp_and_fsdp2_compute_the_same(tmp_path: Path, kind: str) -
         assert losses(tmp_path / name) == pytest.approx(alone, rel=1e-5), name
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
     variants: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -75,6 +75,7 @@ def test_what_saves_time_or_memory_changes_no_result(tmp_path: Path) -> None:
     assert losses(tmp_path / "coarse") != losses(tmp_path / "plain")
 
 
+@pytest.mark.training
 def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) -> None:
     """Also with clipping, whose norm is over both dimensions of the mesh; four shards go on from their checkpoint."""
     changes: dict[str, Any] = {
@@ -107,6 +108,7 @@ def _spread(settings: TrainConfig) -> tuple[int, int]:
         return len(parallel.sharding_faults(model, 4, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
 
 
+@pytest.mark.training
 def test_what_is_not_sharded_is_named(tmp_path: Path) -> None:
     model = weights.build(config().architecture(), torch.float, torch.float)
     faults = parallel.sharding_faults(model, 2)
@@ -153,6 +155,7 @@ def ranks_alone(settings: TrainConfig, out: Path) -> Any:
     return found
 
 
+@pytest.mark.training
 def test_the_loss_falls_towards_the_floor(tmp_path: Path) -> None:
     """The chain's 64 states are told from the 256 words first, and its transitions next."""
     report = loop.train(config(max_steps=60, bsz=8, data={"samples": 512}), tmp_path)
@@ -191,7 +194,7 @@ def _damaged(settings: TrainConfig, out: Path, victim: int, what: str) -> dict[s
     return loop.train(settings, out)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("strategy", "what", "complaint"),
     [
@@ -218,7 +221,7 @@ def test_what_is_no_number_stops_all_ranks_names_one_and_changes_nothing(
     assert len(losses(tmp_path)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_the_loss_is_a_mean_over_all_counted_tokens_of_all_ranks(tmp_path: Path) -> None:
     """A mean of the ranks' means would weigh a token of a rank with few more than one of a rank with many."""
     wanted = config(max_steps=3, data={"samples": 64, "unequal": True})

@@ -93,7 +93,7 @@ def _trained_and_loaded_back(out: Path) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_run_trains_adapters_alone_and_its_export_holds_every_bit_of_them(tmp_path: Path) -> None:
     """Sharded over two ranks (FSDP2), gathered, written, and loaded into a model drawn from the same seed."""
     names = {name for name, _ in adapted().named_parameters() if "lora_" in name}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from seatrial.cli.app import app
 from seatrial.model import UsageError
 from seatrial.train import oumi, train_config
 from seatrial.train.train_config import TrainConfig
-from tests.paths import ROOT
+from tests.paths import FIXTURES, ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "oumi"
 LOCAL = ("model.weights=/models/SmolLM-135M", "data.path=/data/no_robots.jsonl")
@@ -42,13 +43,33 @@ def test_weights_that_are_trained_in_bf16_are_loaded_so_and_need_no_mixed_precis
         (["parallel.strategy=fsdp2"], "parallel.strategy fsdp2"),
         (["data.packing=true"], "data.packing"),
         (["learning_rate.floor=0.1"], "learning_rate.floor"),
-        (["data.path=/data/rows.parquet"], "data.path /data/rows.parquet: a .jsonl or .json file"),
     ],
 )
 def test_what_is_not_rendered_is_refused(overrides: list[str], reason: str) -> None:
     with pytest.raises(UsageError, match="cannot be rendered for Oumi") as refused:
         oumi.rendered(config(*overrides), Path("/shared/run"))
     assert reason in str(refused.value)
+
+
+def test_rows_of_no_robots_keep_only_their_messages() -> None:
+    """A column prompt beside them makes TRL look for a column completion."""
+    read = [json.loads(line) for line in (FIXTURES / "no_robots" / "train.jsonl").read_text().splitlines()]
+    converted = [oumi.row_of("no_robots", row) for row in read]
+    assert [list(row) for row in converted] == [["messages"]] * 5
+    assert {tuple(sorted(message)) for row in converted for message in row["messages"]} == {("content", "role")}
+    assert [message["role"] for message in converted[2]["messages"]] == ["system", *["user", "assistant"] * 2]
+    assert converted[1]["messages"][1]["content"] == "Mercury is the planet closest to the sun."
+
+
+def test_rows_of_alpaca_have_all_keys_by_which_oumi_knows_the_layout() -> None:
+    row = {"instruction": "Add 1 and 2.", "output": "3", "text": "the same in one"}
+    assert oumi.row_of("alpaca", row) == {"instruction": "Add 1 and 2.", "input": "", "output": "3"}
+
+
+@pytest.mark.parametrize("layout", ["no_robots", "alpaca"])
+def test_rows_of_another_layout_are_refused(layout: str) -> None:
+    with pytest.raises(ValueError, match=r"no messages|no instruction"):
+        oumi.row_of(layout, {"prompt": "Hello", "completion": "Ahoy"})
 
 
 def test_the_command_line_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:

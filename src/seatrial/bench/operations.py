@@ -18,8 +18,8 @@ from seatrial.bench.data_check import Part
 from seatrial.bench.libnccl import NcclCalls, NotReachable
 from seatrial.bench.torchcalls import TorchCalls
 
-# Allocates ``count`` elements on this rank
-Allocate = Callable[[int], torch.Tensor]
+Allocate = Callable[[int], torch.Tensor]  # of so many elements on this rank
+Buffers = tuple[torch.Tensor, torch.Tensor]  # what is sent and what is received
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,24 @@ class Prepared:
 class Operation:
     """``factor``: what turns algorithm bandwidth into bus bandwidth among n ranks; ``formula``: the same for people.
 
-    ``divides``: its buffer is cut into one block a rank, so that a size is rounded down to whole blocks.
-    ``prepare_elsewhere``: the same in the other placement, where nccl-tests has that. torch's process group has
-    all-reduce, broadcast and reduce in place only: see ``two_buffers`` of its calls.
+    ``buffers`` and ``prepare_on``: what it needs, and how it is prepared on these. ``divides``: its buffer is cut into
+    one block a rank, so that a size is rounded down to whole blocks.
+    ``other_buffers``: those of the other placement, where nccl-tests has that. torch's process group has all-reduce,
+    broadcast and reduce in place only: see ``two_buffers`` of its calls.
     """
 
     name: str
     formula: str
     factor: Callable[[int], float]
-    prepare: Callable[[int, Allocate], Prepared]
+    prepare_on: Callable[[torch.Tensor, torch.Tensor], Prepared]
+    buffers: Callable[[int, Allocate], Buffers]
+    other_buffers: Callable[[int, Allocate], Buffers] | None = None
     in_place: bool = False
     divides: bool = False
-    prepare_elsewhere: Callable[[int, Allocate], Prepared] | None = None
+
+    def prepare(self, count: int, allocate: Allocate) -> Prepared:
+        """The operation on new buffers; ``count``: elements of the larger one."""
+        return self.prepare_on(*self.buffers(count, allocate))
 
     def elements(self, size: int, itemsize: int, ranks: int) -> int:
         """How many elements a size in bytes is: a block is whole lines of 16 B (nccl-tests, src/all_gather.cu).
@@ -71,9 +77,9 @@ class Operation:
 
     def elsewhere(self) -> Operation | None:
         """The same operation in place instead of out of place, or the other way round; None where there is none."""
-        if not self.prepare_elsewhere:
+        if not self.other_buffers:
             return None
-        return replace(self, prepare=self.prepare_elsewhere, in_place=not self.in_place, prepare_elsewhere=None)
+        return replace(self, buffers=self.other_buffers, other_buffers=None, in_place=not self.in_place)
 
 
 def calls_on(device: torch.device) -> NcclCalls | TorchCalls:
@@ -86,123 +92,105 @@ def calls_on(device: torch.device) -> NcclCalls | TorchCalls:
         return TorchCalls(device, str(reason))
 
 
-def _all_reduce(count: int, allocate: Allocate) -> Prepared:
+def _one_buffer(count: int, allocate: Allocate) -> Buffers:
+    """What is received replaces what was sent.
+
+    Sums grow with every run, at last to inf: as with nccl-tests in place, this does not change the time.
+    """
     buffer = allocate(count)
-    # The values grow with every sum, at last to inf: as with nccl-tests in place, this does not change the time.
-    return _summing(buffer, buffer)
+    return buffer, buffer
 
 
-def _all_reduce_elsewhere(count: int, allocate: Allocate) -> Prepared:
-    return _summing(allocate(count), allocate(count))
+def two_buffers(count: int, allocate: Allocate) -> Buffers:
+    return allocate(count), allocate(count)
 
 
-def _summing(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+def _block_to_all(count: int, allocate: Allocate) -> Buffers:
+    return allocate(count // dist.get_world_size()), allocate(count)
+
+
+def _block_of_all(count: int, allocate: Allocate) -> Buffers:
+    received = allocate(count)
+    return _own_block(received), received
+
+
+def _all_to_block(count: int, allocate: Allocate) -> Buffers:
+    return allocate(count), allocate(count // dist.get_world_size())
+
+
+def _all_with_block(count: int, allocate: Allocate) -> Buffers:
+    sent = allocate(count)
+    return sent, _own_block(sent)
+
+
+def _own_block(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def _all_reduce(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     run = calls_on(sent.device).all_reduce(sent, received)
     return Prepared(run, sent, received, [Part(sent.numel(), 0)], dist.get_world_size())
 
 
-def _all_gather(count: int, allocate: Allocate) -> Prepared:
-    return _gathering(allocate(count // dist.get_world_size()), allocate(count))
-
-
-def _all_gather_in_place(count: int, allocate: Allocate) -> Prepared:
-    received = allocate(count)
-    return _gathering(received.chunk(dist.get_world_size())[dist.get_rank()], received)
-
-
-def _gathering(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+def _all_gather(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     parts = [Part(sent.numel(), 0, rank) for rank in range(dist.get_world_size())]
     return Prepared(calls_on(sent.device).all_gather(sent, received), sent, received, parts)
 
 
-def _reduce_scatter(count: int, allocate: Allocate) -> Prepared:
-    return _scattering(allocate(count), allocate(count // dist.get_world_size()))
-
-
-def _reduce_scatter_in_place(count: int, allocate: Allocate) -> Prepared:
-    sent = allocate(count)
-    return _scattering(sent, sent.chunk(dist.get_world_size())[dist.get_rank()])
-
-
-def _scattering(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+def _reduce_scatter(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     parts = [Part(received.numel(), received.numel() * dist.get_rank())]
     run = calls_on(sent.device).reduce_scatter(sent, received)
     return Prepared(run, sent, received, parts, dist.get_world_size())
 
 
-def _all_to_all(count: int, allocate: Allocate) -> Prepared:
+def _all_to_all(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     ranks = dist.get_world_size()
-    block, sent, received = count // ranks, allocate(count), allocate(count)
+    block = sent.numel() // ranks
     parts = [Part(block, block * dist.get_rank(), rank) for rank in range(ranks)]
     return Prepared(calls_on(sent.device).all_to_all(sent, received), sent, received, parts)
 
 
-def _broadcast(count: int, allocate: Allocate) -> Prepared:
-    buffer = allocate(count)
-    return _broadcasting(buffer, buffer)
-
-
-def _broadcast_elsewhere(count: int, allocate: Allocate) -> Prepared:
-    return _broadcasting(allocate(count), allocate(count))
-
-
-def _broadcasting(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+def _broadcast(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     run = calls_on(sent.device).broadcast(sent, received, root=0)
     return Prepared(run, sent, received, [Part(sent.numel(), 0, rank=0)])
 
 
-def _reduce(count: int, allocate: Allocate) -> Prepared:
-    buffer = allocate(count)
-    return _reducing(buffer, buffer)
-
-
-def _reduce_elsewhere(count: int, allocate: Allocate) -> Prepared:
-    return _reducing(allocate(count), allocate(count))
-
-
-def _reducing(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+def _reduce(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     # only the root's buffer is defined afterwards
     parts = [Part(sent.numel(), 0)] if dist.get_rank() == 0 else []
     run = calls_on(sent.device).reduce(sent, received, root=0)
     return Prepared(run, sent, received, parts, dist.get_world_size())
 
 
-def _send_receive(count: int, allocate: Allocate) -> Prepared:
+def _send_receive(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
     """Each rank sends to the next and receives from the one before it, at the same time."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     following, before = (rank + 1) % ranks, (rank - 1) % ranks
-    sent, received = allocate(count), allocate(count)
     run = calls_on(sent.device).exchange(sent, following, received, before)
-    return Prepared(run, sent, received, [Part(count, 0, before)])
+    return Prepared(run, sent, received, [Part(received.numel(), 0, before)])
 
 
 def _shared(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
+def _twice_shared(ranks: int) -> float:
+    return 2 * _shared(ranks)
+
+
+def whole(_ranks: int) -> float:
+    return 1.0
+
+
 OPERATIONS = {
     one.name: one
     for one in (
-        Operation(
-            "all_reduce",
-            "2(n−1)/n",
-            lambda ranks: 2 * _shared(ranks),
-            _all_reduce,
-            in_place=True,
-            prepare_elsewhere=_all_reduce_elsewhere,
-        ),
-        Operation("all_gather", "(n−1)/n", _shared, _all_gather, divides=True, prepare_elsewhere=_all_gather_in_place),
-        Operation(
-            "reduce_scatter",
-            "(n−1)/n",
-            _shared,
-            _reduce_scatter,
-            divides=True,
-            prepare_elsewhere=_reduce_scatter_in_place,
-        ),
-        Operation("all_to_all", "(n−1)/n", _shared, _all_to_all, divides=True),
-        Operation("broadcast", "1", lambda _: 1.0, _broadcast, True, prepare_elsewhere=_broadcast_elsewhere),
-        Operation("reduce", "1", lambda _: 1.0, _reduce, True, prepare_elsewhere=_reduce_elsewhere),
-        Operation("send_receive", "1", lambda _: 1.0, _send_receive),
+        Operation("all_reduce", "2(n−1)/n", _twice_shared, _all_reduce, _one_buffer, two_buffers, in_place=True),
+        Operation("all_gather", "(n−1)/n", _shared, _all_gather, _block_to_all, _block_of_all, divides=True),
+        Operation("reduce_scatter", "(n−1)/n", _shared, _reduce_scatter, _all_to_block, _all_with_block, divides=True),
+        Operation("all_to_all", "(n−1)/n", _shared, _all_to_all, two_buffers, divides=True),
+        Operation("broadcast", "1", whole, _broadcast, _one_buffer, two_buffers, in_place=True),
+        Operation("reduce", "1", whole, _reduce, _one_buffer, two_buffers, in_place=True),
+        Operation("send_receive", "1", whole, _send_receive, two_buffers),
     )
 }

@@ -6,7 +6,7 @@ however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from seatrial.bench.collectives import NoMemory, algorithm_bandwidth, measure
 from seatrial.bench.data_check import Mismatch, Part
-from seatrial.bench.operations import Allocate, Operation, Prepared
+from seatrial.bench.operations import Allocate, Buffers, Operation, Prepared, two_buffers, whole
 from seatrial.model import SeatrialError, format_bytes
 
 
@@ -79,24 +79,20 @@ def exchange(
 def _operation(partners: Mapping[int, int], group: dist.ProcessGroup | None) -> Operation:
     partner = partners.get(dist.get_rank())
 
-    def prepare(count: int, allocate: Allocate) -> Prepared:
-        sent, received = (allocate(0 if partner is None else count) for _ in range(2))
-        parts = [] if partner is None else [Part(count, 0, partner)]
-        return Prepared(_exchange(sent, received, partner, group), sent, received, parts)
+    def buffers(count: int, allocate: Allocate) -> Buffers:
+        return two_buffers(0 if partner is None else count, allocate)
 
-    return Operation("exchange", "1", lambda _: 1.0, prepare)
+    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
+        def run() -> None:
+            if partner is not None:
+                both = [dist.P2POp(dist.isend, sent, partner, group), dist.P2POp(dist.irecv, received, partner, group)]
+                for work in dist.batch_isend_irecv(both):
+                    work.wait()
 
+        parts = [] if partner is None else [Part(received.numel(), 0, partner)]
+        return Prepared(run, sent, received, parts)
 
-def _exchange(
-    sent: torch.Tensor, received: torch.Tensor, partner: int | None, group: dist.ProcessGroup | None
-) -> Callable[[], None]:
-    def run() -> None:
-        if partner is not None:
-            both = [dist.P2POp(dist.isend, sent, partner, group), dist.P2POp(dist.irecv, received, partner, group)]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
-
-    return run
+    return Operation("exchange", "1", whole, prepare_on, buffers)
 
 
 @dataclass(frozen=True)

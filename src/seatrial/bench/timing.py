@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # long against what starting a kernel costs and against a clock's step
@@ -43,11 +44,13 @@ class Timed:
         """The same of every window."""
         return tuple(work / seconds for seconds in self.windows)
 
+    def metric(self, name: str, work: float, unit: str, subject: str) -> Metric:
+        """The rate, with those of every window as samples."""
+        return Metric(name=name, value=self.rate(work), unit=unit, subject=subject, samples=self.rates(work))
+
     @property
     def drift(self) -> float:
-        """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
-        third = max(1, len(self.windows) // 3)
-        return median(self.windows[-third:]) / median(self.windows[:third]) - 1
+        return drift(self.windows)
 
     def describe(self) -> dict[str, object]:
         """How often and how sure, for a fact."""
@@ -60,6 +63,12 @@ class Timed:
             "ci95_of_median_s": list(interval) if interval else None,
             "drift": self.drift,
         }
+
+
+def drift(windows: Sequence[float]) -> float:
+    """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
+    third = max(1, len(windows) // 3)
+    return median(windows[-third:]) / median(windows[:third]) - 1
 
 
 def all_at_once(timed: Sequence[Timed]) -> bool:

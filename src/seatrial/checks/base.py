@@ -7,14 +7,16 @@ never judges, kills, installs or writes outside ``place.out``. It does not know 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from seatrial.model import Frozen, Observation, Phase, Rule, Scope
+from seatrial.hardware.links import FactRole
+from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
 
 Of = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS = "new_errors."  # metrics: by how much an error counter grew meanwhile
@@ -39,12 +41,28 @@ class Place:
     gpu_index: int | None = None  # NVML's index of our GPU, which CUDA_VISIBLE_DEVICES may have renumbered
 
     @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
     def subject(self) -> str:
         """This process as a subject: ``node3/gpu5``, or ``node3/rank1`` without a GPU."""
-        if not self.device.startswith("cuda"):
+        if not self.on_gpu:
             return f"{self.node}/rank{self.rank}"
         index = self.device.partition(":")[2] if self.gpu_index is None else self.gpu_index
         return f"{self.node}/gpu{index}"
+
+
+def metric(name: str, value: float | Sequence[float], unit: str, subject: str = CLUSTER) -> Metric:
+    """A metric of one value, or of several samples: then the median is its value."""
+    if isinstance(value, Sequence):
+        return Metric(name=name, value=median(value), unit=unit, subject=subject, samples=tuple(value))
+    return Metric(name=name, value=value, unit=unit, subject=subject)
+
+
+def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
+    """A fact for each name."""
+    return (Fact(name=name, value=value) for name, value in values.items())
 
 
 class Options(Frozen):
@@ -53,6 +71,34 @@ class Options(Frozen):
 
 def _nothing(_options: Any) -> dict[str, JsonValue]:
     return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """What it means that a metric of a place, or of a pair of places, falls short: a finding of the diagnosis.
+
+    ``first_command`` may name ``{node}``, that of the place, and ``{pair}``, both ends. ``whole_node``: the places of a
+    node make one finding, called so where all of them fall short. ``distinguishable`` names the fact that says how many
+    bad places (of such a check: nodes) are found exactly.
+    """
+
+    what: str
+    first_command: str
+    whole_node: str = ""
+    distinguishable: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a metric compares: a ``part`` with the other parts like it, by the share of their speed that it reaches.
+
+    ``network``: the part is a way between nodes. ``gain``: the part is compared with doing without it, so that its
+    threshold sees that it is missing, and not that it is slow.
+    """
+
+    part: str
+    network: bool = False
+    gain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +136,17 @@ class Check:
     # Facts that the options alone decide, as far as anybody can tell before anything is measured, such as what a
     # training has to compute for a token: a trial's thresholds are weighed by them when it is loaded
     foretold: Callable[[Any], Mapping[str, JsonValue]] = _nothing
+
+    # Which of its facts tell what joins the GPUs and what NCCL chose: role → name of the fact
+    fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
+    # The operation, by nccl-tests' name, whose bus bandwidth its metrics ``busbw.*`` are; empty: none, or several
+    operation: str = ""
+    # What a metric, or a family of them, cannot exceed: a line of a SKU's spec, or one of hardware.bounds
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    # Metrics that compare parts of the machine with each other
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    # Metrics that tell which place is at fault: a FAIL or a WARN on one of them becomes a finding there
+    locations: Mapping[str, Location] = field(default_factory=dict)
 
     @property
     def counted(self) -> bool:

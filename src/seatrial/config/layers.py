@@ -7,7 +7,6 @@ nearest valid one.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,15 +15,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from seatrial.config.expect import declared_unit, nearest, wrong_limit, wrong_metric
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.model import Limit, UsageError, format_bytes, parse_bytes
+from seatrial.config.strict_yaml import parse_yaml
+from seatrial.model import UsageError, format_bytes
 
 ENV_PREFIX = "SEATRIAL_SET_"
 MOST_BYTES = 2**20  # of a trial file, which is a page of text: more is another file, and takes PyYAML minutes
-MOST_LEVELS = 32  # of nesting; a trial needs five
 # What no name, path or variable may hold: a line of a job script would end there, and UTF-8 has no surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
@@ -90,7 +89,7 @@ def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, A
 
     Raises UsageError, naming file and key.
     """
-    tree = _parse_yaml(_read_file(path), path)
+    tree = parse_yaml(_read_file(path), path)
     if not isinstance(tree, dict):
         raise UsageError(f"{path}: expected a mapping with the keys {', '.join(model.model_fields)}")
     origins: dict[str, str] = {}
@@ -117,7 +116,7 @@ def _value(key: str, text: str, source: str) -> Any:
     """What stands behind an equals sign, read as YAML."""
     if text.lstrip().startswith((">", "<")):  # a threshold; YAML would take the sign for a block of text
         return text.strip()
-    value = _parse_yaml(text, source)
+    value = parse_yaml(text, source)
     # a variable for the workers is text, whatever YAML makes of 1 or on
     return text if key.startswith("env.") and not isinstance(value, str) else value
 
@@ -136,7 +135,7 @@ def _load(trial: str) -> tuple[Tree, str]:
         text, source = (_shipped() / f"{trial}.yaml").read_text(encoding="utf-8"), f"trial {trial}"
     else:
         text, source = _read_file(trial), trial
-    tree = _parse_yaml(text, source)
+    tree = parse_yaml(text, source)
     if not isinstance(tree, dict):
         raise UsageError(f"{source}: expected a mapping with the keys {', '.join(Config.model_fields)}")
     return {"name": _UNPRINTABLE.sub("\ufffd", Path(trial).stem), **tree}, source
@@ -144,7 +143,7 @@ def _load(trial: str) -> tuple[Tree, str]:
 
 def _read_file(trial: str) -> str:
     if not trial.endswith((".yaml", ".yml")):
-        near = _nearest(trial, trial_names())
+        near = nearest(trial, trial_names())
         raise UsageError(f"no trial called {trial!r}{near}; there are {', '.join(trial_names())}, or name a .yaml file")
     try:
         with Path(trial).open("rb") as file:
@@ -154,47 +153,6 @@ def _read_file(trial: str) -> str:
         return content.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {trial}: {error}") from error
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML as PyYAML's safe loader reads it, without what a trial file does not need and what would harm us.
-
-    A key that stands twice is an error: the first would silently go. So is a key that is no text, an anchor or alias
-    (a few of them make a billion nodes, or a circle), and nesting beyond MOST_LEVELS.
-    """
-
-    _level = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if getattr(event, "anchor", None) is not None:
-            raise yaml.composer.ComposerError(
-                None, None, f"anchors and aliases are not read here (got {event.anchor!r})", event.start_mark
-            )
-        self._level += 1
-        if self._level > MOST_LEVELS:
-            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MOST_LEVELS} levels", event.start_mark)
-        node = super().compose_node(parent, index)
-        self._level -= 1
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:str":
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is no text", key.start_mark)
-            if key.value in seen:
-                problem = f"the key {key.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _parse_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date or number that is none
-        raise UsageError(f"{source}: not valid YAML: {error}") from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
@@ -228,7 +186,7 @@ def _split(key: str, known: Mapping[str, CheckSchema]) -> tuple[str, ...]:
     rest = key.removeprefix("checks.")
     name = next((name for name in known if rest == name or rest.startswith(f"{name}.")), None)
     if name is None:
-        raise UsageError(f"{key}: no such check{_nearest('.'.join(rest.split('.')[:2]), known)}")
+        raise UsageError(f"{key}: no such check{nearest('.'.join(rest.split('.')[:2]), known)}")
     setting = rest.removeprefix(name).removeprefix(".")
     parts = setting.split(".", 1) if setting.startswith(("expect.", "options.")) else [setting]
     return ("checks", name, *(part for part in parts if part))
@@ -273,7 +231,7 @@ def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> C
 
 def _validated_check(name: str, settings: Any, source: Source, known: Mapping[str, CheckSchema]) -> Tree:
     if name not in known:
-        near = _nearest(name, known)
+        near = nearest(name, known)
         who = source.of(["checks", name])
         raise UsageError(f"{who}: unknown check {name!r}{near}; `seatrial checks` lists them all")
     path = ("checks", name)
@@ -290,69 +248,11 @@ def _validated_check(name: str, settings: Any, source: Source, known: Mapping[st
     _refuse_harmful(chosen.model_dump(), source, (*path, "options"))  # "inf" is a number only now
     for metric, limit in checked.expect.items():
         where = ".".join((*path, "expect", metric))
-        if wrong := _wrong_metric(metric, chosen, known[name].metrics) or _wrong_limit(
+        if wrong := wrong_metric(metric, chosen, known[name].metrics) or wrong_limit(
             limit, declared_unit(metric, known[name].metrics)
         ):
             raise UsageError(f"{source.of([*path, 'expect', metric])}: {where}: {wrong}")
     return settings
-
-
-def _wrong_metric(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
-    """Why this check, with these options, will not measure a metric of that name; empty when it will."""
-    name, _, member = metric.partition(".")
-    if member in ("", "*") and f"{name}.*" in metrics:
-        return f"name one of {name}.*, such as {name}.{next(iter(_members(options, name) or ['1GiB']))}"
-    if declared_unit(metric, metrics) is None:
-        return f"this check measures no such metric{_nearest(metric, metrics)}"
-    if metric in metrics:
-        return ""
-    members = _members(options, name)
-    if members is not None and member not in members:
-        return f"{member!r} is not measured with these options, which is {', '.join(members)}"
-    return _wrong_size(member) if members is None and "sizes" in type(options).model_fields else ""
-
-
-def _members(options: BaseModel, metric: str) -> list[str] | None:
-    """What stands for the star of metrics such as ``busbw.*``: by convention, what the options list as ``sizes`` (or
-    in the option that their ``listed_in`` names for the metric) or as ``paths``. None where they leave it open.
-    """
-    if "paths" in type(options).model_fields:
-        return list(getattr(options, "paths", ())) or ["run_directory"]
-    sizes = getattr(options, getattr(options, "listed_in", {}).get(metric, "sizes"), None)
-    return None if sizes is None else [_exact(size) for size in sizes]
-
-
-def _exact(size: int) -> str:
-    """A size as metrics are named after it: the short form only where it is exact."""
-    short = format_bytes(size)
-    return f"{size}B" if "." in short else short
-
-
-def _wrong_size(member: str) -> str:
-    try:
-        spelling = _exact(parse_bytes(member))
-    except (ValueError, OverflowError) as error:
-        return str(error)
-    return "" if member == spelling else f"{member!r} is written {spelling!r} in the name of a metric"
-
-
-def _wrong_limit(limit: Limit, declared: str | None) -> str:
-    """Why a threshold cannot be meant for a metric in the unit ``declared``; empty when it can."""
-    if limit.unit != declared and (limit.unit or declared == "%"):  # 0.9 alone could be a share, or under one percent
-        return f"the threshold is in {limit.unit!r}, but the metric is measured in {declared!r}"
-    if declared == "%" and not 0 <= limit.value <= 100:
-        return f"{limit.value:g} % is not between 0 and 100 %"
-    if declared == "%" and limit.op in (">", ">=") and 0 < limit.value < 1:
-        return f"{limit.value:g} % is less than one in a hundred; did you mean {limit.value * 100:g} %?"
-    return ""
-
-
-def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
-    """The unit of a metric by its name, or by a declared pattern such as ``busbw.*``; None when there is none."""
-    if metric in metrics:
-        return metrics[metric]
-    family = f"{metric.partition('.')[0]}.*"
-    return metrics.get(family) if "." in metric else None
 
 
 def _refuse_harmful(value: Any, source: Source, path: tuple[str, ...]) -> None:
@@ -380,7 +280,7 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: Sou
         field = model.model_fields.get(key)
         if field is None:
             where = ".".join((*path, key))
-            near, valid = _nearest(key, model.model_fields), ", ".join(model.model_fields) or "none"
+            near, valid = nearest(key, model.model_fields), ", ".join(model.model_fields) or "none"
             raise UsageError(f"{source.of([*path, key])}: unknown key {where!r}{near} (valid: {valid})")
         inner = field.annotation
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -399,8 +299,3 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         raise UsageError(f"{source.of(where)}: {told}") from error
     except OverflowError as error:
         raise UsageError(f"{source.of(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}") from error
-
-
-def _nearest(word: str, valid: Iterable[str]) -> str:
-    match = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.5)
-    return f"; did you mean {match[0]!r}?" if match else ""

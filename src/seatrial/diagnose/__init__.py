@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from seatrial.diagnose.localize import localize
+from seatrial.checks.base import Check
+from seatrial.diagnose.localize import localize, source_of
 from seatrial.diagnose.signatures import Match, search
-from seatrial.model import Finding, JobResult, JobState, Measurement, format_bytes
+from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict, format_bytes
 
 # A log is read from its end: what broke stands there, and a runaway log must not exhaust memory.
 _TAIL_BYTES = 4 * 2**20
 
 
-def diagnose(results: Sequence[JobResult], measurements: Sequence[Measurement], run_dir: Path) -> tuple[Finding, ...]:
+def diagnose(
+    results: Sequence[JobResult],
+    measurements: Sequence[Measurement],
+    repeats: Sequence[Measurement],
+    verdicts: Sequence[Verdict],
+    checks: Mapping[str, Check],
+    run_dir: Path,
+) -> tuple[Finding, ...]:
     """Findings for a trial, the surest first, each once per place. A symptom shows only where no cause was found."""
-    findings = {(finding.what, finding.where): finding for finding in _from_errors(measurements)}
+    findings = {(finding.what, finding.where): finding for finding in _from_errors([*measurements, *repeats])}
     told = {what for what, _ in findings}
     for finding in _from_jobs(results, run_dir):  # only what no error has told already
         if finding.what not in told:
             findings.setdefault((finding.what, finding.where), finding)
-    return (*findings.values(), *localize(measurements))
+    return (*findings.values(), *localize(verdicts, measurements, checks))
+
+
+def relocated(trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> tuple[Finding, ...]:
+    """The findings of a recorded trial, those that came from its verdicts made anew from ``verdicts``."""
+    sources = {source_of(check, metric) for check in checks.values() for metric in check.locations}
+    kept = [finding for finding in trial.findings if finding.source not in sources]
+    return (*kept, *localize(verdicts, trial.measurements, checks))
 
 
 def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:
@@ -77,7 +92,7 @@ def _finding(match: Match, where: str, confidence: str) -> Finding:
             "confidence": confidence,
             "why": f"{match.signature.cause} Seen: {match.line[:300]}",
             "first_command": match.signature.first_command,
-            "remedy": match.signature.fix,
+            "fix": match.signature.fix,
             "source": match.source,
         }
     )

@@ -1,121 +1,103 @@
-"""Measurements → the node, the GPU or its way out of the node, or the path between two of them at fault. Pure."""
+"""Verdicts on places and pairs of places → findings: the node, the GPU or the path at fault. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
-from seatrial.checks.fabric import gpu_pairs
-from seatrial.checks.fabric.pairs import CHECK
-from seatrial.model import Finding, Measurement, Metric
+from seatrial.checks.base import Check, Location
+from seatrial.model import Finding, Measurement, Metric, Outcome, Verdict, format_value
+from seatrial.util.text import and_more
 
-GPUS = gpu_pairs.CHECK
-_RULES = {rule.metric: rule for rule in (*CHECK.rules, *GPUS.rules) if rule.metric.endswith("_share")}
+MOST_NAMED = 8
+Confidence = Literal["high", "medium", "low"]
+Trouble = list[tuple[Metric, Verdict]]
+_WEAKEST: tuple[Confidence, ...] = ("low", "medium", "high")
 
 
-def localize(measurements: Sequence[Measurement]) -> Iterator[Finding]:
-    """Who is slow with every partner, and which two good ones meet slowly.
+def localize(
+    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
+) -> Iterator[Finding]:
+    """One finding for each place that a FAIL or a WARN is on, of metrics whose check declares a location.
 
-    See checks.collectives_pairs and collectives_gpu_pairs.
+    Confidence: high for a FAIL that was reproduced, medium for a FAIL that was measured once, low for a WARN and where
+    more places are in trouble than the check can tell apart. ``measurements`` are the first ones, without retries.
     """
-    for measured in measurements:
-        if measured.check == CHECK.name and _applies(measured, "best_share"):
-            slow = _short(measured, "best_share")
-            certain = len({_node(metric) for metric in slow}) <= _told_apart(measured)
-            yield from _ends(measured, slow, certain=certain)
-            yield from _paths(measured)
-        elif measured.check == GPUS.name and _applies(measured, "gpu_share"):
-            yield from _gpus(measured)
-            yield from _paths_of_gpus(measured)
+    locating = {name: check for name, check in checks.items() if check.locations}
+    troubled = _troubled(verdicts, locating)
+    for measurement in (one for one in measurements if one.check in locating):
+        check = locating[measurement.check]
+        for name, location in check.locations.items():
+            metrics = [metric for metric in measurement.metrics if metric.name == name]
+            trouble = [
+                (metric, troubled[check.name, name, metric.subject])
+                for metric in metrics
+                if (check.name, name, metric.subject) in troubled
+            ]
+            certain = _distinguishable(location, measurement, trouble)
+            for place in _places(location, trouble):
+                yield _finding(check, location, metrics, place, certain=certain)
 
 
-def _applies(measured: Measurement, metric: str) -> bool:
-    return all(measured.facts.get(name) == value for name, value in _RULES[metric].where.items())
+def source_of(check: Check, metric: str) -> str:
+    """The source of a finding that a verdict on ``metric`` gave."""
+    return f"{metric} of {check.name}"
 
 
-def _short(measured: Measurement, name: str) -> list[Metric]:
-    expect = _RULES[name].expect
-    return [metric for metric in measured.metrics if metric.name == name and expect and not expect.holds(metric.value)]
+def _troubled(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> dict[tuple[str, str, str], Verdict]:
+    """The worst verdict by check, metric and subject: FAIL before WARN, no other."""
+    found: dict[tuple[str, str, str], Verdict] = {}
+    for outcome in (Outcome.FAIL, Outcome.WARN):
+        for one in verdicts:
+            if one.outcome is outcome and one.check in checks and one.metric in checks[one.check].locations:
+                found.setdefault((one.check, one.metric, one.subject), one)
+    return found
 
 
-def _ends(measured: Measurement, slow: Sequence[Metric], *, certain: bool) -> Iterator[Finding]:
-    everybody = [metric for metric in measured.metrics if metric.name == "best_share"]
-    for node, found in groupby(sorted(slow, key=_node), key=_node):
-        own, count = list(found), sum(_node(metric) == node for metric in everybody)
-        whole = len(own) == count
-        shares = ", ".join(f"{metric.subject} at {metric.value:.0%}" for metric in own)
-        why = f"With every one of its partners {shares} of what the others reach with their best; "
-        yield Finding(
-            what=f"{'A node is' if whole else f'{len(own)} of {count} GPUs of a node are'} slow to every other node",
-            where=node if whole else ", ".join(metric.subject for metric in own),
-            confidence="high" if certain else "low",
-            why=why + _sure(measured, certain=certain),
-            first_command=f"on {node}: ibstat; nvidia-smi topo -m",
-            remedy=_RULES["best_share"].remedy,
-            source=f"best_share of {CHECK.name}",
-        )
+def _distinguishable(location: Location, measurement: Measurement, trouble: Trouble) -> bool:
+    """Whether so few are in trouble that none of them can have been slow only because of its partners."""
+    if not location.distinguishable:
+        return True
+    most = measurement.facts.get(location.distinguishable)
+    nodes = {_node(metric.subject) for metric, _ in trouble}
+    return isinstance(most, int) and len(nodes if location.whole_node else trouble) <= most
 
 
-def _sure(measured: Measurement, *, certain: bool) -> str:
-    known = str(measured.facts.get("guarantee"))
-    return known if certain else f"so many are slow that some may only have met slow partners ({known})"
+def _places(location: Location, trouble: Trouble) -> Iterator[Trouble]:
+    """What makes one finding: a place or pair by itself, or all of a node, without its WARNs where any FAILs."""
+    if not location.whole_node:
+        yield from ([one] for one in trouble)
+        return
+    for node in dict.fromkeys(_node(metric.subject) for metric, _ in trouble):
+        own = [one for one in trouble if _node(one[0].subject) == node]
+        yield [one for one in own if one[1].outcome is Outcome.FAIL] or own
 
 
-def _paths(measured: Measurement) -> Iterator[Finding]:
-    speeds = {metric.subject: metric.value for metric in measured.metrics if metric.name == "pair_busbw"}
-    alone = measured.facts.get("alone")
-    for metric in _short(measured, "pair_share"):
-        again = isinstance(alone, dict) and metric.subject in alone
-        yield Finding(
-            what="The path between two nodes is slow",
-            where=metric.subject,
-            confidence="high" if again else "medium",  # it may share an uplink with a pair that worked at the same time
-            why=f"{speeds[metric.subject]:.4g} GB/s among others, {'and alone' if again else 'which is'} "
-            f"{metric.value:.0%} of what both ends reach with other partners",
-            first_command=f"ibtracert between {metric.subject.replace('->', ' and ')}",
-            remedy=_RULES["pair_share"].remedy,
-            source=f"pair_share of {CHECK.name}",
-        )
+def _finding(check: Check, location: Location, metrics: Sequence[Metric], place: Trouble, *, certain: bool) -> Finding:
+    subjects = [metric.subject for metric, _ in place]
+    node, (metric, verdict) = _node(subjects[0]), place[0]
+    whole = location.whole_node and len(place) == sum(_node(one.subject) == node for one in metrics)
+    figures = and_more([f"{format_value(one.value, one.unit)} at {one.subject}" for one, _ in place], MOST_NAMED)
+    rule = next(rule for rule in check.rules if rule.metric == metric.name)
+    why = f"{metric.name} {figures}: {rule.why}"
+    if not certain:
+        why += "; more are in trouble than this check tells apart: some may only have met slow partners"
+    return Finding(
+        what=location.whole_node if whole else location.what,
+        where=node if whole else ", ".join(subjects),
+        confidence=min((_confidence(one) for _, one in place), key=_WEAKEST.index) if certain else "low",
+        why=why,
+        first_command=location.first_command.format(node=node, pair=" and ".join(subjects[0].split("->"))),
+        fix=verdict.fix,
+        source=source_of(check, metric.name),
+    )
 
 
-def _gpus(measured: Measurement) -> Iterator[Finding]:
-    slow = _short(measured, "gpu_share")
-    of_node = Counter(map(_node, slow))
-    for metric in slow:
-        few = of_node[_node(metric)] <= _told_apart(measured)
-        sure = "" if few else "; so many of its node are slow that some may only have met slow partners"
-        yield Finding(
-            what="A GPU is slow with every other GPU of its node",
-            where=metric.subject,
-            confidence="high" if few else "low",
-            why=f"With its fastest partner it reaches {metric.value:.0%} of what the others do with theirs{sure}",
-            first_command=f"on {_node(metric)}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
-            remedy=_RULES["gpu_share"].remedy,
-            source=f"gpu_share of {GPUS.name}",
-        )
+def _confidence(verdict: Verdict) -> Confidence:
+    if verdict.outcome is not Outcome.FAIL:
+        return "low"
+    return "high" if verdict.retry == "reproduced" else "medium"
 
 
-def _paths_of_gpus(measured: Measurement) -> Iterator[Finding]:
-    alone = measured.facts.get("alone")
-    for metric in _short(measured, "path_share"):
-        again = isinstance(alone, dict) and metric.subject in alone
-        yield Finding(
-            what="The path between two GPUs of a node is slow",
-            where=metric.subject,
-            confidence="high" if again else "medium",
-            why=f"{'With no other pair at work it' if again else 'It'} reaches {metric.value:.0%} of what both GPUs do "
-            "with other partners",
-            first_command=f"on {_node(metric)}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
-            remedy=_RULES["path_share"].remedy,
-            source=f"path_share of {GPUS.name}",
-        )
-
-
-def _node(metric: Metric) -> str:
-    return metric.subject.partition("/")[0]
-
-
-def _told_apart(measured: Measurement) -> int:
-    value = measured.facts.get("told_apart")
-    return value if isinstance(value, int) else 0
+def _node(subject: str) -> str:
+    return subject.partition("/")[0]

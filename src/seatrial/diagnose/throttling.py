@@ -41,7 +41,7 @@ def throttled(telemetry: Telemetry | None) -> tuple[Finding, ...]:
 
 
 def _finding(reason: str, hit: Sequence[Load]) -> Finding:
-    meaning, command, remedy = _MEANING[reason]
+    meaning, command, fix = _MEANING[reason]
     gpus = list(dict.fromkeys(load.gpu for load in hit))
     worst = max(hit, key=lambda load: (load.throttled[reason], load.samples))
     most_looks = max(round(load.samples * load.throttled[reason]) for load in hit)
@@ -54,6 +54,6 @@ def _finding(reason: str, hit: Sequence[Load]) -> Finding:
         why=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled[reason]:.0%} of "
         f"{looks}{heat}.",
         first_command=command,
-        remedy=remedy,
+        fix=fix,
         source=_SOURCE,
     )

@@ -34,11 +34,10 @@ _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 
 
 class Counters:
-    """What one GPU counted at ``begin`` and at ``end``.
+    """The error counters of one GPU at ``begin`` and at ``end``.
 
-    ``lacks``: what this GPU, or this driver, does not have, or this user may not read (``denied``), and why.
-    ``unread``: all that NVML refused; what stands there and not in ``lacks`` was refused for a fault. ``gone``: why the
-    GPU was lost.
+    ``lacks``: counters that this GPU, or this driver, does not have, or this user may not read (``denied``), and why.
+    ``unread``: all that NVML refused. ``gone``: why the GPU was lost.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -47,35 +46,36 @@ class Counters:
         self.after: dict[str, int] = {}
         self.lacks: dict[str, str] = {}
         self.denied: set[str] = set()
-        self.unread: dict[str, str] = {}
-        self.gone: str | None = None
-        self._nvml = nvml
+        self._interview = Interview(nvml)
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
         self._links: list[int] = []
         self._events: Any = None
-        self._meanwhile = Interview(nvml)
 
     def begin(self) -> None:
-        interview = Interview(self._nvml)
-        self._links = _active_links(interview, self._handle)
-        self.before = _count(interview, self._handle, self._links)
-        self._events = _listen(interview, self._handle)
+        self._links = _active_links(self._interview, self._handle)
+        self.before = _count(self._interview, self._handle, self._links)
+        self._events = _listen(self._interview, self._handle)
         if self._events is not None:
             self.before["xid"] = 0
-        self._learn(interview)
+        self.lacks, self.denied = self._interview.lacks, set(self._interview.denied)
 
     def end(self) -> None:
         """Read the counters again. Never raises for a refusal."""
-        interview = Interview(self._nvml)
+        interview = self._interview
         self.after = _count(interview, self._handle, self._links)
         if self._events is not None:
-            self._take_events()
+            self.xids = _queued_xids(interview, self._events)
             interview.ask("events", "nvmlEventSetFree", self._events)
-            if "xid" not in self._meanwhile.unread:
+            if "xid" not in interview.unread:
                 self.after["xid"] = len(self.xids)
-        self.unread |= interview.unread
-        self.gone = self.gone or interview.gone
-        self._learn(self._meanwhile)
+
+    @property
+    def unread(self) -> dict[str, str]:
+        return self._interview.unread
+
+    @property
+    def gone(self) -> str | None:
+        return self._interview.gone
 
     @property
     def faults(self) -> dict[str, str]:
@@ -87,23 +87,6 @@ class Counters:
         if counter not in self.before or counter not in self.after:
             return None
         return grown(self.before[counter], self.after[counter])
-
-    def _learn(self, interview: Interview) -> None:
-        self.unread |= interview.unread
-        lacking = interview.unsupported | interview.denied
-        self.lacks |= {field: interview.unread[field] for field in sorted(lacking)}
-        self.denied |= interview.denied
-        self.gone = self.gone or interview.gone
-
-    def _take_events(self) -> None:
-        """Every Xid since the last time. NVML queues them, so that none falls between two looks."""
-        while self._events is not None:
-            try:
-                self.xids.append(int(self._nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
-            except self._nvml.NVMLError as error:
-                if kind_of(error) != "Timeout":
-                    self._meanwhile.refuse("xid", "nvmlEventSetWait_v2", error)
-                return
 
 
 def _count(interview: Interview, handle: Any, links: Sequence[int]) -> dict[str, int]:
@@ -198,3 +181,15 @@ def _listen(interview: Interview, handle: Any) -> Any:
         interview.ask("events", "nvmlEventSetFree", events)
         return None
     return events
+
+
+def _queued_xids(interview: Interview, events: Any) -> list[int]:
+    """Every Xid since the queue was opened: NVML keeps them until they are taken."""
+    xids: list[int] = []
+    while True:
+        try:
+            xids.append(int(interview.nvml.nvmlEventSetWait_v2(events, 0).eventData))
+        except interview.nvml.NVMLError as error:
+            if kind_of(error) != "Timeout":
+                interview.refuse("xid", "nvmlEventSetWait_v2", error)
+            return xids

@@ -63,13 +63,26 @@ class Interview:
         self.unsupported: set[str] = set()
         self.denied: set[str] = set()  # to this user
         self.gone: str | None = None  # why the GPU cannot be used any more
+        self._muted: frozenset[str] = frozenset()
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """The fields that this kind of GPU does not have, or this user may not read, with the reason."""
+        return {field: self.unread[field] for field in sorted(self.unsupported | self.denied)}
+
+    def mute(self) -> None:
+        """Do not ask again for the fields that were refused so far."""
+        self._muted = frozenset(self.unread)
 
     def ask(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
         """The answer of ``function``; None when it is refused, with the reason in ``unread`` of each field."""
+        names = [fields] if isinstance(fields, str) else fields
+        if names[0] in self._muted:
+            return None
         try:
             return getattr(self.nvml, function)(*arguments)
         except self.nvml.NVMLError as error:
-            for field in [fields] if isinstance(fields, str) else fields:
+            for field in names:
                 self.refuse(field, function, error)
             return None
 
@@ -188,7 +201,6 @@ _PLAIN = {
     "retirement_pending": "nvmlDeviceGetRetiredPagesPendingStatus",
 }
 _MILLIWATTS = {
-    "power_w": "nvmlDeviceGetPowerUsage",
     "power_limit_w": "nvmlDeviceGetPowerManagementLimit",
     "power_default_w": "nvmlDeviceGetPowerManagementDefaultLimit",
     "power_enforced_w": "nvmlDeviceGetEnforcedPowerLimit",
@@ -228,11 +240,10 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
         fields["compute_capability"] = "{}.{}".format(*capability)
     if mig := ask("mig_mode", "nvmlDeviceGetMigMode"):
         fields["mig_mode"] = mig[0]
-    fields["temperature_c"] = ask("temperature_c", "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-    fields["sm_clock_mhz"] = ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
+    fields |= load_state(interview, handle)
+    fields["clock_reasons"] = clock_reasons(nvml, fields["clock_reasons"])
     fields["sm_clock_max_mhz"] = ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
     fields["memory_clock_mhz"] = ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
-    fields["clock_reasons"] = clock_reasons(interview, handle)
     fields |= _memory(interview, handle)
     fields |= _locality(interview, handle)
     fields["nvlinks"] = _nvlinks(interview, handle)
@@ -244,6 +255,25 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
         unread=interview.unread,
         unsupported=tuple(sorted(interview.unsupported)),
     )
+
+
+def load_state(interview: Interview, handle: Any) -> dict[str, Any]:
+    """Watts, degrees Celsius, MHz, and the reasons for lower clocks as NVML's bits: what load changes on a GPU."""
+    nvml = interview.nvml
+    milliwatts = interview.ask("power_w", "nvmlDeviceGetPowerUsage", handle)
+    return {
+        "power_w": None if milliwatts is None else milliwatts / 1000,
+        "temperature_c": interview.ask("temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+        "sm_clock_mhz": interview.ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        "clock_reasons": interview.ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle),
+    }
+
+
+def clock_reasons(nvml: Any, mask: int | None) -> tuple[str, ...] | None:
+    """The reasons for lower clocks by name; None where NVML refused its bits."""
+    if mask is None:
+        return None
+    return tuple(name for constant, name in CLOCK_REASONS.items() if mask & getattr(nvml, constant))
 
 
 def pci_address(bus_id: str) -> str:
@@ -277,14 +307,6 @@ def _memory(interview: Interview, handle: Any) -> dict[str, Any]:
     if None not in pages:
         fields["pages_retired"] = sum(map(len, pages))
     return fields
-
-
-def clock_reasons(interview: Interview, handle: Any) -> tuple[str, ...] | None:
-    """Why clocks are lower than they could be, by name; None where NVML refused to say."""
-    mask = interview.ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if mask is None:
-        return None
-    return tuple(name for constant, name in CLOCK_REASONS.items() if mask & getattr(interview.nvml, constant))
 
 
 def _locality(interview: Interview, handle: Any) -> dict[str, Any]:

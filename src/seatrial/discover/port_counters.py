@@ -12,7 +12,8 @@ from seatrial.discover.reading import line, printable, under
 from seatrial.hardware.error_counters import known
 
 _FOLDERS = ("counters", "hw_counters")
-Name = tuple[str, str]  # port, as mlx5_0/1, and counter
+Name = tuple[str, ...]  # port, as mlx5_0/1, and counter
+NO_PORT = "no RDMA port in /sys/class/infiniband"
 
 
 class PortCounters:
@@ -25,11 +26,15 @@ class PortCounters:
     def __init__(self, root: Path = Path("/")) -> None:
         folders = sorted(under(root, "/sys/class/infiniband").glob("*/ports/*"))
         self.ports = {f"{folder.parent.parent.name}/{folder.name}": folder for folder in folders}
-        self._files = {(port, name): file for port, folder in self.ports.items() for name, file in _files(folder)}
+        self._files: dict[Name, Path] = {
+            (port, name): file for port, folder in self.ports.items() for name, file in _files(folder)
+        }
         self.before: dict[Name, int] = {}
         self.after: dict[Name, int] = {}
-        mute = self.ports.keys() - {port for port, _ in self._files}
-        self.lacks = {(port, "counters"): "none of them is known here" for port in sorted(mute)}
+        uncounted = sorted(self.ports.keys() - {port for port, *_ in self._files})
+        self.lacks: dict[Name, str] = {(port, "counters"): "none of them is known here" for port in uncounted}
+        if not self.ports:
+            self.lacks[("ports",)] = NO_PORT
         self.denied: set[Name] = set()
         self.faults: dict[Name, str] = {}
 

@@ -1,19 +1,19 @@
-"""What Slurm says, asked with its own commands: JSON where this version has a layout that serves, else text.
+"""Facts of a Slurm cluster, read with its own commands.
 
+All of them are read as text. ``scontrol show`` prints the same keys in every version, while ``--json`` came with 21.08
+(sinfo) and 23.02 (scontrol), needs plugins that some sites do not install, and has another layout in each version.
 Nothing here needs slurmdbd. Every call costs the controller one request: poll gently (sinfo(1), PERFORMANCE).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from typing import Any
 
-from seatrial.discover import slurm_json, slurm_text
+from seatrial.discover import slurm_text
 from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
 from seatrial.discover.slurm_messages import first_match, messages
 from seatrial.model import SeatrialError, UsageError
@@ -23,10 +23,6 @@ from seatrial.util.processes import Answer
 # A client gives up by itself: on the controller after some MessageTimeouts (10 s each by default), on a missing
 # slurm.conf after a minute.
 ANSWER_S = 90.0
-
-# sinfo has told its nodes in JSON since 21.08, one by one until 22.05; from 23.02 on scontrol does, and jobs as well.
-_JSON_OF_SINFO = (21, 8)
-_JSON_OF_SCONTROL = (23, 2)
 
 
 class SlurmUnavailable(SeatrialError):
@@ -44,11 +40,6 @@ class SlurmRefused(SeatrialError):
 def installed() -> bool:
     """Whether this machine has Slurm's client commands."""
     return shutil.which("sinfo") is not None
-
-
-def version() -> tuple[int, int] | None:
-    """Major and minor version of the client here: (22, 5). Raises SlurmUnavailable without a client or slurm.conf."""
-    return slurm_text.version(call(["scontrol", "--version"]))
 
 
 def ping() -> tuple[Ping, ...]:
@@ -69,28 +60,19 @@ def settings() -> Settings:
 
 def nodes() -> tuple[Node, ...]:
     """All nodes but those that are planned for the future. Raises SlurmUnavailable, or ValueError on other output."""
-    document = _document(_nodes_in_json(version()))
-    if document is not None:
-        found = slurm_json.nodes(document)
-    else:
-        found = slurm_text.nodes(call(["scontrol", "--all", "--details", "show", "nodes"]))
+    found = slurm_text.nodes(call(["scontrol", "--all", "--details", "show", "nodes"]))
     return tuple(node for node in found if node.state != "FUTURE")
 
 
 def node(name: str) -> Node | None:
     """One node; None where Slurm has none of that name. Raises SlurmUnavailable, or ValueError on other output."""
-    show = ["scontrol", "show", "node", name]
-    document = _document([*show, "--json"]) if (version() or (0, 0)) >= _JSON_OF_SCONTROL else None
-    if document is not None:
-        found = slurm_json.nodes(document)
-    else:
-        answer = ask(show, ANSWER_S)
-        if re.search(rf"Node {re.escape(name)} not found", answer.out + answer.err):
-            return None
-        if answer.code != 0:
-            raise error(show, answer)
-        found = slurm_text.nodes(answer.out)
-    return next((one for one in found if one.name == name), None)
+    argv = ["scontrol", "show", "node", name]
+    answer = ask(argv, ANSWER_S)
+    if re.search(rf"Node {re.escape(name)} not found", answer.out + answer.err):
+        return None
+    if answer.code != 0:
+        raise error(argv, answer)
+    return next((one for one in slurm_text.nodes(answer.out) if one.name == name), None)
 
 
 def hostnames(nodes: str) -> list[str]:
@@ -99,7 +81,7 @@ def hostnames(nodes: str) -> list[str]:
 
 
 def allocations(job_id: str | int) -> dict[str, Allocation]:
-    """What a running job was given on each node. Asked as text, which all versions have. Raises SlurmUnavailable."""
+    """The resources of a running job on each of its nodes. Raises SlurmUnavailable."""
     found = slurm_text.allocations(call(["scontrol", "--details", "show", "job", str(job_id)]))
     return {name: allocation for allocation in found for name in hostnames(allocation.nodes)}
 
@@ -116,18 +98,34 @@ def gpus_per_node(partition: str | None) -> int:
 
 
 def partitions() -> tuple[Partition, ...]:
-    """All partitions, as text: no JSON up to 24.11 tells which is the default. Raises SlurmUnavailable, ValueError."""
+    """All partitions. Raises SlurmUnavailable, or ValueError on other output."""
     return slurm_text.partitions(call(["scontrol", "--all", "show", "partitions"]))
 
 
 def job(job_id: str | int) -> Job:
-    """What has become of a job. Its state is UNKNOWN when Slurm has forgotten it, or never knew it.
+    """The state of a job. It is UNKNOWN when Slurm has forgotten the job, or never knew it.
 
     The controller forgets jobs ``MinJobAge`` seconds after their end; then only accounting knows, where there is any.
     Raises SlurmUnavailable, or ValueError on output of another form.
     """
-    known = _remembered(str(job_id))
-    return known[0] if known else _forgotten(str(job_id))
+    try:
+        known = slurm_text.jobs(call(["scontrol", "show", "job", str(job_id)]))
+    except SlurmRefused as refusal:
+        if "Invalid job id" not in str(refusal):
+            raise
+        known = ()
+    return known[0] if known else _from_accounting(str(job_id))
+
+
+def _from_accounting(job_id: str) -> Job:
+    configured = settings()
+    if not configured.accounting:
+        why = f"Slurm forgets jobs {configured.min_job_age_s} s after their end (MinJobAge), and has no accounting"
+        return Job(id=job_id, state=UNKNOWN, reason=why)
+    fields = ",".join(slurm_text.SACCT_FIELDS)
+    argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]
+    known = slurm_text.accounted(call(argv))
+    return known[0] if known else Job(id=job_id, state=UNKNOWN, reason="neither the controller nor sacct knows it")
 
 
 def scripts() -> dict[str, str]:
@@ -173,58 +171,6 @@ def error(argv: Sequence[str], answer: Answer) -> SeatrialError:
     if message := first_match(messages().refused, said):
         return SlurmRefused(f"{message.meaning} ({said}). Run first: {message.first_command}")
     return SlurmRefused(f"Slurm refuses ({said}). Run first: {shlex.join(argv)}")
-
-
-def _remembered(job_id: str) -> tuple[Job, ...]:
-    show = ["scontrol", "show", "job", job_id]
-    document = _document([*show, "--json"]) if (version() or (0, 0)) >= _JSON_OF_SCONTROL else None
-    if document is not None:
-        return slurm_json.jobs(document)
-    try:
-        return slurm_text.jobs(call(show))
-    except SlurmRefused as refusal:
-        if "Invalid job id" in str(refusal):
-            return ()
-        raise
-
-
-def _forgotten(job_id: str) -> Job:
-    seen = settings()
-    if not seen.accounting:
-        why = f"Slurm forgets jobs {seen.min_job_age_s} s after their end (MinJobAge), and has no accounting"
-        return Job(id=job_id, state=UNKNOWN, reason=why)
-    fields = ",".join(slurm_text.SACCT_FIELDS)
-    argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]
-    known = slurm_text.accounted(call(argv))
-    return known[0] if known else Job(id=job_id, state=UNKNOWN, reason="neither the controller nor sacct knows it")
-
-
-def _nodes_in_json(version: tuple[int, int] | None) -> list[str]:
-    """The command that tells nodes one by one in JSON; none where the version has none."""
-    if version is None or version < _JSON_OF_SINFO:
-        return []
-    if version < _JSON_OF_SCONTROL:
-        return ["sinfo", "--json"]
-    return ["scontrol", "--all", "show", "nodes", "--json"]
-
-
-def _document(argv: Sequence[str]) -> dict[str, Any] | None:
-    """The JSON that a command prints; None where it has none to offer (its plugin is not installed, say).
-
-    None too where Slurm complains in it: the text is then asked for, and says in clear words what is wrong.
-    Raises SlurmUnavailable.
-    """
-    if not argv:
-        return None
-    answer = ask(argv, ANSWER_S)
-    if first_match(messages().unreachable, answer.err):
-        raise error(argv, answer)
-    try:
-        document = json.loads(answer.out)
-    except ValueError:
-        return None
-    usable = answer.code == 0 and isinstance(document, dict) and not slurm_json.complaints(document)
-    return document if usable else None
 
 
 def _gist(text: str) -> str:

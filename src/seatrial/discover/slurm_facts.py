@@ -5,7 +5,6 @@ Memory is in bytes, times are Unix seconds, durations seconds. None stands for w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
 from typing import Literal
 
 from seatrial.model import Frozen
@@ -15,8 +14,7 @@ Duration = int | Literal["unlimited"] | None
 UNKNOWN = "UNKNOWN"
 _CPUS_CONSUMED = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
 
-# Slurm tells one base state and any number of flags, by the names of sinfo(1), squeue(1) and its JSON, 22.05 to 25.11.
-NODE_STATES = frozenset({"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", UNKNOWN})
+# A node has one base state and any number of flags; the names are those of sinfo(1), 22.05 to 25.11.
 _NOT_UP = {"DOWN", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "NOT_RESPONDING", UNKNOWN}
 _HELD_BACK = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
@@ -25,19 +23,6 @@ _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
     | {"TIMEOUT"}
 )
-JOB_STATES = _ENDED | {"PENDING", "RUNNING", "SUSPENDED"}
-
-
-def split_state(words: Iterable[str], bases: Set[str]) -> tuple[str, tuple[str, ...]]:
-    """(base state, flags) of a state in Slurm's words, in any order. Where none is a base state the first one counts.
-
-    Raises ValueError when there is no word at all.
-    """
-    found = [word.upper() for word in words if word]
-    if not found:
-        raise ValueError("no state")
-    state = next((word for word in found if word in bases), found[0])
-    return state, tuple(word for word in found if word != state)
 
 
 class Ping(Frozen):
@@ -215,7 +200,6 @@ class Job(Frozen):
 
     id: str
     state: str
-    flags: tuple[str, ...] = ()
     reason: str = ""
     nodes: str = ""
     exit_code: int | None = None
@@ -233,12 +217,8 @@ class Job(Frozen):
 
     @property
     def ended(self) -> bool:
+        """Nothing of the job is left on its nodes either: until then its state is COMPLETING."""
         return self.state in _ENDED
-
-    @property
-    def gone(self) -> bool:
-        """Nothing of the job is left on its nodes either (``COMPLETING`` is over)."""
-        return self.ended and "COMPLETING" not in self.flags
 
     def __str__(self) -> str:
         """``FAILED (NonZeroExitCode), exit code 7``."""

@@ -11,8 +11,6 @@ from datetime import datetime
 
 from seatrial.discover.reading import id_list
 from seatrial.discover.slurm_facts import (
-    JOB_STATES,
-    NODE_STATES,
     Allocation,
     Duration,
     Gres,
@@ -21,7 +19,6 @@ from seatrial.discover.slurm_facts import (
     Partition,
     Ping,
     Settings,
-    split_state,
 )
 
 Record = dict[str, str]
@@ -37,17 +34,12 @@ _PING = re.compile(r"Slurmctld\((\w+)\) at (\S+) is (UP|DOWN)")
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
 _GRES = re.compile(r"([\w-]+)(?::([\w.-]*[A-Za-z_][\w.-]*))?(?::(\d+)([KMGTP]?))?")
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
+_BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOWN"}
 _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
 _SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # sinfo(1)
 _ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
 _SECONDS = {"sec": 1, "min": 60}
 _BY_WHOM = re.compile(r"\s*\[[^][]*@[^][]*]$")
-
-
-def version(text: str) -> tuple[int, int] | None:
-    """(22, 5) from ``slurm-wlm 22.05.8`` or ``slurm 23.11.4``; None from anything else."""
-    match = re.search(r"\b(\d{2})\.(\d{2})\b", text)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def pings(text: str) -> tuple[Ping, ...]:
@@ -150,6 +142,8 @@ def _records(text: str, first_key: str, free: set[str]) -> list[Record]:
     """A record begins with its first key. What stands before it (``No nodes in the system``) is none."""
     found: list[Record] = []
     for line in text.splitlines():
+        if line.startswith("    "):  # fields are indented by three blanks; a reason of several lines by more
+            continue
         fields = _fields(line.strip(), free)
         if first_key in fields:
             found.append({})
@@ -172,7 +166,7 @@ def _fields(line: str, free: set[str]) -> Record:
 
 
 def _node(record: Record) -> Node:
-    state, flags = split_state(_state_words(_get(record, "State")), NODE_STATES)
+    state, flags = _node_state(_get(record, "State"))
     memory = record.get("RealMemory", "")
     cpus = record.get("CPUTot", "")
     return Node(
@@ -189,12 +183,13 @@ def _node(record: Record) -> Node:
     )
 
 
-def _state_words(text: str) -> list[str]:
-    """``IDLE*+DRAIN`` as older versions write it, ``IDLE+DRAIN+NOT_RESPONDING`` as newer ones do."""
-    words = []
-    for word in text.split("+"):
-        words += [word.rstrip("".join(_SUFFIXES)), *(_SUFFIXES[char] for char in word if char in _SUFFIXES)]
-    return words
+def _node_state(text: str) -> tuple[str, tuple[str, ...]]:
+    """Base state and flags, from ``IDLE*+DRAIN`` (older versions) or ``IDLE+DRAIN+NOT_RESPONDING`` (newer)."""
+    names: list[str] = []
+    for word in text.upper().split("+"):
+        names += [word.rstrip("".join(_SUFFIXES)), *(_SUFFIXES[char] for char in word if char in _SUFFIXES)]
+    state = next((name for name in names if name in _BASE_STATES), names[0])
+    return state, tuple(name for name in names if name != state)
 
 
 def _partition(record: Record) -> Partition:
@@ -212,12 +207,10 @@ def _partition(record: Record) -> Partition:
 
 
 def _job(record: Record) -> Job:
-    state, flags = split_state([_get(record, "JobState")], JOB_STATES)
     code, signal = _exit(record.get("ExitCode", ""))
     return Job(
         id=_get(record, "JobId"),
-        state=state,
-        flags=flags,
+        state=_get(record, "JobState"),
         reason=(_set(record, "Reason") or "").replace("_", " "),  # scontrol writes a blank as "_"
         nodes=_set(record, "NodeList") or "",
         exit_code=code,

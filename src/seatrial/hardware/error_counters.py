@@ -21,7 +21,7 @@ class Counter(Frozen):
 
     level: Literal["FAIL", "WARN", "told"]
     means: str = Field(min_length=1)
-    remedy: str = ""
+    fix: str = ""
     source: str = Field(min_length=1)
     limit: int | None = None
     per_minute: float = 0.0

@@ -10,8 +10,7 @@ from pydantic import JsonValue
 
 MFU, SPEED = "mfu", "tokens_per_second_per_gpu"
 FAMILIES = (MFU, SPEED)  # the figures that arithmetic bounds: NAME, or NAME.RUN where a check trains several times
-# A metric, or the key of a baseline, all of which are of tokens a second: train.lora.native
-_KEY = re.compile(rf"(?:(?P<share>{MFU})|{SPEED}|train\.\w+)(?P<end>(?:\.\w+)?)")
+_METRIC = re.compile(rf"(?:(?P<share>{MFU})|{SPEED})(?P<end>(?:\.\w+)?)")
 # Which line of a SKU's spec is the most that such products reach. torch may round fp32 to TF32, where it is told to
 _LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
 _MOST_FLOPS = 1e18  # of a token, by no model that there is
@@ -26,11 +25,11 @@ class Work:
     share: bool
 
 
-def work(key: str, facts: Mapping[str, JsonValue]) -> Work | None:
-    """By the fact ``run`` of the training that ``key`` is of, or ``load`` of train.ddp. None for what is no training,
-    and where the type is not told that it multiplies in.
+def work(metric: str, facts: Mapping[str, JsonValue]) -> Work | None:
+    """By the fact ``run`` of the training that ``metric`` is of, or ``load``. None for what is no training, and where
+    the facts do not say in which type it multiplies.
     """
-    match = _KEY.fullmatch(key)
+    match = _METRIC.fullmatch(metric)
     told = facts.get(f"run{match['end']}") or facts.get("load") if match else None
     if not match or not isinstance(told, Mapping):
         return None

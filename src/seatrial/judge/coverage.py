@@ -46,7 +46,7 @@ def unheld(check: str, setting: CheckSettings, own: Sequence[Measurement], trial
             metric=metric,
             outcome=Outcome.SKIP if setting.may_skip else Outcome.ERROR,
             reason=f"{check} is not held to {metric} {limit}: {own[0].skipped}",
-            remedy="" if setting.may_skip else f"Where it need not apply: --set checks.{check}.may_skip=true",
+            fix="" if setting.may_skip else f"Where it need not apply: --set checks.{check}.may_skip=true",
             judged_by=f"trial {trial}: {limit}",
         )
 

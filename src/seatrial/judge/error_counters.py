@@ -115,7 +115,7 @@ def _verdict(check: str, subject: str, name: str, counter: Counter, outcome: Out
         outcome=outcome,
         reason=f"{and_more(words, _NAMED)} during this check, expected {normal}: {counter.means}",
         evidence=f"error counters, before → after: {'; '.join(words)}",
-        remedy=counter.remedy,
+        fix=counter.fix,
         judged_by=f"error counters: {counter.source}",
     )
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from seatrial.checks.base import Check
 from seatrial.judge.wording import some
 from seatrial.model import WORST_FIRST, Measurement, Outcome, Verdict, format_value
+from seatrial.model.verdict import Retry
 
 CHANGED = "retry"  # the fact of a second measurement that says what was different
 Key = tuple[str, str]  # metric, subject
@@ -122,15 +123,18 @@ def _by_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict
 def _of_the_rank(first: Verdict, figures: str, evidence: str) -> Verdict:
     """A fault that went with the rank to another device is the host's: its cores, its memory, its settings."""
     words = f"reproduced by the same rank ({figures}): it goes with the rank, not with the device"
-    return replace(first, reason=_with(first, words), evidence=f"{first.evidence}; measured again{evidence}")
+    return replace(
+        first, reason=_with(first, words), evidence=f"{first.evidence}; measured again{evidence}", retry="same_rank"
+    )
 
 
 def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
     """One verdict on two figures of the same metric at the same place."""
     leading = first
+    retry: Retry = "not_reproduced"
     match first.outcome, second.outcome:
         case Outcome.FAIL, Outcome.FAIL:
-            outcome, words = Outcome.FAIL, f"reproduced ({figures})"
+            outcome, words, retry = Outcome.FAIL, f"reproduced ({figures})", "reproduced"
         case Outcome.FAIL, better if better in _LIFTED:
             outcome, words = _LIFTED[better], f"not reproduced ({figures}), worth looking at"
         case Outcome.FAIL, _:
@@ -140,7 +144,7 @@ def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
         case _:
             return first
     evidence = f"{_account(first)}; measured again{how}: {_account(second)}"
-    return replace(leading, outcome=outcome, reason=_with(leading, words), evidence=evidence)
+    return replace(leading, outcome=outcome, reason=_with(leading, words), evidence=evidence, retry=retry)
 
 
 def _account(verdict: Verdict) -> str:
@@ -154,7 +158,7 @@ def _unrepeated(verdict: Verdict, trouble: str) -> Verdict:
         return verdict
     words = "not repeated" + (", though it was tried" if trouble else "")
     evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
-    return replace(verdict, reason=_with(verdict, words), evidence=evidence)
+    return replace(verdict, reason=_with(verdict, words), evidence=evidence, retry="not_repeated")
 
 
 def _trouble(repeats: Sequence[Measurement]) -> str:

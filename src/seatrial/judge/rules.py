@@ -36,7 +36,7 @@ def judge_check(
             check.name,
             rule,
             Alike(groups, rule.where),
-            Standards(check.name, rule, "" if rule in check.rules else trial, known, of_fleets.get(rule.metric)),
+            Standards(check, rule, "" if rule in check.rules else trial, known, of_fleets.get(rule.metric)),
             _instead(rule, expect),
         )
         for rule in rules
@@ -62,7 +62,7 @@ def _unmeasured(check: str, measurements: Sequence[Measurement]) -> Iterator[Ver
 
 def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -> list[Rule]:
     own = {rule.metric: rule for rule in rules}
-    why, remedy = f"the trial {trial} asks for it", ""
+    why, fix = f"the trial {trial} asks for it", ""
     trial_rules = [
         Rule(
             metric=metric,
@@ -74,7 +74,7 @@ def _effective(rules: Sequence[Rule], expect: Mapping[str, Limit], trial: str) -
             own=own[metric].expect if metric in own else None,
             signed=metric not in own or own[metric].signed,
             why=own[metric].why if metric in own else why,
-            remedy=own[metric].remedy if metric in own else remedy,
+            fix=own[metric].fix if metric in own else fix,
         )
         for metric, limit in expect.items()
     ]
@@ -140,7 +140,7 @@ def _one_way(verdict: Verdict, rule: Rule, metric: Metric, other: float, reverse
     reason = f"{words}{colon}{meaning}" if colon else f"{words}: {rule.why}"
     judged_by = f"{verdict.judged_by}; warns under {rule.mirrored:.0%} of the other order"
     evidence = verdict.evidence if outcome is verdict.outcome else evidence_of(metric)
-    return replace(verdict, outcome=outcome, reason=reason, evidence=evidence, remedy=rule.remedy, judged_by=judged_by)
+    return replace(verdict, outcome=outcome, reason=reason, evidence=evidence, fix=rule.fix, judged_by=judged_by)
 
 
 def _instead(rule: Rule, expect: Mapping[str, Limit]) -> str:

@@ -56,7 +56,8 @@ class SlurmJob:
         if not (_is_over(job) or (self._ended and time.monotonic() - self._ended > _COMPLETING_S)):
             return 1 if self.collector.trouble() else None
         self.collector.close()
-        return 0 if job.state == "COMPLETED" and self.collector.finished else job.exit_code or 1
+        fine = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
+        return 0 if fine and self.collector.finished else job.exit_code or 1
 
     def waiting(self) -> Waiting | None:
         job = self._look()
@@ -208,9 +209,9 @@ def too_long(job: Job, settings: Config) -> str:
 
 def _is_over(job: Job) -> bool:
     """Nothing is left of it, on its nodes either; of a job that Slurm has forgotten there is nothing."""
-    return job.gone or not job.known
+    return job.ended or not job.known
 
 
 def _is_completing(job: Job) -> bool:
-    """It has ended; its nodes are not free yet. Text knows but one word for the state of such a job (22.05)."""
-    return "COMPLETING" in (job.state, *job.flags)
+    """It has ended; its nodes are not free yet."""
+    return job.state == "COMPLETING"

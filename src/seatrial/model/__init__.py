@@ -261,7 +261,7 @@ class Rule(Frozen):
     own: ParsedLimit | None = None
     if_known: bool = False
     why: str
-    remedy: str
+    fix: str
 
 
 class Expected(Frozen):
@@ -300,7 +300,7 @@ class Finding(Frozen):
     confidence: Literal["high", "medium", "low"]
     why: str
     first_command: str = ""
-    remedy: str = ""
+    fix: str = ""
     source: str = ""
 
 
@@ -413,7 +413,7 @@ class Session(Frozen):
 class Trial(Frozen):
     """The whole record, the source of truth of a run: trial.json."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     seatrial: str
     name: str
     command: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar, dataclass_transform
+from typing import Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict
 
@@ -20,6 +20,10 @@ class Outcome(StrEnum):
     UNJUDGED = "UNJUDGED"  # measured, and nothing known to judge it by
     ERROR = "ERROR"  # could not be measured
 
+
+# What a second measurement said of a figure that fell short in one of two; "same_rank": the same rank fell short again,
+# on another device
+Retry = Literal["", "reproduced", "same_rank", "not_reproduced", "not_repeated"]
 
 # Worst first: the order in which a report and a summary of several verdicts care.
 WORST_FIRST = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS, Outcome.SKIP)
@@ -56,5 +60,6 @@ class Verdict:
     reason: str
     metric: str = ""
     evidence: str = ""
-    remedy: str = ""
+    fix: str = ""
     judged_by: str = ""
+    retry: Retry = ""

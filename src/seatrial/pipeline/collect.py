@@ -1,19 +1,17 @@
-"""What a running trial has gathered: each measurement is on disk before it counts, and announced when it is judged."""
+"""What a running trial has gathered: each measurement is on disk before it counts. Nothing here judges."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from seatrial.checks import catalog
 from seatrial.config.schema import Config
-from seatrial.judge import judge
-from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing, worst
+from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing
 from seatrial.pipeline.run_directory import RunDir
 
 
@@ -35,37 +33,41 @@ class Show(Protocol):
 
 @dataclass
 class Collected:
-    """What has been measured so far. It is the ear of the launcher: each measurement is on disk before it counts."""
+    """What has been measured so far. A launcher reports to it: each measurement is on disk before it counts.
+
+    ``complete`` is called with a check that every place has measured, or that has an error: the pipeline judges it.
+    """
 
     run_dir: RunDir
     settings: Config
     show: Show
+    complete: Callable[[Collected, str], None] = lambda _collected, _check: None
     measurements: list[Measurement] = field(default_factory=list)
     repeats: list[Measurement] = field(default_factory=list)  # the second of what fell short
     results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)  # earlier ones
     timings: list[Timing] = field(default_factory=list)
     stopped: str = ""
-    _jobs: list[Job] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)  # that were started, in this order
     _seen: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check, and whether again
 
     def job_started(self, job: Job, attempt: int) -> None:
-        self._jobs.append(job)
+        self.jobs.append(job)
         self.show.job_started(job, attempt)
 
     def doing(self, words: str) -> None:
         self.show.doing(words)
 
     def measured(self, measurement: Measurement) -> None:
-        if self._jobs and self._jobs[-1].again:  # a launcher that tells of an error does not say so
+        if self.jobs and self.jobs[-1].again:  # a launcher that tells of an error does not say so
             measurement = measurement.model_copy(update={"again": True})
         self.run_dir.keep(measurement)
         kept = self.repeats if measurement.again else self.measurements
         kept.append(measurement)
         self._seen[measurement.check, measurement.again] += 1  # of a large cluster, not to be looked for among all
-        places = next((job.places for job in self._jobs if measurement.check in job.checks), 1)
+        places = next((job.places for job in self.jobs if measurement.check in job.checks), 1)
         if measurement.error or self._seen[measurement.check, measurement.again] == places:
-            self._announce(measurement.check, max(one.seconds for one in kept if one.check == measurement.check))
+            self.complete(self, measurement.check)
 
     def finished(self, result: JobResult) -> None:
         self.run_dir.keep_result(result)
@@ -76,15 +78,6 @@ class Collected:
         checks = list(dict.fromkeys(one.check for one in (*self.measurements, *self.repeats)))
         for kept in (self.measurements, self.repeats):
             kept.sort(key=lambda one: (checks.index(one.check), one.rank or 0))
-
-    def _announce(self, check: str, seconds: float) -> None:
-        config = self.settings.model_copy(update={"checks": {check: self.settings.checks[check]}})
-        own, repeats = ([one for one in every if one.check == check] for every in (self.measurements, self.repeats))
-        to_come = None if self.settings.retry and not repeats else repeats
-        verdicts = judge(config, self._jobs, own, catalog(), {}, repeats=to_come)
-        outcome = worst(verdict.outcome for verdict in verdicts)
-        reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
-        self.show.judged(check, outcome, reason, seconds)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

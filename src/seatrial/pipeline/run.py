@@ -20,7 +20,7 @@ from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.layers import CheckSchema, Resolved
 from seatrial.config.schema import Config
-from seatrial.diagnose import diagnose
+from seatrial.diagnose import diagnose, relocated
 from seatrial.diagnose.throttling import throttled
 from seatrial.judge import judge, plausibility, site_baseline, to_repeat
 from seatrial.judge.decision import decide
@@ -44,6 +44,7 @@ from seatrial.model import (
     Verb,
     Verdict,
     first_fault,
+    worst,
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.collect import Collected, Show
@@ -60,7 +61,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
 
     An interruption or a full disk ends the measuring, not the reporting: what is known is judged and written.
     """
-    collected = Collected(run_dir, run_dir.request.config, show)
+    collected = Collected(run_dir, run_dir.request.config, show, show_outcome)
     collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
     begun = time.monotonic() - processes.age_s()
     with collected.timed("discover"):
@@ -85,6 +86,19 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         return _reported(_record(collected, plan, survey, said, begun), collected)
 
 
+def show_outcome(collected: Collected, check: str) -> None:
+    """Show the outcome of a check as it stands: a FAIL that is to be measured again is not final."""
+    config = collected.settings.model_copy(update={"checks": {check: collected.settings.checks[check]}})
+    first, repeats = (
+        [one for one in every if one.check == check] for every in (collected.measurements, collected.repeats)
+    )
+    to_come = None if collected.settings.retry and not repeats else repeats
+    verdicts = judge(config, collected.jobs, first, catalog(), {}, repeats=to_come)
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
+    collected.show.judged(check, outcome, reason, max(one.seconds for one in repeats or first))
+
+
 @dataclass(frozen=True)
 class _Said:
     """What the measurements say: judged, diagnosed, and beside what was sampled."""
@@ -102,7 +116,7 @@ def _said(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Said:
         verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats)
         insights = read(settings, measurements, verdicts, catalog(), baseline)
     with collected.timed("diagnose"):
-        findings = diagnose(collected.results, [*measurements, *repeats], collected.run_dir.path)
+        findings = diagnose(collected.results, measurements, repeats, verdicts, catalog(), collected.run_dir.path)
     with collected.timed("telemetry"):
         sampled = _sampled(plan, collected)
     return _Said(baseline, verdicts, insights, (*findings, *throttled(sampled)), sampled)
@@ -156,7 +170,7 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
 def learn(name: str, paths: Sequence[Path]) -> str:
     """The baseline of these runs, judged by the rules of today, as the text of its file. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
-    plausibility.refuse_site(learned)
+    plausibility.refuse_site(learned, catalog())
     return site_baseline.dump(learned)
 
 
@@ -171,12 +185,21 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
     known = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and known:
-        plausibility.refuse_site(known)
+        plausibility.refuse_site(known, catalog())
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, trial.measurements, verdicts, trial.left_out, trial.decision.scope, obstacles)
     told = read(settings, trial.measurements, verdicts, catalog(), known)
-    return trial.model_copy(update={"verdicts": verdicts, "decision": decision, "baseline": known, "insights": told})
+    findings = relocated(trial, verdicts, catalog())
+    return trial.model_copy(
+        update={
+            "verdicts": verdicts,
+            "decision": decision,
+            "baseline": known,
+            "insights": told,
+            "findings": findings,
+        }
+    )
 
 
 def _site(settings: Config) -> Baseline | None:

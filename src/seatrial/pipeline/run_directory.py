@@ -205,13 +205,25 @@ def load_trial(path: Path) -> Trial:
     file = path / "trial.json" if path.is_dir() else path
     hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
     try:
-        return Trial.model_validate(_strict_json(file.read_text(encoding="utf-8")))
+        return Trial.model_validate(_upgraded(_strict_json(file.read_text(encoding="utf-8"))))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(f"{file} is no trial.json of this version: {first_fault(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
+
+
+def _upgraded(document: object) -> object:
+    """A record of schema version 1 as one of version 2; anything else as it is."""
+    if not isinstance(document, dict) or document.get("schema_version") != "1":
+        return document
+    for key in ("verdicts", "findings"):
+        records = document.get(key)
+        for record in records if isinstance(records, list) else ():
+            if isinstance(record, dict) and "remedy" in record:
+                record["fix"] = record.pop("remedy")
+    return {**document, "schema_version": "2"}
 
 
 def _strict_json(text: str) -> object:

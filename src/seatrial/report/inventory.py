@@ -106,7 +106,7 @@ def print_findings(findings: Sequence[Finding], patterns: int, console: Console)
     for finding in findings:
         where = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
         console.print(f"[bold]{escape(clean(finding.what))}[/]  {where}", highlight=False, soft_wrap=True)
-        for title, text in (("why", finding.why), ("first", finding.first_command), ("fix", finding.remedy)):
+        for title, text in (("why", finding.why), ("first", finding.first_command), ("fix", finding.fix)):
             console.print(f"  {title:<6}{escape(clean(text))}", highlight=False, soft_wrap=True)
 
 

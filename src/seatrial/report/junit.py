@@ -70,7 +70,7 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
 
 def _told(verdict: Verdict) -> str:
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
-    fields = {"evidence": verdict.evidence, "judged by": verdict.judged_by, "remedy": verdict.remedy}
+    fields = {"evidence": verdict.evidence, "judged by": verdict.judged_by, "fix": verdict.fix}
     return "\n".join([f"{head}: {verdict.reason}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 

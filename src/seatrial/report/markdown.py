@@ -78,8 +78,8 @@ def _trouble(group: Group) -> str:
     lines += ["", f"Checks: {_text(group.stopped)}"] if group.stopped else []
     if first.evidence.strip():
         lines += ["", _fenced("\n".join(first.evidence.strip().splitlines()[:MOST_LINES]))]
-    if first.remedy:
-        lines += ["", f"Remedy: {_text(first.remedy)}"]
+    if first.fix:
+        lines += ["", f"Fix: {_text(first.fix)}"]
     return "\n".join(lines)
 
 
@@ -89,7 +89,7 @@ def _finding(finding: Finding) -> str:
     )
     if finding.first_command:
         told += f" First: {_code(finding.first_command)}"
-    return told + (f" Remedy: {_text(finding.remedy)}" if finding.remedy else "")
+    return told + (f" Fix: {_text(finding.fix)}" if finding.fix else "")
 
 
 def _text(text: str) -> str:

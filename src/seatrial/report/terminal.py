@@ -100,7 +100,7 @@ def _trouble(group: Group, console: Console) -> None:
         _each(group, console)
     _field("checks", group.stopped, console)
     _field("evidence", _shortened(first.evidence), console)
-    _field("remedy", first.remedy, console)
+    _field("fix", first.fix, console)
 
 
 def _each(group: Group, console: Console) -> None:
@@ -131,7 +131,7 @@ def _finding(number: int, finding: Finding, console: Console) -> None:
         # Not wrapped: a command is there to be copied.
         command = finding.first_command.strip().replace("\n", "\n" + " " * 13)
         console.print(Text.assemble("   ", ("first", "dim"), f"     {command}"), soft_wrap=True)
-    _field("remedy", finding.remedy, console)
+    _field("fix", finding.fix, console)
 
 
 def _field(label: str, text: str, console: Console) -> None:

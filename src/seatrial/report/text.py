@@ -69,7 +69,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def prose(text: str) -> list[tuple[str, bool]]:
-    """Text in pieces, each with whether it stood between backticks, as commands do in reasons and remedies."""
+    """Text in pieces, each with whether it stood between backticks, as commands do in reasons and fixes."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:  # a backtick without its partner is only a character
         pieces[-2:] = ["`".join(pieces[-2:])]

@@ -293,7 +293,7 @@ def troubles(trial: Trial) -> list[Group]:
     """
     groups: dict[object, list[Group]] = {}
     for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in TROUBLE):
-        words = [(one.subject, one.metric, one.reason, one.evidence, one.remedy) for one in group.verdicts]
+        words = [(one.subject, one.metric, one.reason, one.evidence, one.fix) for one in group.verdicts]
         same = tuple(words) if group.first.outcome is Outcome.ERROR else group
         groups.setdefault(same, []).append(group)
     merged = [replace(first, others=tuple(one.first.check for one in more)) for first, *more in groups.values()]
@@ -304,7 +304,7 @@ def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
     """Verdicts of the same rule with the same outcome together, in the order of first sight."""
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in verdicts:
-        key = (verdict.check, verdict.metric, verdict.outcome, verdict.judged_by, verdict.remedy)
+        key = (verdict.check, verdict.metric, verdict.outcome, verdict.judged_by, verdict.fix)
         groups.setdefault(key, []).append(verdict)
     return [Group(tuple(sorted(group, key=lambda verdict: natural(verdict.subject)))) for group in groups.values()]
 

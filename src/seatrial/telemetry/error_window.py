@@ -12,7 +12,7 @@ What is empty is left out: at thousands of ranks the fact of a healthy one has t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,21 @@ from seatrial.discover.port_counters import PortCounters
 from seatrial.hardware.error_counters import grown, known
 from seatrial.model import Metric
 
-NO_PORT = "no RDMA port in /sys/class/infiniband"
-
 
 class Window:
-    """What was counted. Complete when the block of ``counted`` is left."""
+    """The growth of counters. Complete when the block of ``counted`` is left."""
 
     def __init__(self) -> None:
+        self.gpu: Counters | None = None  # None without a GPU, or where NVML cannot be used
         self._read = 0
         self._grew: dict[str, dict[str, list[int]]] = {}
-        self._xids: list[int] = []
         self._unread: dict[str, str] = {}
         self._denied: dict[str, list[str]] = {}
         self._lacks: dict[str, list[str]] = {}
+
+    @property
+    def _xids(self) -> list[int]:
+        return self.gpu.xids if self.gpu else []
 
     def fact(self) -> dict[str, Any]:
         parts = {
@@ -48,7 +50,7 @@ class Window:
         return {"read": self._read, **{name: part for name, part in parts.items() if part}}
 
     def metrics(self, gpu: str, node: str) -> Iterator[Metric]:
-        """By how much each counter that may tell of a fault grew: of the GPU that is the subject ``gpu``, and on all
+        """The growth of each counter whose growth may be a fault: of the GPU that is the subject ``gpu``, and of all
         ports of ``node`` together."""
         sums: dict[tuple[str, str], int] = {}
         for place, counters in self._grew.items():
@@ -61,70 +63,57 @@ class Window:
         for (counter, subject), new in sums.items():
             yield Metric(name=f"new_errors.{counter}", value=new, unit="errors", subject=subject)
 
-    def fault(self, what: str, why: str) -> None:
-        self._unread[what] = why
-
-    def take_gpu(self, name: str, counters: Counters) -> None:
-        for counter, before in counters.before.items():
-            self._compare(name, counter, before, counters.after.get(counter))
-        for counter, why in counters.lacks.items():
-            self._lack(f"{name} {counter}", why, counter in counters.denied)
-        self._unread |= {f"{name} {counter}": why for counter, why in counters.faults.items()}
-        self._xids += counters.xids
-
-    def take_ports(self, counters: PortCounters) -> None:
-        if not counters.ports:
-            self._lack("ports", NO_PORT, denied=False)
-        for key, before in counters.before.items():
-            self._compare(*key, before, counters.after.get(key))
-        for key, why in counters.lacks.items():
-            self._lack(" ".join(key), why, key in counters.denied)
-        self._unread |= {" ".join(key): why for key, why in counters.faults.items()}
-
-    def _compare(self, place: str, counter: str, before: int, after: int | None) -> None:
-        if after is None or counter == "xid":  # those are told by their numbers
-            self._read += after is not None
+    def open(self, gpu: int, stack: ExitStack) -> None:
+        """Begin to count on NVML's GPU ``gpu``, until ``stack`` is closed."""
+        try:
+            nvml = stack.enter_context(session())
+        except NvmlUnavailableError as error:
+            self._unread[f"gpu{gpu}"] = str(error)
             return
-        self._read += 1
-        kept = known().port.get(counter)
-        if after != before or (kept and after == kept.limit):  # one that stands at its limit does not show its growth
-            self._grew.setdefault(place, {})[counter] = [before, after]
+        try:
+            self.gpu = Counters(nvml, gpu)
+        except nvml.NVMLError as error:
+            self._unread[f"gpu{gpu}"] = f"NVML: {error}"
+            return
+        self.gpu.begin()
 
-    def _lack(self, what: str, why: str, denied: bool) -> None:
-        (self._denied if denied else self._lacks).setdefault(why, []).append(what)
+    def add(self, counters: Counters | PortCounters, place: str = "") -> None:
+        """Take in counters that were read twice; ``place`` is the device of those that do not name it themselves."""
+
+        def name(key: str | tuple[str, ...]) -> tuple[str, ...]:
+            return (place, key) if isinstance(key, str) else key
+
+        second: Mapping[Any, int] = counters.after
+        for key, before in counters.before.items():
+            after = second.get(key)
+            self._read += after is not None
+            where, counter = name(key)
+            limit = known().port[counter].limit if counter in known().port else None
+            # The numbers of Xids are kept instead of their count; a counter at its limit does not show its growth
+            if after is not None and counter != "xid" and (after != before or after == limit):
+                self._grew.setdefault(where, {})[counter] = [before, after]
+        for key, why in counters.lacks.items():
+            (self._denied if key in counters.denied else self._lacks).setdefault(why, []).append(" ".join(name(key)))
+        self._unread |= {" ".join(name(key)): why for key, why in counters.faults.items()}
 
 
 @contextmanager
 def counted(gpu: int | None, ports: bool, root: Path = Path("/")) -> Iterator[Window]:
-    """Count while the block runs: NVML's GPU ``gpu``, and the RDMA ports under ``root`` if ``ports``.
+    """Count while the block runs: on NVML's GPU ``gpu``, and on the RDMA ports under ``root`` if ``ports``.
 
-    Never raises for what cannot be read: it is told in the window's fact.
+    Never raises for counters that cannot be read: the window's fact names them.
     """
     window = Window()
     with ExitStack() as stack:
-        counters = _begin(gpu, window, stack) if gpu is not None else None
-        wires = PortCounters(root) if ports else None
-        if wires:
-            wires.begin()
+        if gpu is not None:
+            window.open(gpu, stack)
+        port_counters = PortCounters(root) if ports else None
+        if port_counters:
+            port_counters.begin()
         yield window
-        if wires:
-            wires.end()
-            window.take_ports(wires)
-        if counters:
-            counters.end()
-            window.take_gpu(f"gpu{gpu}", counters)
-
-
-def _begin(gpu: int, window: Window, stack: ExitStack) -> Counters | None:
-    try:
-        nvml = stack.enter_context(session())
-    except NvmlUnavailableError as error:
-        window.fault(f"gpu{gpu}", str(error))
-        return None
-    try:
-        counters = Counters(nvml, gpu)
-    except nvml.NVMLError as error:
-        window.fault(f"gpu{gpu}", f"NVML: {error}")
-        return None
-    counters.begin()
-    return counters
+        if port_counters:
+            port_counters.end()
+            window.add(port_counters)
+        if window.gpu:
+            window.gpu.end()
+            window.add(window.gpu, f"gpu{gpu}")

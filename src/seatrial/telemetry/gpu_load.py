@@ -1,4 +1,4 @@
-"""What load does to a GPU: its power, heat and clocks meanwhile, and the errors that it has counted by the end."""
+"""Samples of one GPU under load: power, temperature, clock, and the reasons for lower clocks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from seatrial.discover.gpu_counters import COUNTERS as COUNTERS
-from seatrial.discover.gpu_counters import Counters
-from seatrial.discover.nvml import Interview, clock_reasons, session
+from seatrial.discover.nvml import Interview, clock_reasons, load_state, session
 from seatrial.model import Frozen
 
 PERIOD_S = 0.5
 
 
 class Sample(Frozen):
-    """One look at a GPU under load. ``at`` is time.perf_counter(); what NVML refused to tell is None."""
+    """The state of a GPU. ``at`` is time.perf_counter(); a value that NVML refused is None."""
 
     at: float
     power_w: float | None
@@ -26,50 +23,31 @@ class Sample(Frozen):
     clock_reasons: tuple[str, ...] | None
 
 
-class Strain(Counters):
-    """Samples of one GPU from ``begin`` to ``end``, and what it counted before and after."""
+class GpuLoad:
+    """The samples so far, and the answers that NVML refused."""
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        super().__init__(nvml, index)
+    def __init__(self, interview: Interview) -> None:
         self.samples: list[Sample] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="strain", daemon=True)
-
-    def begin(self) -> None:
-        super().begin()
-        self._thread.start()
-
-    def end(self) -> None:
-        """Stop watching, and read the counters again. Never raises for a refusal."""
-        self._stopping.set()
-        self._thread.join()
-        super().end()
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(PERIOD_S):
-            self.samples.append(_look(self._meanwhile, self._handle))
-            self._take_events()
+        self.interview = interview
 
 
 @contextmanager
-def watch(index: int) -> Iterator[Strain]:
-    """Watch the GPU with NVML's ``index`` for as long as the block runs. Raises NvmlUnavailableError."""
+def sampled(index: int) -> Iterator[GpuLoad]:
+    """Sample the GPU with NVML's ``index`` in a thread while the block runs. Raises NvmlUnavailableError."""
     with session() as nvml:
-        strain = Strain(nvml, index)
-        strain.begin()
+        load, handle = GpuLoad(Interview(nvml)), nvml.nvmlDeviceGetHandleByIndex(index)
+        stopping = threading.Event()
+
+        def run() -> None:
+            while not stopping.wait(PERIOD_S):
+                state = load_state(load.interview, handle)
+                state["clock_reasons"] = clock_reasons(nvml, state["clock_reasons"])
+                load.samples.append(Sample(at=time.perf_counter(), **state))
+
+        thread = threading.Thread(target=run, name="gpu-load", daemon=True)
+        thread.start()
         try:
-            yield strain
+            yield load
         finally:
-            strain.end()
-
-
-def _look(interview: Interview, handle: Any) -> Sample:
-    nvml = interview.nvml
-    milliwatts = interview.ask("power_w", "nvmlDeviceGetPowerUsage", handle)
-    return Sample(
-        at=time.perf_counter(),
-        power_w=None if milliwatts is None else milliwatts / 1000,
-        temperature_c=interview.ask("temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-        sm_clock_mhz=interview.ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        clock_reasons=clock_reasons(interview, handle),
-    )
+            stopping.set()
+            thread.join()

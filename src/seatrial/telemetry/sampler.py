@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seatrial.discover import gpu
-from seatrial.discover.nvml import CLOCK_REASONS, Gpu, Interview, NvmlUnavailableError, kind_of, session
+from seatrial.discover.nvml import CLOCK_REASONS, Gpu, Interview, NvmlUnavailableError, kind_of, load_state, session
 from seatrial.model import UsageError
 from seatrial.model.telemetry import GPU_GAUGES, HOST, HOST_GAUGES, REASONS, SAMPLER_CPU
 from seatrial.telemetry.host_gauges import LEAST_S, HostGauges
@@ -43,16 +43,15 @@ class GpuGauges:
         self.device = f"gpu{index}"
         self._nvml, self._handle = nvml, handle
         self._interview = Interview(nvml)
-        self._mute: frozenset[str] = frozenset()
         self._links = _each_link(nvml, handle)
         self._sum_untried = len(self._links) > 2
         self._before: tuple[float, int, int] | None = None  # when, KiB received, KiB sent
-        self._pcie: dict[str, float] = {}
+        self._pcie: dict[str, Any] = {}
         if not self._links:
             self.unread.update(dict.fromkeys(("nvlink_rx_gbs", "nvlink_tx_gbs"), "no NVLink is up"))
         self.look()
         self.ask_pcie()
-        self._mute = frozenset(self.unread)
+        self._interview.mute()
 
     @property
     def unread(self) -> dict[str, str]:
@@ -64,19 +63,14 @@ class GpuGauges:
 
     def look(self) -> list[float | None]:
         """The gauges in the order of GPU_GAUGES, and the reasons for lower clocks as NVML's bits."""
-        nvml, found = self._nvml, dict[str, Any](self._pcie)
+        found = self._pcie | load_state(self._interview, self._handle) | self._nvlink()
         self._pcie = {}
         if used := self._ask(("sm_util", "memory_util"), "nvmlDeviceGetUtilizationRates"):
             found |= {"sm_util": used.gpu, "memory_util": used.memory}
-        if memory := self._ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2):
+        if memory := self._ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._nvml.nvmlMemory_v2):
             found["memory_used_bytes"] = memory.used
-        milliwatts = self._ask("power_w", "nvmlDeviceGetPowerUsage")
-        found["power_w"] = None if milliwatts is None else milliwatts / 1000
-        found["temperature_c"] = self._ask("temperature_c", "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        found["sm_clock_mhz"] = self._ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
-        found |= self._nvlink()
         values = [_rounded(found.get(gauge.name), gauge.digits) for gauge in GPU_GAUGES]
-        return [*values, self._ask(REASONS, "nvmlDeviceGetCurrentClocksEventReasons")]
+        return [*values, found[REASONS]]
 
     def ask_pcie(self) -> None:
         """For the next look. Blocks for about 40 ms."""
@@ -87,8 +81,6 @@ class GpuGauges:
                 self._pcie[field] = rate * _KB / 1e9
 
     def _ask(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
-        if (fields if isinstance(fields, str) else fields[0]) in self._mute:
-            return None
         return self._interview.ask(fields, function, self._handle, *arguments)
 
     def _nvlink(self) -> dict[str, float]:

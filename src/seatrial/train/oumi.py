@@ -3,19 +3,25 @@
 Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,training}_params.py for the keys,
 src/oumi/core/configs/training_config.py for what goes with what (mixed precision wants weights in float32),
 src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py for ``oumi train -c FILE``.
+
+Rows always go through text_sft_jsonl. Oumi passes a data set of the Hub that it has no class for to TRL as it is:
+no_robots has a column ``prompt`` beside ``messages``, for which TRL expects a ``completion`` (KeyError 'completion').
+Oumi's HuggingFaceDataset reads ``messages``, but refuses the role system (src/oumi/datasets/sft/huggingface.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from seatrial.model import UsageError
+from seatrial.train.hf import rows
 from seatrial.train.train_config import HUB, TrainConfig
 
-MODEL, ROWS, RESULT = "model", "rows.jsonl", "trained"  # beside the config: what is made where nothing is named
+MODEL, ROWS, RESULT = "model", "rows.jsonl", "trained"  # beside the config
 _LAYOUTS = ("no_robots", "alpaca")
 _HEADER = "# What seatrial has `oumi train -c` do. Every token counts in its loss, those of the prompt as well.\n"
 
@@ -23,15 +29,23 @@ _HEADER = "# What seatrial has `oumi train -c` do. Every token counts in its los
 def rendered(config: TrainConfig, folder: Path) -> str:
     """Oumi's YAML for ``config``. Pure: names files below ``folder``, and makes none.
 
-    What ``config`` draws at random or generates stands in ``folder``/model and /rows.jsonl; the result goes to
-    ``folder``/trained. Raises UsageError for what is not rendered here.
+    The rows, from wherever they come, are in ``folder``/rows.jsonl, a model with random weights in ``folder``/model;
+    the result goes to ``folder``/trained. Raises UsageError for what is not rendered here.
     """
     _refuse(config)
     text = yaml.safe_dump(
-        {"model": _model(config, folder), "data": _data(config, folder), "training": _training(config, folder)},
+        {"model": _model(config, folder), "data": _data(folder), "training": _training(config, folder)},
         sort_keys=False,
     )
     return f"{_HEADER}{text}"
+
+
+def row_of(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """``row`` of no_robots or alpaca, with only the keys that Oumi's text_sft_jsonl reads. Raises ValueError."""
+    if layout == "alpaca":
+        rows.prompt_and_output(row)
+        return {"instruction": row["instruction"], "input": row.get("input") or "", "output": row["output"]}
+    return {"messages": rows.conversation(row).messages}
 
 
 def _refuse(config: TrainConfig) -> None:
@@ -41,15 +55,9 @@ def _refuse(config: TrainConfig) -> None:
         f"parallel.strategy {config.parallel.strategy}: one GPU is": config.parallel.strategy != "ddp",
         "data.packing: rows one by one are": config.data.packing,
         "learning_rate.floor: only a rate that ends at 0 is": bool(config.learning_rate.floor),
-        # text_sft_jsonl reads these two; any other file, Parquet say, is not for it
-        f"data.path {config.data.path}: a .jsonl or .json file is": not _is_readable(config.data.path),
     }
     if reason := next((reason for reason, holds in wrong.items() if holds), None):
         raise UsageError(f"{config.run_name} cannot be rendered for Oumi: {reason} rendered")
-
-
-def _is_readable(path: str | None) -> bool:
-    return path is None or path.startswith(HUB) or Path(path).suffix in (".jsonl", ".json")
 
 
 def _model(config: TrainConfig, folder: Path) -> dict[str, Any]:
@@ -65,15 +73,8 @@ def _model(config: TrainConfig, folder: Path) -> dict[str, Any]:
     return found | ({"tokenizer_name": config.data.tokenizer.removeprefix(HUB)} if config.data.tokenizer else {})
 
 
-def _data(config: TrainConfig, folder: Path) -> dict[str, Any]:
-    path = config.data.path
-    if path and path.startswith(HUB):
-        rows: dict[str, Any] = {"dataset_name": path.removeprefix(HUB), "split": "train"}
-    else:
-        rows = {"dataset_name": "text_sft_jsonl", "dataset_path": path or str(folder / ROWS)}
-    if path and config.data.samples:  # a count beyond what is there would take rows twice
-        rows["sample_count"] = config.data.samples
-    return {"train": {"datasets": [rows]}}
+def _data(folder: Path) -> dict[str, Any]:
+    return {"train": {"datasets": [{"dataset_name": "text_sft_jsonl", "dataset_path": str(folder / ROWS)}]}}
 
 
 def _training(config: TrainConfig, folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""trainer_state.json, as transformers' Trainer leaves it: what a training says of itself that we did not run ourselves.
+"""The steps and losses of a training that another program ran: trainer_state.json, as transformers' Trainer writes it.
 
 TrainerState.save_to_json of transformers/trainer_callback.py; its log_history has an entry for every logged step, and
 after the last one a summary with train_runtime (transformers/trainer.py). Numbers may be NaN, as Python writes them.
@@ -22,7 +22,7 @@ _EXPECTED = "expected what transformers' Trainer writes there"
 
 
 class _Entry(BaseModel):
-    """A file of another program: what it holds besides is not ours to judge, what we read must be of its type."""
+    """A file of another program: other keys are ignored, the keys that are read must have the right type."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -43,10 +43,11 @@ class Summary(_Entry):
     step: int = Field(ge=0)
     train_runtime: float = Field(gt=0, allow_inf_nan=False)
     train_loss: float
+    train_samples_per_second: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
 class TrainerState(_Entry):
-    """``summary`` is None where the training has not come to its end."""
+    """``summary`` is None where the training did not end."""
 
     global_step: int = Field(ge=0)
     max_steps: int
@@ -62,7 +63,7 @@ class TrainerState(_Entry):
 
 
 def read(path: Path) -> TrainerState:
-    """Raises SeatrialError, with what is wrong, on a file that is missing, cut off, or not what it should be."""
+    """Raises SeatrialError for a file that is missing, truncated or not of the Trainer's layout."""
     found = _object(path)
     history = found.get("log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):

@@ -26,7 +26,7 @@ from seatrial.discover.nvml import Gpu, NvLink
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import Known, Sku
 from seatrial.judge.rules import judge_check
-from seatrial.model import Expected, Fact, Limit, Measurement, Metric, Outcome
+from seatrial.model import Expected, Fact, Finding, Limit, Measurement, Metric, Outcome
 from seatrial.worker import measure
 
 GOOD, BAD = 360.0, 180.0  # GB/s
@@ -92,6 +92,10 @@ def verdicts(ranks: list[Measurement]) -> dict[tuple[str, str], Outcome]:
     return {(one.metric, one.subject): one.outcome for one in judge_check(CHECK, ranks, {}, "t", KNOWN)}
 
 
+def located(ranks: list[Measurement]) -> list[Finding]:
+    return list(localize(judge_check(CHECK, ranks, {}, "t", KNOWN), ranks, {CHECK.name: CHECK}))
+
+
 def failed(ranks: list[Measurement], metric: str = "") -> set[str]:
     return {
         subject
@@ -127,8 +131,8 @@ def test_as_many_slow_gpus_as_promised_are_named_themselves(gpus: int) -> None:
             ranks = measured(gpus, bad=bad)
             assert failed(ranks, "gpu_share") == {f"n0/gpu{one}" for one in bad}
             assert not failed(ranks, "path_share")
-            assert {one.where for one in localize(ranks)} == {f"n0/gpu{one}" for one in bad}
-            assert {one.confidence for one in localize(ranks)} == {"high"}
+            assert {one.where for one in located(ranks)} == {f"n0/gpu{one}" for one in bad}
+            assert {one.confidence for one in located(ranks)} == {"medium"}
 
 
 def test_the_pairs_of_a_slow_gpu_are_each_told_beside_what_is_known() -> None:
@@ -138,15 +142,15 @@ def test_the_pairs_of_a_slow_gpu_are_each_told_beside_what_is_known() -> None:
 
 
 def test_of_more_slow_gpus_than_can_be_told_apart_it_is_said() -> None:
-    slow = list(localize(measured(4, bad=(1, 2))))
+    slow = list(located(measured(4, bad=(1, 2))))
     assert {one.confidence for one in slow} == {"low"}
 
 
 def test_a_slow_path_between_two_good_gpus_is_the_path() -> None:
     ranks = measured(8, path=(2, 5))
     assert failed(ranks) == {"n0/gpu2->gpu5"}
-    (finding,) = localize(ranks)
-    assert (finding.where, finding.confidence) == ("n0/gpu2->gpu5", "high")
+    (finding,) = located(ranks)
+    assert (finding.where, finding.confidence) == ("n0/gpu2->gpu5", "medium")
     assert alone(ranks) == {"n0/gpu2->gpu5": {"among others": pytest.approx(BAD), "alone": pytest.approx(BAD)}}
 
 
@@ -154,7 +158,7 @@ def test_what_is_slow_among_others_alone_shares_a_link_and_is_no_slow_path() -> 
     contended = {frozenset((0, 7)), frozenset((1, 6))}
     ranks = measured(8, shared=contended)
     assert not failed(ranks)
-    assert not list(localize(ranks))
+    assert not list(located(ranks))
     outcomes = verdicts(ranks)
     assert outcomes["shared_links", "n0"] is Outcome.WARN
     assert value(ranks, "shared_links", "n0") == 2
@@ -176,7 +180,7 @@ def test_gpus_that_are_joined_in_unlike_ways_are_not_compared(ways: str) -> None
     ranks = measured(8, path=(0, 7), ways=ways, model=STRANGE)
     assert verdicts(ranks)["path_share", "n0"] is Outcome.SKIP
     assert not failed(ranks)
-    assert not list(localize(ranks))
+    assert not list(located(ranks))
     assert ways in str(ranks[0].facts["comparable"])
 
 
@@ -196,7 +200,7 @@ def test_two_gpus_never_outvote_each_other_but_what_is_known_speaks() -> None:
     assert failed(ranks) == {"n0/gpu0->gpu1"}
     assert verdicts(ranks)["gpu_share", "n0"] is Outcome.SKIP
     assert not failed(measured(2, nodes=4, path=(0, 1), model=STRANGE))
-    assert not list(localize(ranks))
+    assert not list(located(ranks))
 
 
 def test_gpus_are_compared_with_those_of_their_own_node() -> None:
@@ -245,7 +249,7 @@ def test_data_that_arrives_wrong_when_a_pair_is_tried_alone_counts_as_any_other(
 def test_a_gpu_that_sends_wrong_data_to_all_is_named_however_fast_it_is() -> None:
     ranks = measured(4, wrong={(1, other): WRONG for other in (0, 2, 3)})
     assert failed(ranks, "gpu_share") == {"n0/gpu1"}
-    assert [one.where for one in localize(ranks)] == ["n0/gpu1"]
+    assert [one.where for one in located(ranks)] == ["n0/gpu1"]
 
 
 def without(ranks: list[Measurement], name: str, subject: str) -> list[Measurement]:
@@ -276,9 +280,12 @@ def test_pairs_are_called_the_same_when_the_ranks_go_the_other_way_round() -> No
     for subjects in (there, there[::-1]):
         lines = [line(a, b, GOOD) for a, b in permutations(range(3), 2)]
         (figures,) = by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, lines).values()
-        named = {one.subject for one in gpu_pairs.metrics(figures) if one.name == BUSBW}
+        matrix, *seen = gpu_pairs._figures("n0", figures, NVLINK)
+        named = {one.subject for one in seen if isinstance(one, Metric) and one.name == BUSBW}
         assert named == {"n0/gpu2->gpu9", "n0/gpu2->gpu10", "n0/gpu9->gpu10"}
-        assert gpu_pairs._matrix(figures)["gpus"] == ["gpu2", "gpu9", "gpu10"]
+        assert isinstance(matrix, Fact)
+        assert isinstance(matrix.value, dict)
+        assert matrix.value["gpus"] == ["gpu2", "gpu9", "gpu10"]
 
 
 def test_nodes_go_side_by_side_and_one_with_fewer_gpus_is_done_earlier() -> None:

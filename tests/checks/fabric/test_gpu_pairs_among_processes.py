@@ -12,6 +12,7 @@ import pytest
 from seatrial.checks.fabric.gpu_pairs import CHECK
 from seatrial.diagnose.localize import localize
 from seatrial.discover.nvlinks import NVLINK
+from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from seatrial.report.sections import is_grid
 from tests.bench.cluster import Scenario, run
@@ -49,6 +50,10 @@ def values(measurements: list[Measurement], name: str) -> dict[str, float]:
 def as_on_gpus(measurements: list[Measurement]) -> list[Measurement]:
     """The same figures as if NCCL had brought them: those of CPUs that share two cores are not judged."""
     return [_as_on_gpus(one) if one.metrics else one for one in measurements]
+
+
+def located(measurements: list[Measurement]) -> list[str]:
+    return [one.where for one in localize(judge_check(CHECK, measurements, {}, "t"), measurements, {CHECK.name: CHECK})]
 
 
 def _as_on_gpus(lead: Measurement) -> Measurement:
@@ -110,7 +115,7 @@ def test_a_path_that_is_late_is_tried_alone_and_named(runs: Runs) -> None:
     assert min(shares, key=lambda subject: shares[subject]) == "node0/rank1->rank2"
     assert shares["node0/rank1->rank2"] < 0.5
     assert "node0/rank1->rank2" in alone(runs["late_path"])
-    assert "node0/rank1->rank2" in [one.where for one in localize(as_on_gpus(runs["late_path"]))]
+    assert "node0/rank1->rank2" in located(as_on_gpus(runs["late_path"]))
 
 
 def test_two_pairs_on_one_link_are_good_alone(runs: Runs) -> None:

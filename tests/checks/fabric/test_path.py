@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Place:
 def found(place: Place, monkeypatch: pytest.MonkeyPatch, log: Path, **options: bool) -> Measurement:
     monkeypatch.setattr(group, "connect", lambda _device: None)
     monkeypatch.setattr(group, "nccl_log", lambda: log)
-    monkeypatch.setattr(rank, "gather", lambda value: [value, value])
+    monkeypatch.setattr(rank, "gather", lambda value: [value, ("n0/gpu1", value[1])])
     return measure(CHECK, place, PathOptions(**options).model_dump())
 
 
@@ -90,8 +90,9 @@ def test_who_is_told_other_settings_is_named_and_ours_are_marked(place: Place, m
     monkeypatch.setattr(group, "set_here", {"NCCL_SOCKET_IFNAME"})
     first = nccl.read(LOGS / "h200-nvlink-2.28.9.log")
     other = first.model_copy(update={"settings": {"NCCL_ALGO": "Ring"}})
-    ways = [Way(path, (), "", "") for path in (first, first, other)]
-    facts = collectives_path._facts(ways, ["n0/gpu0", "n0/gpu1", "n1/gpu0"], PathOptions())
+    paths = {"n0/gpu0": first, "n0/gpu1": first, "n1/gpu0": other}
+    ways = {subject: Way(path, (), "", "") for subject, path in paths.items()}
+    facts = collectives_path._paths(ways, PathOptions())
     assert facts["settings"] == {"NCCL_SOCKET_IFNAME": "lo (set by seatrial)", "NCCL_NVLS_ENABLE": "0"}
     assert facts["unlike_the_first_rank"] == {"n1/gpu0": {"settings": {"NCCL_ALGO": "Ring"}}}
     assert "the network that there would be between nodes is Socket" in str(facts["how"])

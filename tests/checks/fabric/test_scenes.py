@@ -81,7 +81,9 @@ def on_a_fabric(measurements: list[Measurement]) -> list[Measurement]:
 
 
 def found(measurements: list[Measurement]) -> list[Finding]:
-    return list(localize(on_a_fabric(measurements)))
+    judged = on_a_fabric(measurements)
+    check = catalog()[judged[0].check]
+    return list(localize(judge_check(check, judged, {}, "t"), judged, catalog()))
 
 
 @pytest.mark.parametrize("name", ["pairs_of_one", "rails_of_one", "scaling_of_one", "each_node_of_one"])
@@ -227,7 +229,7 @@ def test_of_another_size_than_is_known_it_is_said_that_nothing_judges_it(runs: R
 
 def test_wrong_sums_are_those_of_their_node(runs: Runs) -> None:
     said = judge_check(catalog()[EACH_NODE], runs["one_node_wrong"], {}, "t")
-    wrong = [one for one in said if one.remedy]
+    wrong = [one for one in said if one.fix]
     assert {one.subject for one in said} == {"node0", "node1"}
     assert [(one.subject, one.metric, one.outcome) for one in wrong] == [("node1", "wrong_elements", Outcome.FAIL)]
     assert f'"offset": {scenes_driver.WRONG_OFFSET}' in wrong[0].evidence

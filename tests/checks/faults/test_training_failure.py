@@ -163,7 +163,7 @@ class TestWhatIsLeft:
         [
             (Job(id="7", state="FAILED", exit_code=1), Outcome.PASS),
             (Job(id="7", state=UNKNOWN), Outcome.PASS),
-            (Job(id="7", state="CANCELLED", flags=("COMPLETING",)), Outcome.FAIL),
+            (Job(id="7", state="COMPLETING"), Outcome.FAIL),
             (Job(id="7", state="RUNNING", nodes="node[0-1]"), Outcome.FAIL),
         ],
     )
@@ -249,7 +249,7 @@ def values(measurement: Measurement, metric: str) -> Iterator[float]:
         yield next(one.value for one in measurement.metrics if one.name == f"{metric}.{fault}")
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_three_faults_of_two_processes(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TRIAL)
     program = Program("run", tmp_path / "t.yaml", "--out", tmp_path / "run")

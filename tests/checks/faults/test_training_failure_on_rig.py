@@ -15,6 +15,7 @@ from tests.processes import Program, load, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.cluster
 
 # The rig's Slurm follows processes by their parents: one that has lost its own outlives the job.
 # Where the batch script sources it, on the first node; not where srun tries on every node whether it can be sourced.
@@ -24,7 +25,6 @@ esac
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_faults_across_nodes_and_an_interruption(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """One run of the three leaves a process on a node, for real; the others are as they should be."""

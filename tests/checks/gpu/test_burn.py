@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from seatrial.bench.timing import Timed
 from seatrial.checks.base import Place
 from seatrial.checks.gpu import burn as device_burn
 from seatrial.checks.gpu.burn import CHECK, NEW, POINTS, THROTTLED
-from seatrial.config.layers import declared_unit
+from seatrial.config.expect import declared_unit
+from seatrial.discover.gpu_counters import COUNTERS
+from seatrial.discover.nvml import Interview
 from seatrial.hardware.references import Known, Sku
 from seatrial.judge.rules import judge_check
 from seatrial.model import Expected, Measurement, Outcome
-from seatrial.telemetry import gpu_load
-from seatrial.telemetry.gpu_load import COUNTERS, Sample
+from seatrial.telemetry import error_window, gpu_load
+from seatrial.telemetry.gpu_load import Sample
 from seatrial.worker import measure
 
 OPERATIONS = compute.flops(8192)
@@ -45,6 +48,8 @@ class Seen:
         self.lacks: dict[str, str] = changes.pop("lacks", {})
         self.unread = dict(self.lacks)
         self.gone: str | None = changes.pop("gone", None)
+        self.interview = Interview(None)
+        self.interview.gone = changes.pop("gone_meanwhile", None)
         assert not changes, changes
 
     def new(self, counter: str) -> int | None:
@@ -56,17 +61,25 @@ def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measu
     """The check on a GPU that is not there: what it did and what was seen of it."""
 
     def run(seen: Seen | None = None, **burned: Any) -> Measurement:
+        gpu = seen or Seen()
+
         @contextmanager
-        def watch(index: int) -> Iterator[Seen]:
+        def sampled(index: int) -> Iterator[Seen]:
             assert index == 5, "NVML's index, not CUDA's"
-            yield seen or Seen()
+            yield gpu
+
+        @contextmanager
+        def counted(index: int, ports: bool) -> Iterator[Any]:
+            assert (index, ports) == (5, False)
+            yield SimpleNamespace(gpu=gpu)
 
         def load(kind: str, size: int, device: str, seconds: float) -> Burned:
             assert (kind, size, device, seconds) == ("bf16", 8192, "cuda:1", 10.0)
             return replace(BURNED, **burned)
 
         about = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
-        monkeypatch.setattr(gpu_load, "watch", watch)
+        monkeypatch.setattr(gpu_load, "sampled", sampled)
+        monkeypatch.setattr(error_window, "counted", counted)
         monkeypatch.setattr(compute, "burn", load)
         monkeypatch.setattr(compute, "why_not", lambda kind, device: None)
         monkeypatch.setattr(rank, "describe_device", lambda device: about)
@@ -165,8 +178,9 @@ def test_no_sample_at_all_is_an_error(burn: Callable[..., Measurement]) -> None:
     assert judged(burn(seen)) == {**LOADS_NOT_RUN, "throttled_share": Outcome.ERROR}
 
 
-def test_a_gpu_that_is_lost_is_an_error(burn: Callable[..., Measurement]) -> None:
-    assert burn(Seen(gone="GPU is lost")).error == "SeatrialError: the GPU was lost under load: GPU is lost"
+@pytest.mark.parametrize("noticed", ["gone", "gone_meanwhile"])
+def test_a_gpu_that_is_lost_is_an_error(noticed: str, burn: Callable[..., Measurement]) -> None:
+    assert burn(Seen(**{noticed: "GPU is lost"})).error == "SeatrialError: the GPU was lost under load: GPU is lost"
 
 
 def test_falling_speed_warns_slow_speed_fails_and_a_changed_product_fails(burn: Callable[..., Measurement]) -> None:

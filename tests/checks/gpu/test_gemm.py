@@ -10,7 +10,7 @@ from seatrial.bench import compute, rank
 from seatrial.bench.timing import Timed
 from seatrial.checks.base import Place
 from seatrial.checks.gpu.gemm import CHECK, ERRORS
-from seatrial.config.layers import declared_unit
+from seatrial.config.expect import declared_unit
 from seatrial.hardware.references import Known, Sku
 from seatrial.judge.rules import judge_check
 from seatrial.model import Expected, Measurement, Outcome

@@ -501,5 +501,5 @@ class TestProcesses:
 def test_every_rule_says_why_and_what_to_do() -> None:
     for rule in CHECK.rules:
         assert len(rule.why) > 30
-        assert len(rule.remedy) > 30
+        assert len(rule.fix) > 30
         assert rule.expect is not None

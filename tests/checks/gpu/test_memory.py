@@ -10,7 +10,7 @@ from seatrial.bench.memory import Wrong
 from seatrial.bench.timing import Timed
 from seatrial.checks.base import Place
 from seatrial.checks.gpu.memory import CHECK, GPU_SIZE, LEAST_TESTED, SCRATCH
-from seatrial.config.layers import declared_unit
+from seatrial.config.expect import declared_unit
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from seatrial.worker import measure

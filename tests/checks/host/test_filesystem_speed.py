@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks.host.filesystem_speed import CHECK
-from seatrial.config.layers import declared_unit
+from seatrial.config.expect import declared_unit
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from tests.bench.cluster import ONE, TWO, Scenario, run

@@ -101,13 +101,13 @@ def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_every_metric_has_one_rule_and_every_remedy_a_why() -> None:
+def test_every_metric_has_one_rule_and_every_fix_a_why() -> None:
     assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.metrics)
     for rule in CHECK.rules:
         assert rule.expect is not None
         assert rule.expect.unit == CHECK.metrics[rule.metric]
         assert rule.why.endswith(".")
-        assert len(rule.remedy) > 20
+        assert len(rule.fix) > 20
 
 
 def test_a_healthy_node_passes(node: Node) -> None:

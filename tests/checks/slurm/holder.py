@@ -15,7 +15,7 @@ from seatrial.checks.base import Check
 from seatrial.checks.slurm import _probe_jobs
 from seatrial.model import Measurement, Outcome
 from seatrial.util.processes import Answer
-from tests.fakes.slurm import PARTITIONS, FakeSlurm, Reply, bad, configured, judge, recorded, run, said
+from tests.fakes.slurm import NODES, PARTITIONS, FakeSlurm, Reply, bad, configured, judge, recorded, run, said
 
 CONFINED = {
     "TaskPlugin": "task/affinity,task/cgroup",
@@ -43,14 +43,13 @@ class Holder:
         """Of a controller that counts its jobs from 1."""
         self._ids = map(str, itertools.count(1))
         return {
-            "scontrol --version": said("slurm 22.05.8\n"),
             "scontrol show config": configured(**self.settings),
             PARTITIONS: recorded("scontrol-show-partition.txt"),
             "scontrol": self._scontrol,
             "sbatch": self._sbatch,
             "srun": self._srun,
             "scancel": self._scancel,
-            "sinfo --json": recorded("sinfo-healthy.json"),
+            NODES: recorded("scontrol-show-nodes-healthy.txt"),
             **self.instead,
         }
 

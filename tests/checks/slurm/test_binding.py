@@ -10,7 +10,7 @@ import pytest
 from seatrial.checks.slurm.binding import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
 from tests.checks.slurm.holder import Holder, Trial
-from tests.fakes.slurm import recorded, refused, run, said
+from tests.fakes.slurm import NODES, recorded, refused, run, said
 from tests.paths import FIXTURES
 
 TASKS = (FIXTURES / "slurm-task/rig-confined.txt").read_text()
@@ -220,8 +220,8 @@ class TestWhatCannotBeMeasured:
         assert "no such generic resource" in str(binding.measured().error)
 
     def test_nodes_differ_and_nobody_promised(self, binding: Binding) -> None:
-        healthy = recorded("sinfo-healthy.json").out
-        binding.holder.instead["sinfo --json"] = said(healthy.replace('"gpu:fake:2"', '"gpu:fake:1"', 1))
+        healthy = recorded("scontrol-show-nodes-healthy.txt").out
+        binding.holder.instead[NODES] = said(healthy.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1))
         assert "nodes offer different numbers of GPUs" in str(binding.measured(gpus=None).error)
 
 

@@ -11,7 +11,7 @@ from seatrial.checks.slurm.gres import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
 from seatrial.worker import measure
 from tests.fakes.nvml import FakeNvml, h200, refusal
-from tests.fakes.slurm import FakeSlurm, Reply, bad, judge, newer, recorded, refused, said
+from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, bad, judge, recorded, refused, said
 
 NODE = """\
 NodeName=gpu1 Arch=x86_64 CoresPerSocket=32
@@ -40,7 +40,7 @@ class Machine:
         for name, value in self.job.items():
             self.monkeypatch.setenv(name, value)
         FakeNvml(*gpus, init=None if gpus else refusal("LibraryNotFound")).install(self.monkeypatch)
-        asked = {"scontrol show node gpu1": said(NODE.format(gres=gres)), "scontrol --version": said("slurm 22.05.8\n")}
+        asked = {"scontrol show node gpu1": said(NODE.format(gres=gres))}
         FakeSlurm({**asked, **replies}).install(self.monkeypatch)
         place = Place(
             node=self.name,
@@ -155,8 +155,8 @@ class TestWhichNode:
         down = {"scontrol show node gpu1": recorded("scontrol-show-nodes-controller-down.txt")}
         assert "the controller does not answer" in str(machine.measure("", replies=down).error)
 
-    def test_in_json_of_a_newer_slurm(self, machine: Machine) -> None:
-        replies = newer("24.11.5", "nodes-24.11.json", "scontrol show node gpu1 --json")
+    def test_of_a_newer_slurm(self, machine: Machine) -> None:
+        replies = {"scontrol show node gpu1": said(NEWER_NODES.read_text())}
         measurement = machine.measure("", *map(h200, range(8)), promised=8, replies=replies)
         assert measurement.facts["configured"] == "8 GPUs by Slurm"
         assert bad(judge(CHECK, measurement)) == {}

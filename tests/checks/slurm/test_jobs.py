@@ -42,11 +42,7 @@ class Queue:
 
     def replies(self) -> dict[str, Reply]:
         tools = {"sbatch": self._sbatch, "srun": self._srun, "scontrol": self._scontrol, "scancel": self._scancel}
-        asides = {
-            "scontrol --version": said("slurm-wlm 22.05.8\n"),
-            "scontrol show config": configured(**self.settings),
-        }
-        return {**tools, **asides, **self.instead}
+        return {**tools, "scontrol show config": configured(**self.settings), **self.instead}
 
     def _sbatch(self, argv: Sequence[str]) -> Answer:
         script = next(word for word in argv if word.startswith("--wrap="))

@@ -6,8 +6,7 @@ import pytest
 
 from seatrial.checks.slurm.nodes import CHECK
 from seatrial.model import Outcome
-from seatrial.util.processes import Answer
-from tests.fakes.slurm import NODES, Bench, cluster, newer, recorded, run, said
+from tests.fakes.slurm import NEWER_NODES, NODES, Bench, cluster, recorded, run, said
 
 
 @pytest.fixture
@@ -42,8 +41,7 @@ def test_a_dead_node_and_a_drained_one(bench: Bench) -> None:
 
 
 def test_states_of_a_newer_slurm(bench: Bench) -> None:
-    replies = newer("24.11.5", "nodes-24.11.json", "scontrol --all show nodes --json")
-    assert bench.bad(replies, nodes=3) == {
+    assert bench.bad({NODES: said(NEWER_NODES.read_text())}, nodes=3) == {
         "in_service gpu3": Outcome.WARN,
         "up gpu4": Outcome.FAIL,
         "free_of_reservations gpu7": Outcome.WARN,
@@ -64,12 +62,9 @@ def test_states_of_a_newer_slurm(bench: Bench) -> None:
 def test_a_reserved_node_is_usable_by_who_names_its_reservation(
     bench: Bench, holder: str, ours: str | None, free: bool
 ) -> None:
-    command = "scontrol --all show nodes --json"
-    replies = newer("24.11.5", "nodes-24.11.json", command)
-    answer = replies[command]
-    assert isinstance(answer, Answer)
-    before, gpu7, after = answer.out.partition('"name": "gpu7"')
-    replies[command] = said(before + gpu7 + after.replace('"reservation": ""', f'"reservation": "{holder}"', 1))
+    before, gpu7, after = NEWER_NODES.read_text().partition("NodeName=gpu7 ")
+    after = after.replace("\n\n", f"\n   ReservationName={holder}\n\n", 1) if holder else after
+    replies = {NODES: said(before + gpu7 + after)}
     found = {
         (one.name, one.subject): one.value
         for one in bench.measure(replies, (4, None), **({"reservation": ours} if ours else {})).metrics
@@ -81,7 +76,7 @@ def test_a_reserved_node_is_usable_by_who_names_its_reservation(
 
 
 def test_no_nodes_at_all(bench: Bench) -> None:
-    replies = {"scontrol --version": said("slurm 20.11.9"), NODES: said("No nodes in the system\n")}
+    replies = {NODES: said("No nodes in the system\n")}
     bad = bench.bad(replies)
     assert bad.pop("nodes_missing") is Outcome.FAIL
     assert set(bad.values()) == {Outcome.ERROR}  # nobody measured the nodes
@@ -89,7 +84,7 @@ def test_no_nodes_at_all(bench: Bench) -> None:
 
 def test_no_controller(bench: Bench) -> None:
     down = recorded("scontrol-show-nodes-controller-down.txt")
-    replies = {**cluster(), "sinfo --json": recorded("sinfo-json-controller-down.json"), NODES: down}
+    replies = {**cluster(), NODES: down}
     assert bench.bad(replies) == {"login": Outcome.ERROR}
 
 

@@ -22,7 +22,7 @@ from tests.processes import until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 MakeCluster = Callable[..., Cluster]
 SOON = "MessageTimeout=2"  # for those that wait for a controller that does not answer

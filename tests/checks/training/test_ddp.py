@@ -67,6 +67,7 @@ def without_noise(verdicts: dict[str, Outcome]) -> None:
     assert {verdicts.pop("scaling_excess"), verdicts.pop("scaling_noise")} <= {Outcome.PASS, Outcome.WARN}
 
 
+@pytest.mark.training
 def test_healthy_processes_pass_every_rule_and_gpus_are_skipped(runs: Runs) -> None:
     verdicts = outcomes(runs["healthy"])
     assert verdicts.pop("shared_gpus") is Outcome.SKIP

@@ -143,7 +143,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.usefixtures("alone")
 def test_from_rows_to_scored_answers_on_one_rank(tmp_path: Path) -> None:
     few = ["max_steps=4", "settle_steps=1", "grad_accum=1", "checkpoint.every=0"]

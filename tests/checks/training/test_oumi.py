@@ -44,7 +44,7 @@ def test_a_command_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert "no executable no-such-oumi on" in measured.error
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_training_is_judged_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")  # as our launchers set it; the stand-in refuses to be one rank of many
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -84,11 +84,13 @@ def test_a_record_that_cannot_be_read_is_an_error(tmp_path: Path, fault: str, re
 def test_a_full_disk_is_an_error_and_no_exit_code(tmp_path: Path) -> None:
     measured = trained(tmp_path, "full")
     assert measured.error
-    assert re.search(r"Oumi found no room on disk\. On .* of it free.*; its last words: Oumi version", measured.error)
+    assert re.search(r"login: Oumi found no room on disk\. On .* of it free", measured.error)
+    assert "; end of its log: Oumi version" in measured.error
     assert "exit_code" not in {metric.name for metric in measured.metrics}
 
 
+@pytest.mark.training
 def test_it_is_ended_in_time_and_its_last_words_are_told(tmp_path: Path) -> None:
     measured = trained(tmp_path, "hang", train_limit_s=3)
     assert measured.error
-    assert "did not end within 3 s; its last words: Oumi version: 0.4.2" in measured.error
+    assert "login: Oumi did not end within 3 s; end of its log: Oumi version: 0.4.2" in measured.error

@@ -84,7 +84,7 @@ def _train(runs: dict[str, TrainConfig], folder: Path) -> None:
             loop.train(run, folder / name)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_fault_in_how_ranks_share_the_work_fails_and_is_told_apart(tmp_path: Path) -> None:
     runs = trainings(WANTED, 2, tmp_path / "data")
     shared = {name: runs[name] for name in LAYOUTS} | dict.fromkeys(FAULTS, runs["ddp"])

@@ -40,7 +40,7 @@ def _no_room(settings: TrainConfig, out: Path) -> Any:
     return runs.train(settings, out)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_where_there_is_no_room_the_one_before_is_kept_and_gone_on_from(tmp_path: Path) -> None:
     wanted = runs.config("sft-smollm-135m", *SHORT)
     told, other = ranks.run(2, _no_room, wanted, tmp_path)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from seatrial.model import UsageError
 from seatrial.train.hf import foreign
 from seatrial.train.oumi import MODEL, ROWS
+from tests.paths import FIXTURES
 from tests.train.hf import runs
 
 WORD = "perhydrocyclopenta"
@@ -28,7 +29,8 @@ def test_a_tokenizer_is_trained_on_the_rows_that_are_read(tmp_path: Path) -> Non
     rows.write_text(f"{json.dumps({'messages': turns})}\n" * 8 + f"{json.dumps({'messages': 'galley keel'})}\n" * 8)
     tokenizer = prepared(tmp_path / "real", f"data.path={rows}", "data.samples=8")
     assert tokenizer.encode(f" {WORD}").tokens == [f"Ġ{WORD}"]
-    assert not (tmp_path / "real" / ROWS).exists()
+    written = (tmp_path / "real" / ROWS).read_text().splitlines()
+    assert [json.loads(line) for line in written] == [{"messages": turns}] * 8
     assert len(tokenizer.encode(" galley").tokens) > 1  # neither of generated rows, nor of those beyond the samples
 
 
@@ -36,6 +38,24 @@ def test_of_generated_rows_it_knows_the_words(tmp_path: Path) -> None:
     tokenizer = prepared(tmp_path / "made")
     assert tokenizer.encode(" galley").tokens == ["Ġgalley"]
     assert len((tmp_path / "made" / ROWS).read_text().splitlines()) == 200
+
+
+def test_rows_in_the_layout_of_the_hub_are_converted_and_others_counted(tmp_path: Path) -> None:
+    path = tmp_path / "given.jsonl"
+    path.write_text((FIXTURES / "no_robots" / "train.jsonl").read_text() + '{"prompt": "Hello"}\n')
+    weights = "model.weights=hub:HuggingFaceTB/SmolLM-135M"
+    rejected = foreign.prepare(runs.config("sft-smollm-135m", f"data.path={path}", weights), tmp_path)
+    assert rejected == {"no messages": 1}
+    written = [json.loads(line) for line in (tmp_path / ROWS).read_text().splitlines()]
+    assert [list(row) for row in written] == [["messages"]] * 5
+    assert not (tmp_path / MODEL).exists()
+
+
+def test_a_file_without_a_row_that_can_be_used_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "given.jsonl"
+    path.write_text('{"prompt": "Hello"}\n')
+    with pytest.raises(UsageError, match=r"no row of layout no_robots; rejected: {'no messages': 1}"):
+        prepared(tmp_path / "none", f"data.path={path}")
 
 
 def test_rows_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from tests.paths import CONFIGS
 from tests.train import ranks
 from tests.train.hf import runs
 
+pytestmark = pytest.mark.training
+
 # what training scripts write, by the same names
 FIELDS = {
     *("train_runtime_s", "train_loss", "train_samples_per_second", "train_steps_per_second", "approx_tokens"),
@@ -212,7 +214,6 @@ def _without_deepspeed(settings: TrainConfig, out: Path) -> Any:
     return runs.train(settings, out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [("zero3", [DEEPSPEED]), ("fsdp2, in place of zero3: deepspeed is not installed", [DEEPSPEED])],

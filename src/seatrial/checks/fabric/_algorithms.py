@@ -6,31 +6,18 @@ beside the ranks, run each once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seatrial.checks.base import Place
 from seatrial.checks.fabric._collective import CollectiveOptions, sizes_of
 from seatrial.checks.fabric._results import label
+from seatrial.checks.fabric._transports import log_choices
 from seatrial.discover import nccl
 
 POINT_TO_POINT = "point to point"  # sends and receives: NCCL has no algorithm for these, and writes no line
 LIMIT_S = 60.0  # for processes that take some seconds
-_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,ENV,TUNING"}
-_CHECK = "collectives."
-
-
-def asks(planned: Mapping[str, Mapping[str, Any]], operations: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each operation at each size that the checks of a job measure on GPUs, as ``bench.choices`` takes them.
-
-    The largest come first: memory for the others is then cut from theirs.
-    """
-    for name in (name for name in operations if _CHECK + name in planned):
-        options = CollectiveOptions.model_validate(planned[_CHECK + name])
-        sizes = {size for mode in options.modes for size in sizes_of(name).of(mode, options, gpu=True)}
-        shape = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
-        yield from ({**shape, "size": size} for size in sorted(sizes, reverse=True))
 
 
 def choices(place: Place) -> dict[str, Any]:
@@ -41,13 +28,13 @@ def choices(place: Place) -> dict[str, Any]:
     from seatrial.bench import fresh_ranks
     from seatrial.bench.operations import OPERATIONS
 
-    wanted = sorted(asks(place.planned, list(OPERATIONS)), key=lambda ask: -ask["size"])
+    wanted = sorted(asks(place.planned, OPERATIONS), key=lambda ask: -ask["size"])
     if not wanted:
         return {}
     answers = fresh_ranks.ask_anew(
         "seatrial.bench.algorithms",
         {"asks": wanted},
-        {**_LOG, "NCCL_DEBUG_FILE": str(place.out / "nccl.choices.%h.%p.log")},
+        log_choices(place.out, "choices"),
         device=place.device,
         local_rank=place.local_rank,
         out=place.out / "choices",
@@ -58,6 +45,19 @@ def choices(place: Place) -> dict[str, Any]:
         first = fresh_ranks.first_to_fail(failed)
         return {"not_told": fresh_ranks.told(first, failed[first])}
     return read(wanted, answers[0].value) if place.rank == 0 else {}
+
+
+def asks(planned: Mapping[str, Mapping[str, Any]], operations: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Each operation at each size that the checks of a job measure on GPUs, as ``bench.algorithms`` takes them.
+
+    The largest come first: memory for the others is then cut from theirs.
+    """
+    for name in operations:
+        if (planned_options := planned.get(f"collectives.{name}")) is not None:
+            options = CollectiveOptions.model_validate(planned_options)
+            sizes = {size for mode in options.modes for size in sizes_of(name).of(mode, options, gpu=True)}
+            shape = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
+            yield from ({**shape, "size": size} for size in sorted(sizes, reverse=True))
 
 
 def read(wanted: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:

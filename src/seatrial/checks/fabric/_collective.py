@@ -5,18 +5,17 @@ Sizes, bandwidths and the way of timing are those of nccl-tests, so that its pub
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
 from seatrial.checks.fabric import _results as figures
 from seatrial.checks.fabric import _transports
 from seatrial.model import (
-    CLUSTER,
     LEFT_OUT,
     ByteSize,
     Fact,
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from seatrial.bench.collectives import Result
     from seatrial.bench.data_check import Mismatch
     from seatrial.bench.operations import Operation
+
+T = TypeVar("T")
+Measured = Generator[Observation, None, dict[int, "Result"]]  # of one mode: yields its metrics, returns its results
 
 # The largest shows the links. At 1 MiB the host's start of each operation shows: two runs of one machine gave 13 and
 # 16 us there; for small sizes there is the mode device.
@@ -131,135 +133,6 @@ class Sizes:
         return sorted(set(chosen[mode]), reverse=True)
 
 
-@dataclass
-class _Modes:
-    """One operation in the modes that are asked for. All ranks call every method; what it yields, rank 0 says."""
-
-    operation: Operation
-    defaults: Sizes
-    options: CollectiveOptions
-    place: Place
-    subjects: list[str]
-    results: list[tuple[str, Result]] = field(default_factory=list)  # all, by what each is called
-    refused: dict[str, object] = field(default_factory=dict)
-    parity: dict[int, Result] = field(default_factory=dict)
-
-    @property
-    def gpu(self) -> bool:
-        return self.place.device.startswith("cuda")
-
-    @property
-    def done(self) -> list[str]:
-        """The modes that apply here."""
-        return [mode for mode in self.options.modes if self.gpu or mode != "device"]
-
-    def run(self) -> Iterator[Observation]:
-        modes = {"parity": self.in_parity, "device": self.on_device, "distribution": self.one_by_one}
-        for name, mode in modes.items():
-            if name in self.options.modes:
-                yield from mode()
-
-    def in_parity(self) -> Iterator[Observation]:
-        for size, result in self._by_parity(self.operation, ""):
-            self.parity[size] = result
-            yield from figures.parity(size, result, self.operation)
-        if self.parity:
-            yield from figures.summary(_upwards(self.parity), self.subjects, self.operation)
-        if self.options.placement == "both":
-            yield from self._elsewhere()
-
-    def _elsewhere(self) -> Iterator[Observation]:
-        """The other placement, where there is one here. All ranks agree on that."""
-        from seatrial.bench.collectives import has_two_buffers
-
-        other = self.operation.elsewhere()
-        if not other:
-            yield Fact(name="other_placement", value="not applicable: this operation is out of place only")
-            return
-        if not other.in_place and not has_two_buffers(self.place.device):
-            only = "not applicable: torch's process group, which is called here, has this operation in place only"
-            yield Fact(name="other_placement", value=only)
-            return
-        ending, found = figures.ENDINGS[other.in_place], {}
-        for size, result in self._by_parity(other, "in place" if other.in_place else "out of place"):
-            found[size] = result
-            yield from figures.parity(size, result, other, ending)
-        yield from figures.counts(_upwards(found), self.subjects, ending)
-
-    def _by_parity(self, operation: Operation, word: str) -> Iterator[tuple[int, Result]]:
-        from seatrial.bench.collectives import measure as by_parity
-
-        least, most = self.options.min_seconds_per_size, self.options.seconds_per_size
-        timed = partial(by_parity, operation, seconds=max(least, most), at_least=least)
-        return self._take("parity", word, timed)
-
-    def on_device(self) -> Iterator[Observation]:
-        from seatrial.bench.collectives import measure_replayed
-
-        if not self.gpu:
-            yield Fact(name="device_mode", value=NO_GRAPH)
-            return
-        timed = partial(measure_replayed, self.operation, seconds=self.options.seconds_per_size)
-        found = {}
-        for size, result in self._take("device", "device", timed):
-            found[size] = result
-            yield from figures.device(size, result, self.operation)
-        if found:
-            yield from figures.curves(_upwards(found), self.operation, "device_")
-        yield figures.device_fact(_upwards(found))
-
-    def one_by_one(self) -> Iterator[Observation]:
-        from seatrial.bench.collectives import measure_each
-
-        timed = partial(measure_each, self.operation, seconds=self.options.seconds_per_size)
-        found = {}
-        for size, result in self._take("distribution", "distribution", timed):
-            found[size] = result
-            yield from figures.distribution(size, result)
-        yield figures.distribution_fact(_upwards(found), self.subjects)
-
-    def left_out(self) -> Iterator[Observation]:
-        """Which of the sizes that would be measured by default the trial's options do not ask for."""
-        default = self.defaults.of("parity", CollectiveOptions(), gpu=self.gpu)
-        asked = self.defaults.of("parity", self.options, gpu=self.gpu) if "parity" in self.options.modes else []
-        if absent := [figures.label(size) for size in default if size not in asked]:
-            only = f"sizes of {', '.join(map(figures.label, sorted(asked)))}" if asked else "no size in mode parity"
-            why = f"the trial's options ask for {only}"
-            yield Fact(name=LEFT_OUT, value={f"busbw.{size}": why for size in absent})
-
-    def _take(self, mode: str, word: str, timed: Callable[..., Result]) -> Iterator[tuple[int, Result]]:
-        """Each size of a mode with its result, but for those that some rank has no memory for."""
-        from seatrial.bench.collectives import NoMemory
-
-        how = {"dtype": self.options.dtype, "device": self.place.device, "buffers": self.options.buffers}
-        asked, element = self.defaults.of(mode, self.options, gpu=self.gpu), ELEMENT_SIZES[self.options.dtype]
-        real = {self.operation.named(size, element, self.place.world_size) for size in asked}
-        for size in sorted(real, reverse=True):
-            name = f"{word} {figures.label(size)}".lstrip()
-            self.place.note(name)
-            try:
-                result = timed(size=size, **how)
-            except NoMemory as error:
-                self.refused[name] = {self.subjects[rank]: reason for rank, reason in error.refusals.items()}
-                continue
-            self.results.append((name, result))
-            yield size, result
-
-    def check_other_types(self) -> Iterator[tuple[str, Mapping[int, Mismatch]]]:
-        """Other types are added up by other code: of those not timed the data is checked: what is wrong, by rank."""
-        from seatrial.bench.collectives import NoMemory, check_data
-
-        for dtype in (one for one in ELEMENT_SIZES if one != self.options.dtype):
-            for size in GPU_DATA if self.gpu else CPU_DATA:
-                name = f"{dtype} {figures.label(size)}"
-                self.place.note(name)
-                how = {"device": self.place.device, "buffers": self.options.buffers}
-                try:
-                    yield name, check_data(self.operation, size, dtype, **how)
-                except NoMemory as error:
-                    self.refused[name] = {self.subjects[rank]: why for rank, why in error.refusals.items()}
-
-
 # Other than usual: 8 GiB is what published acceptance figures use. On a CPU: kept to about ten seconds on two cores.
 _OWN_SIZES = {
     "all_reduce": Sizes(
@@ -274,56 +147,6 @@ def sizes_of(name: str) -> Sizes:
     return _OWN_SIZES.get(name, Sizes())
 
 
-def _upwards(results: Mapping[int, Result]) -> dict[int, Result]:
-    return dict(sorted(results.items()))
-
-
-def measure(name: str, place: Place, options: CollectiveOptions) -> Iterator[Observation]:
-    """Yield the cluster's figures on rank 0, and on every rank its own time at the largest size.
-
-    Raises NotApplicable with fewer than two ranks, SeatrialError when not even one size fits into memory, or when
-    there are no buffers as they are asked for.
-    """
-    if place.world_size < 2:
-        raise NotApplicable(f"a collective operation needs at least 2 processes, here is {place.world_size}")
-    from seatrial.bench import collectives, rank
-    from seatrial.bench.buffers import SOURCES
-    from seatrial.bench.operations import OPERATIONS
-
-    leads, operation, buffers = place.rank == 0, OPERATIONS[name], SOURCES[options.buffers]
-    modes = _Modes(operation, sizes_of(name), options, place, rank.gather(place.subject))
-    path = collectives.describe_group()
-    nodes = len({subject.partition("/")[0] for subject in modes.subjects})
-    facts = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
-    facts["called"] = collectives.describe_calls(place.device)
-    if leads:
-        yield from _facts({**path, **facts, "modes": list(options.modes)})
-    for seen in modes.run():
-        if leads:
-            yield seen
-    path["transports"] = _transports.transports(place.device)  # afterwards: connections are made at their first use
-    if modes.refused and not modes.results:
-        raise SeatrialError(f"no buffer could be allocated: {modes.refused}")
-    if not modes.results:
-        raise NotApplicable(NO_GRAPH)
-    others = list(modes.check_other_types())
-    if modes.parity:
-        yield figures.rank_time(place.subject, place.rank, max(modes.parity), modes.parity[max(modes.parity)].timings)
-    if leads:
-        timed = [(name, result.mismatches) for name, result in modes.results]
-        yield from figures.data_check([*timed, *others], modes.subjects)
-        yield Fact(name="data_checked_too", value=[name for name, _ in others])
-        yield Metric(name="sizes_refused", value=len(modes.refused), unit="sizes", subject=CLUSTER)
-        yield from _facts({"not_allocated": modes.refused} if modes.refused else {})
-        yield from modes.left_out()
-        yield Fact(name="transports", value=path["transports"])
-        yield Fact(name="how", value=figures.how(path, facts, modes.done, _upwards(modes.parity), operation))
-
-
-def _facts(values: dict[str, Any]) -> Iterator[Fact]:
-    return (Fact(name=name, value=value) for name, value in values.items())
-
-
 def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), limit_s: float = 600.0) -> Check:
     """The check of the operation called ``name``; every one judges its data and that no size was left out.
 
@@ -335,9 +158,9 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
         phase=Phase.INTERCONNECT,
         scope=Scope.CLUSTER,
         metrics={
-            **{f"{metric}.*": unit for metric, unit in figures.UNITS.items()},
+            **{f"{figure}.*": unit for figure, unit in figures.UNITS.items()},
             "rank_time.*": "us",
-            **{f"{metric}{end}.*": unit for metric, unit in figures.UNITS.items() for end in figures.ENDINGS.values()},
+            **{f"{figure}{end}.*": unit for figure, unit in figures.UNITS.items() for end in figures.ENDINGS.values()},
             "device_latency.*": "us",
             "device_busbw.*": "GB/s",
             **{f"p{percent}.*": "us" for percent in figures.FEWEST},
@@ -350,6 +173,8 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
         limit_s=limit_s,
         needs=Needs(ranks=2),
         options=CollectiveOptions,
+        operation=name,
+        bounds=figures.BANDWIDTHS,
         performance=("busbw*", "algbw*", "latency*", "rank_time.*", "device_*", "p[59]*", "cv*"),
     )
 
@@ -368,10 +193,179 @@ def saturated(name: str, size: str, *, if_known: bool = False) -> Rule:
         if_known=if_known,
         why="At this size the links are saturated: what is missing here is missing from every exchange of gradients, "
         "parameters or tokens.",
-        remedy="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "
+        fix="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its "
         "links at full speed. Then `nvidia-smi -q -d PERFORMANCE,CLOCK` for a throttled GPU. Across nodes, repeat "
         "with NCCL_DEBUG=INFO: `NET/Socket` in place of `NET/IB` means that RDMA is not in use; see `ibstat`.",
     )
+
+
+def measure(name: str, place: Place, options: CollectiveOptions) -> Iterator[Observation]:
+    """Yield the cluster's figures on rank 0, and on every rank its own time at the largest size.
+
+    Raises NotApplicable with fewer than two ranks, SeatrialError when not even one size fits into memory, or when
+    there are no buffers as they are asked for.
+    """
+    if place.world_size < 2:
+        raise NotApplicable(f"a collective operation needs at least 2 processes, here is {place.world_size}")
+    from seatrial.bench import collectives, rank
+    from seatrial.bench.buffers import SOURCES
+    from seatrial.bench.operations import OPERATIONS
+
+    leads, operation, buffers = place.rank == 0, OPERATIONS[name], SOURCES[options.buffers]
+    modes = _Modes(operation, sizes_of(name), options, place, rank.gather(place.subject))
+    path = collectives.describe_group()
+    nodes = len({subject.partition("/")[0] for subject in modes.subjects})
+    shape = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
+    shape["called"] = collectives.describe_calls(place.device)
+    if leads:
+        yield from facts({**path, **shape, "modes": list(options.modes)})
+    for observation in modes.run():
+        if leads:
+            yield observation
+    path["transports"] = _transports.transports(place.device)  # afterwards: connections are made at their first use
+    if modes.refused and not modes.checked:
+        raise SeatrialError(f"no buffer could be allocated: {modes.refused}")
+    if not modes.checked:
+        raise NotApplicable(NO_GRAPH)
+    timed = len(modes.checked)
+    modes.check_other_types()
+    if modes.parity:
+        size = max(modes.parity)
+        yield figures.rank_time(place.subject, size, modes.parity[size].timings.of_rank(place.rank))
+    if leads:
+        yield from figures.data_check(modes.mismatches())
+        yield Fact(name="data_checked_too", value=[called for called, _ in modes.checked[timed:]])
+        yield metric("sizes_refused", len(modes.refused), "sizes")
+        yield from facts({"not_allocated": modes.refused} if modes.refused else {})
+        yield from modes.left_out()
+        yield Fact(name="transports", value=path["transports"])
+        yield Fact(name="how", value=figures.how(path, shape, modes.done, modes.parity, operation))
+
+
+@dataclass
+class _Modes:
+    """One operation in the modes that are asked for. All ranks call every method; rank 0 reports what it yields."""
+
+    operation: Operation
+    defaults: Sizes
+    options: CollectiveOptions
+    place: Place
+    subjects: list[str]
+    checked: list[tuple[str, Mapping[int, Mismatch]]] = field(default_factory=list)  # wrong data by rank, of each size
+    refused: dict[str, object] = field(default_factory=dict)
+    parity: dict[int, Result] = field(default_factory=dict)
+
+    @property
+    def done(self) -> list[str]:
+        """The modes that apply here."""
+        return [mode for mode in self.options.modes if self.place.on_gpu or mode != "device"]
+
+    def run(self) -> Iterator[Observation]:
+        modes = {"parity": self.in_parity, "device": self.on_device, "distribution": self.one_by_one}
+        for name, mode in modes.items():
+            if name in self.options.modes:
+                yield from mode()
+
+    def in_parity(self) -> Iterator[Observation]:
+        self.parity = yield from self._in_parity(self.operation, "")
+        if self.parity:
+            yield from figures.summary(self.parity, self.subjects, self.operation)
+        if self.options.placement == "both":
+            yield from self._elsewhere()
+
+    def _elsewhere(self) -> Iterator[Observation]:
+        """The other placement, where there is one here. All ranks agree on that."""
+        from seatrial.bench.collectives import has_two_buffers
+
+        other = self.operation.elsewhere()
+        if not other:
+            yield Fact(name="other_placement", value="not applicable: this operation is out of place only")
+        elif not other.in_place and not has_two_buffers(self.place.device):
+            only = "not applicable: torch's process group, which is called here, has this operation in place only"
+            yield Fact(name="other_placement", value=only)
+        else:
+            ending = figures.ENDINGS[other.in_place]
+            results = yield from self._in_parity(other, "in place" if other.in_place else "out of place", ending)
+            yield from figures.counts(results, self.subjects, ending)
+
+    def _in_parity(self, operation: Operation, word: str, ending: str = "") -> Measured:
+        from seatrial.bench.collectives import measure as back_to_back
+
+        least, most = self.options.min_seconds_per_size, self.options.seconds_per_size
+        timed = partial(back_to_back, operation, seconds=max(least, most), at_least=least)
+        return self._each_size("parity", word, timed, partial(figures.parity, operation=operation, ending=ending))
+
+    def on_device(self) -> Iterator[Observation]:
+        from seatrial.bench.collectives import measure_replayed
+
+        if not self.place.on_gpu:
+            yield Fact(name="device_mode", value=NO_GRAPH)
+            return
+        timed = partial(measure_replayed, self.operation, seconds=self.options.seconds_per_size)
+        results = yield from self._each_size(
+            "device", "device", timed, partial(figures.device, operation=self.operation)
+        )
+        if results:
+            yield from figures.curves(results, self.operation, "device_")
+        yield figures.device_fact(results)
+
+    def one_by_one(self) -> Iterator[Observation]:
+        from seatrial.bench.collectives import measure_each
+
+        timed = partial(measure_each, self.operation, seconds=self.options.seconds_per_size)
+        results = yield from self._each_size("distribution", "distribution", timed, figures.distribution)
+        yield figures.distribution_fact(results, self.subjects)
+
+    def _each_size(
+        self, mode: str, word: str, timed: Callable[..., Result], report: Callable[..., Iterator[Metric]]
+    ) -> Measured:
+        """Yield the metrics of each size of a mode; return the results of those that every rank has memory for."""
+        asked, element = self.defaults.of(mode, self.options, gpu=self.place.on_gpu), ELEMENT_SIZES[self.options.dtype]
+        results: dict[int, Result] = {}
+        for size in sorted({self.operation.named(one, element, self.place.world_size) for one in asked}, reverse=True):
+            name = f"{word} {figures.label(size)}".lstrip()
+            if result := self._if_it_fits(name, partial(timed, size=size, dtype=self.options.dtype)):
+                results[size] = result
+                self.checked.append((name, result.mismatches))
+                yield from report(size, result)
+        return dict(sorted(results.items()))
+
+    def check_other_types(self) -> None:
+        """Other types are added up by other code: of those not timed only the data is checked."""
+        from seatrial.bench.collectives import check_data
+
+        for dtype in (one for one in ELEMENT_SIZES if one != self.options.dtype):
+            for size in GPU_DATA if self.place.on_gpu else CPU_DATA:
+                name = f"{dtype} {figures.label(size)}"
+                wrong = self._if_it_fits(name, partial(check_data, self.operation, size, dtype))
+                if wrong is not None:
+                    self.checked.append((name, wrong))
+
+    def _if_it_fits(self, name: str, run: Callable[..., T]) -> T | None:
+        """What ``run`` returns; None where some rank has no memory for it, which is kept in ``refused``."""
+        from seatrial.bench.collectives import NoMemory
+
+        self.place.note(name)
+        try:
+            return run(device=self.place.device, buffers=self.options.buffers)
+        except NoMemory as error:
+            self.refused[name] = {self.subjects[rank]: reason for rank, reason in error.refusals.items()}
+            return None
+
+    def mismatches(self) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
+        for name, wrong in self.checked:
+            for rank, mismatch in wrong.items():
+                yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
+
+    def left_out(self) -> Iterator[Observation]:
+        """Which of the sizes that would be measured by default the trial's options do not ask for."""
+        default = self.defaults.of("parity", CollectiveOptions(), gpu=self.place.on_gpu)
+        asked = self.defaults.of("parity", self.options, gpu=self.place.on_gpu)
+        asked = asked if "parity" in self.options.modes else []
+        if absent := [figures.label(size) for size in default if size not in asked]:
+            only = f"sizes of {', '.join(map(figures.label, sorted(asked)))}" if asked else "no size in mode parity"
+            why = f"the trial's options ask for {only}"
+            yield Fact(name=LEFT_OUT, value={f"busbw.{size}": why for size in absent})
 
 
 _WRONG = Rule(
@@ -380,7 +374,7 @@ _WRONG = Rule(
     expect="== 0",
     why="The numbers are small integers, exact in any order: one wrong bit means that data is corrupted on its way, "
     "and every gradient of every training run goes this way.",
-    remedy="Train nothing on these nodes. The fact wrong_data names rank, offset and flipped bits. On that "
+    fix="Train nothing on these nodes. The fact wrong_data names rank, offset and flipped bits. On that "
     "rank's node look at `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "
     "Then repeat with NCCL_P2P_DISABLE=1: wrong again, suspect a GPU's memory; right now, suspect NVLink.",
 )

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import ceil
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
-from seatrial.model import CLUSTER, Fact, Limit, Metric, Observation, Outcome, Rule, Series, format_bytes
+from seatrial.checks.base import Options, metric
+from seatrial.hardware.bounds import COLLECTIVE
+from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, format_bytes
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import Result, Timings
     from seatrial.bench.data_check import Mismatch
     from seatrial.bench.operations import Operation
-    from seatrial.bench.pairs import Line
+    from seatrial.bench.pairs import Figures
     from seatrial.bench.subgroups import GroupResult
 
 Results = Mapping[int, "Result"]  # by the size asked for, in bytes
 
 UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
+BANDWIDTHS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 ENDINGS = {True: "_in_place", False: "_out_of_place"}  # of the names of a second placement's metrics, by ``in_place``
 
 # Fewest samples with which the largest is above the percentile with 95 % certainty: 1 - p^n >= 0.95
@@ -35,6 +38,13 @@ MODES = {
 DRIFT = 0.02  # told in words from here on: as much as an A/A repeat may differ by
 
 
+class GroupOptions(Options):
+    """``size``: bytes of the buffer on each rank; by default what suits the device. ``seconds`` cap the timed part."""
+
+    size: ByteSize | None = Field(default=None, ge=4)
+    seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
 def label(size: int) -> str:
     """The size as part of a metric's name; plain bytes where the short form would be rounded."""
     short = format_bytes(size)
@@ -43,46 +53,25 @@ def label(size: int) -> str:
 
 def parity(size: int, result: Result, operation: Operation, ending: str = "") -> Iterator[Metric]:
     """The figures at the median window, those of all windows as samples; latency_max is that of the slowest rank."""
-    timings = result.timings
-    times = {"latency_max": timings.maxima}
-    for name, unit in UNITS.items():
-        seconds = times.get(name, timings.means)
-        yield Metric(
-            name=f"{name}{ending}.{label(size)}",
-            value=_figure(name, result, median(seconds), operation),
-            unit=unit,
-            subject=CLUSTER,
-            samples=tuple(_figure(name, result, one, operation) for one in seconds),
-        )
+    return _figures({f"{name}{ending}": name for name in UNITS}, size, result, operation)
 
 
 def device(size: int, result: Result, operation: Operation) -> Iterator[Metric]:
     """Time and bus bandwidth of operations that the device starts by itself."""
-    means = result.timings.means
-    for name, figure in (("device_latency", "latency"), ("device_busbw", "busbw")):
+    return _figures({"device_latency": "latency", "device_busbw": "busbw"}, size, result, operation)
+
+
+def _figures(names: Mapping[str, str], size: int, result: Result, operation: Operation) -> Iterator[Metric]:
+    """``names``: what a metric is called → its key in UNITS."""
+    for name, figure in names.items():
+        seconds = result.timings.maxima if figure == "latency_max" else result.timings.means
         yield Metric(
             name=f"{name}.{label(size)}",
-            value=_figure(figure, result, median(means), operation),
+            value=_figure(figure, result, median(seconds), operation),
             unit=UNITS[figure],
             subject=CLUSTER,
-            samples=tuple(_figure(figure, result, one, operation) for one in means),
+            samples=tuple(_figure(figure, result, one, operation) for one in seconds),
         )
-
-
-def distribution(size: int, result: Result) -> Iterator[Metric]:
-    """Percentiles and spread of single operations, each as long as it was on its slowest rank."""
-    us = [seconds * 1e6 for seconds in result.timings.maxima]
-    for percent, fewest in FEWEST.items():
-        if len(us) >= fewest:
-            samples = tuple(us) if percent == 50 else ()
-            value = median(us) if percent == 50 else _percentile(us, percent)
-            yield Metric(name=f"p{percent}.{label(size)}", value=value, unit="us", subject=CLUSTER, samples=samples)
-    yield Metric(name=f"cv.{label(size)}", value=100 * pstdev(us) / fmean(us), unit="%", subject=CLUSTER)
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that at least so many percent of them do not exceed."""
-    return sorted(values)[ceil(len(values) * percent / 100) - 1]
 
 
 def _figure(name: str, result: Result, seconds: float, operation: Operation) -> float:
@@ -93,10 +82,19 @@ def _figure(name: str, result: Result, seconds: float, operation: Operation) -> 
     return algbw * operation.factor(result.timings.ranks) if name == "busbw" else algbw
 
 
-def rank_time(subject: str, rank: int, size: int, timings: Timings) -> Metric:
+def distribution(size: int, result: Result) -> Iterator[Metric]:
+    """Percentiles and spread of single operations, each as long as it was on its slowest rank."""
+    us = [seconds * 1e6 for seconds in result.timings.maxima]
+    yield metric(f"p50.{label(size)}", us, "us")
+    for percent, fewest in FEWEST.items():
+        if percent != 50 and len(us) >= fewest:  # the smallest value that so many percent do not exceed
+            yield metric(f"p{percent}.{label(size)}", sorted(us)[ceil(len(us) * percent / 100) - 1], "us")
+    yield metric(f"cv.{label(size)}", 100 * pstdev(us) / fmean(us), "%")
+
+
+def rank_time(subject: str, size: int, seconds: Sequence[float]) -> Metric:
     """A rank's own time. It shows who differs, not who is at fault: who is slow here is often who waits least."""
-    us = tuple(seconds * 1e6 for seconds in timings.of_rank(rank))
-    return Metric(name=f"rank_time.{label(size)}", value=median(us), unit="us", subject=subject, samples=us)
+    return metric(f"rank_time.{label(size)}", [one * 1e6 for one in seconds], "us", subject)
 
 
 def summary(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
@@ -107,16 +105,14 @@ def summary(results: Results, subjects: Sequence[str], operation: Operation) -> 
 
 def counts(results: Results, subjects: Sequence[str], ending: str = "") -> Iterator[Fact]:
     """Exact bytes, iterations, interval and drift of each size."""
-    labelled = {label(size): result for size, result in results.items()}
-    yield Fact(name=f"sizes{ending}", value={name: result.size for name, result in labelled.items()})
-    yield Fact(
-        name=f"iterations{ending}", value={name: _iterations(result.timings) for name, result in labelled.items()}
-    )
-    yield Fact(
-        name=f"spread{ending}", value={name: _spread(result.timings, subjects) for name, result in labelled.items()}
-    )
-    drifts: dict[str, JsonValue] = {name: 100 * result.timings.drift for name, result in labelled.items()}
-    yield Fact(name=f"drift_percent{ending}", value=drifts)
+    columns: dict[str, Callable[[Result], JsonValue]] = {
+        "sizes": lambda result: result.size,
+        "iterations": lambda result: _iterations(result.timings),
+        "spread": lambda result: _spread(result.timings, subjects),
+        "drift_percent": lambda result: 100 * result.timings.drift,
+    }
+    for name, column in columns.items():
+        yield Fact(name=f"{name}{ending}", value={label(size): column(result) for size, result in results.items()})
 
 
 def curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
@@ -174,49 +170,37 @@ def distribution_fact(results: Results, subjects: Sequence[str]) -> Fact:
     return Fact(name="distribution", value=told)
 
 
-def data_check(checked: Sequence[tuple[str, Mapping[int, Mismatch]]], subjects: Sequence[str]) -> Iterator[Observation]:
-    """How much data was wrong, of all that was moved: what each is called, and what was wrong by rank."""
-    wrong: list[JsonValue] = [
-        {"size": name, "rank": rank, "subject": subjects[rank], **asdict(mismatch)}
-        for name, mismatches in checked
-        for rank, mismatch in mismatches.items()
-    ]
-    total = sum(mismatch.wrong for _, mismatches in checked for mismatch in mismatches.values())
-    yield Metric(name="wrong_elements", value=total, unit="count", subject=CLUSTER)
-    if wrong:
-        yield Fact(name="wrong_data", value=wrong)
+def data_check(
+    wrong: Iterable[tuple[Mapping[str, JsonValue], Mismatch]], subject: str = CLUSTER
+) -> Iterator[Observation]:
+    """How much data was wrong, of all that was moved; ``wrong``: each mismatch behind what says where it was."""
+    found = list(wrong)
+    yield metric("wrong_elements", sum(mismatch.wrong for _, mismatch in found), "count", subject)
+    if found:
+        yield Fact(name="wrong_data", value=[{**where, **asdict(mismatch)} for where, mismatch in found])
 
 
 def group_data_check(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
-    """How much data was wrong, of all groups that were measured, by what each is called."""
-    total = sum(mismatch.wrong for result in results.values() for mismatch in result.mismatches.values())
-    yield Metric(name="wrong_elements", value=total, unit="count", subject=subject)
-    if total:
-        wrong: list[JsonValue] = [
-            {"group": name, "rank": rank, **asdict(mismatch)}
-            for name, one in results.items()
-            for rank, mismatch in one.mismatches.items()
-        ]
-        yield Fact(name="wrong_data", value=wrong)
+    """The same of all groups that were measured, by what each is called."""
+    every = ((name, found) for name, result in results.items() for found in result.mismatches.items())
+    return data_check((({"group": name, "rank": rank}, mismatch) for name, (rank, mismatch) in every), subject)
 
 
-def wrong_data(corrupted: Sequence[Line], subjects: Sequence[str]) -> list[JsonValue]:
-    """Data that was wrong when it came from one rank to another: who sent it, who received it, and what."""
-    return [
-        {"from": subjects[line.partner], "to": subjects[line.rank], **asdict(line.mismatch)}
-        for line in corrupted
-        if line.mismatch
-    ]
+def pair_data_check(figures: Figures, subject: str = CLUSTER) -> Iterator[Observation]:
+    """The same of what one rank sent another: who sent it, who received it."""
+    named = figures.subjects
+    lines = ((line, line.mismatch) for line in figures.corrupted if line.mismatch)
+    return data_check((({"from": named[line.partner], "to": named[line.rank]}, bad) for line, bad in lines), subject)
 
 
-def intact(remedy: str) -> Rule:
-    """The rule on ``wrong_elements``; ``remedy`` says what the check's fact wrong_data names."""
+def intact(fix: str) -> Rule:
+    """The rule on ``wrong_elements``; ``fix`` says what the check's fact wrong_data names."""
     return Rule(
         metric="wrong_elements",
-        expect=Limit.parse("== 0"),
+        expect="== 0",
         shows=("wrong_data",),
         why="data is corrupted on its way, and every gradient of a training goes this way",
-        remedy=f"Train nothing on these nodes. {remedy}",
+        fix=f"Train nothing on these nodes. {fix}",
     )
 
 
@@ -225,10 +209,10 @@ def all_fit(name: str, option: str) -> Rule:
     return Rule(
         metric="sizes_refused",
         shows=("not_allocated",),
-        expect=Limit.parse("== 0 sizes"),
+        expect="== 0 sizes",
         breach=Outcome.ERROR,
         why="These sizes were to be measured and did not fit into memory: nothing is known of them.",
-        remedy="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
+        fix="The fact not_allocated says which size, where, and why. Something else may hold the memory: see "
         "nvidia-smi, or free -h on a machine without GPUs. Where the device is simply smaller, say which sizes count, "
         f"and what the largest has to reach: --set 'checks.collectives.{name}.options.{option}' "
         f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
@@ -260,12 +244,6 @@ def how(
     return "; ".join([*said, *(MODES[mode] for mode in modes if mode in MODES)])
 
 
-def _drifts(results: Results) -> str:
-    drifting = {label(size): result.timings.drift for size, result in results.items()}
-    told = [f"{100 * drift:+.1f} % at {name}" for name, drift in drifting.items() if abs(drift) > DRIFT]
-    return f"; times drifted from the first third of the windows to the last: {', '.join(told)}" if told else ""
-
-
 def carrier(path: Mapping[str, object]) -> str:
     """Which library moved the data, and over what as far as its log tells: NCCL chooses by itself."""
     if path["backend"] == "nccl":
@@ -283,3 +261,9 @@ def _certainty(result: Result, size: int, operation: Operation) -> str:
     if not interval:
         return f"too few windows for a 95 % interval at {label(size)}"
     return f"95 % interval of busbw.{label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"
+
+
+def _drifts(results: Results) -> str:
+    drifting = {label(size): result.timings.drift for size, result in results.items()}
+    told = [f"{100 * drift:+.1f} % at {name}" for name, drift in drifting.items() if abs(drift) > DRIFT]
+    return f"; times drifted from the first third of the windows to the last: {', '.join(told)}" if told else ""

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from seatrial.discover import nccl
+
+
+def log_choices(folder: Path, name: str) -> dict[str, str]:
+    """Variables of a child process by which NCCL logs what it chooses for each operation, in ``folder``."""
+    log = str(folder / f"nccl.{name}.%h.%p.log")
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,ENV,TUNING", "NCCL_DEBUG_FILE": log}
 
 
 def written(device: str) -> int:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.checks.fabric._results import intact
+from seatrial.checks.base import Check, Comparison, Needs, Options, Place, facts, metric
+from seatrial.checks.fabric._results import BANDWIDTHS, intact
+from seatrial.checks.fabric._transports import log_choices
 from seatrial.discover import gpu, nccl
 from seatrial.discover.nccl import NcclPath
 from seatrial.model import (
@@ -42,7 +43,6 @@ SIZE = parse_bytes("1GiB")  # where links are saturated
 # Of collectives.all_reduce: beside each of its figures stands the way that it took
 PATH_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
 ALL, INSIDE = "all", "inside"
-_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,ENV,TUNING"}
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,29 @@ class ContrastOptions(Options):
 
 def measure(place: Place, options: ContrastOptions) -> Iterator[Observation]:
     """Yield the cluster's figures on rank 0. Raises SeatrialError where a contrast could not be measured."""
-    if not place.device.startswith("cuda"):
+    if not place.on_gpu:
         raise NotApplicable("the contrasts are NCCL's, and gloo knows none of them")
     from seatrial.bench import collectives, rank, subgroups
 
     nodes = subgroups.ranks_by_node(place.node)
     chosen, left_out = choose(nodes, os.environ)
-    facts = {**collectives.describe_group(), "nodes": len(nodes), "nvlink": _nvlink(place), "size": options.size}
-    facts |= {"peers": "no" if "no_p2p" in left_out else "yes", "left_out": left_out}
-    facts |= {"meaning": {name: CONTRASTS[name].meaning for name in chosen}}
-    answers, told = {}, {}
+    path = {**collectives.describe_group(), "nodes": len(nodes), "nvlink": _nvlink(place), "size": options.size}
+    path |= {"peers": "no" if "no_p2p" in left_out else "yes", "left_out": left_out}
+    path |= {"meaning": {name: CONTRASTS[name].meaning for name in chosen}}
+    answers, logged = {}, {}
     for name in chosen:
         place.note(name)
         answers[name] = ask(name, nodes, place, options)
-        told[name] = rank.gather(_path(answers[name][place.rank]))
-    failed = {name: problems for name, found in answers.items() if (problems := _problems(found))}
+        logged[name] = rank.gather(_path(answers[name][place.rank]))
+    failed = {}
+    for name, by_rank in answers.items():
+        if problems := {f"rank {rank}": answer.problem for rank, answer in enumerate(by_rank) if answer.problem}:
+            failed[name] = problems
     if place.rank == 0:
-        yield from (Fact(name=name, value=value) for name, value in facts.items())
-        good = {name: found[0].value for name, found in answers.items() if name not in failed}
-        yield from figures(good, list(nodes), options.size)
-        yield from paths(good, told, options)
+        yield from facts(path)
+        good = {name: by_rank[0].value for name, by_rank in answers.items() if name not in failed}
+        yield from _figures(good, list(nodes), options.size)
+        yield from _paths(good, logged, options)
     if failed:
         raise SeatrialError(f"not measured: {failed}")
 
@@ -132,20 +135,15 @@ def ask(name: str, nodes: Mapping[str, Sequence[int]], place: Place, options: Co
         "seconds": options.seconds,
         "path_sizes": list(options.path_sizes),
     }
-    log = {"NCCL_DEBUG_FILE": str(place.out / f"nccl.{name}.%h.%p.log")}
     return fresh_ranks.ask_anew(
         "seatrial.bench.contrast",
         task,
-        {**_LOG, **log, **CONTRASTS[name].env},
+        {**log_choices(place.out, name), **CONTRASTS[name].env},
         device=place.device,
         local_rank=place.local_rank,
         out=place.out / name,
         limit_s=options.limit_s,
     )
-
-
-def _problems(answers: Sequence[Answer]) -> dict[str, str]:
-    return {f"rank {rank}": answer.problem for rank, answer in enumerate(answers) if answer.problem}
 
 
 def _path(answer: Answer) -> NcclPath:
@@ -166,48 +164,48 @@ def _nvlink(place: Place) -> str:
     return next((answer for answer in ("unknown", "no") if answer in found), "yes")
 
 
-def figures(answers: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
+def _figures(answers: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
     """GB/s by contrast, over all ranks and inside each node, and what each contrast changes. By rank 0's answers."""
-    rates = {name: _by_subject(found["busbw"], nodes) for name, found in answers.items()}
-    for name, by_subject in rates.items():
-        for subject, own in by_subject.items():
-            metric = f"busbw_{name}.{format_bytes(size)}"
-            yield Metric(name=metric, value=median(own), unit="GB/s", subject=subject, samples=own)
+    rates: dict[str, dict[str, Sequence[float]]] = {}
+    for name, answer in answers.items():
+        busbw = answer["busbw"]
+        rates[name] = {
+            CLUSTER: busbw[ALL][0],
+            **(dict(zip(nodes, busbw[INSIDE], strict=True)) if INSIDE in busbw else {}),
+        }
+        for subject, samples in rates[name].items():
+            yield metric(f"busbw_{name}.{format_bytes(size)}", samples, "GB/s", subject)
     default, no_p2p, ring = (rates.get(name, {}) for name in ("default", "no_p2p", "ring"))
-    inside = nodes if len(nodes) > 1 else [CLUSTER]
-    for subject in inside:
-        if subject in default and subject in no_p2p:
-            yield _over("p2p_gain", default[subject], no_p2p[subject], subject)
-    if default and ring:
-        yield _over("default_over_ring", default[CLUSTER], ring[CLUSTER], CLUSTER)
-    wrong = sum(found["wrong"] for found in answers.values())
-    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
+    ratios = [("p2p_gain", no_p2p, subject) for subject in (nodes if len(nodes) > 1 else [CLUSTER])]
+    for name, other, subject in (*ratios, ("default_over_ring", ring, CLUSTER)):
+        if subject in default and subject in other:
+            base = median(other[subject])
+            yield metric(name, [rate / base for rate in default[subject]], "x", subject)
+    yield metric("wrong_elements", sum(answer["wrong"] for answer in answers.values()), "count")
 
 
-def _by_subject(busbw: Mapping[str, Sequence[Sequence[float]]], nodes: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    inside = zip(nodes, busbw[INSIDE], strict=True) if INSIDE in busbw else ()
-    return {CLUSTER: tuple(busbw[ALL][0]), **{node: tuple(own) for node, own in inside}}
-
-
-def _over(name: str, one: Sequence[float], other: Sequence[float], subject: str) -> Metric:
-    base = median(other)
-    return Metric(name=name, value=median(one) / base, unit="x", subject=subject, samples=tuple(x / base for x in one))
-
-
-def paths(
-    answers: Mapping[str, Any], told: Mapping[str, Sequence[NcclPath]], options: ContrastOptions
+def _paths(
+    answers: Mapping[str, Any], logged: Mapping[str, Sequence[NcclPath]], options: ContrastOptions
 ) -> Iterator[Fact]:
-    """The way of every size, by NCCL's own word, of every contrast."""
+    """The path of every size, by NCCL's own log, of every contrast."""
     by_size = {
         name: {
-            format_bytes(size): "not measured: no memory" if size in found["not_fitting"] else way(told[name], size)
+            format_bytes(size): "not measured: no memory" if size in answer["not_fitting"] else way(logged[name], size)
             for size in sorted({options.size, *options.path_sizes})
         }
-        for name, found in answers.items()
+        for name, answer in answers.items()
     }
     yield Fact(name="path_by_size", value=by_size)
     if "default" in answers:
-        yield Fact(name="how", value=_how(told["default"], options))
+        ranks = logged["default"]
+        algorithm, protocol, channels, transport = way(ranks, options.size).values()
+        tree = "" if len(ranks) > 2 else "; two ranks have no tree: a ring is all there is to choose"
+        yield Fact(
+            name="how",
+            value=f"NCCL {ranks[0].version}, {len(ranks)} ranks on {ranks[0].nodes} nodes, all-reduce of "
+            f"{format_bytes(options.size)} in new processes for every contrast; by default {algorithm}, {protocol}, "
+            f"{channels} channels, over {transport}{tree}",
+        )
 
 
 def way(ranks: Sequence[NcclPath], size: int) -> dict[str, object]:
@@ -221,16 +219,6 @@ def way(ranks: Sequence[NcclPath], size: int) -> dict[str, object]:
         "channels": (choice.channels if choice else None) or "not told",
         "transport": " + ".join([*(["NVLS"] if sums_in_switch else []), *transports]) or "not told",
     }
-
-
-def _how(ranks: Sequence[NcclPath], options: ContrastOptions) -> str:
-    algorithm, protocol, channels, transport = way(ranks, options.size).values()
-    tree = "" if len(ranks) > 2 else "; two ranks have no tree: a ring is all there is to choose"
-    return (
-        f"NCCL {ranks[0].version}, {len(ranks)} ranks on {ranks[0].nodes} nodes, all-reduce of "
-        f"{format_bytes(options.size)} in new processes for every contrast; by default {algorithm}, {protocol}, "
-        f"{channels} channels, over {transport}{tree}"
-    )
 
 
 CHECK = Check(
@@ -256,7 +244,7 @@ CHECK = Check(
             where={"nvlink": "yes", "peers": "yes"},
             shows=("path_by_size",),
             why="NVLinks are active, and NCCL is hardly faster with peer-to-peer than without: it does not use them",
-            remedy="env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL); nvidia-smi topo -p2p r; in a container all "
+            fix="env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL); nvidia-smi topo -p2p r; in a container all "
             "GPUs must be visible to each process; in a virtual machine look for ACS and IOMMU settings",
         ),
         Rule(
@@ -265,12 +253,15 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("path_by_size",),
             why="NCCL takes what it expects to be fastest, and a ring is faster: its picture of this machine is wrong",
-            remedy="env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN); unset them, or report it with "
+            fix="env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN); unset them, or report it with "
             "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING",
         ),
         intact("collectives.all_reduce names rank, offset and flipped bits"),
     ),
     measure=measure,
+    fact_roles={"contrast_algorithms": "path_by_size"},
+    bounds=BANDWIDTHS,
+    comparisons={"p2p_gain": Comparison(part="peer-to-peer", gain=True)},
     performance=("busbw_*", "p2p_gain", "default_over_ring"),
     per={"p2p_gain": "node"},
     limit_s=600.0,

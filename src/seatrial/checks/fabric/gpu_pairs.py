@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Comparison, Location, Needs, Options, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, intact, label, wrong_data
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, intact, label, pair_data_check
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
 from seatrial.model import (
     LEFT_OUT,
     ByteSize,
     Fact,
-    Metric,
     NotApplicable,
     Observation,
     Outcome,
@@ -69,29 +68,27 @@ def measure(place: Place, options: GpuPairOptions) -> Iterator[Observation]:
     """
     from seatrial.bench import collectives, rank, subgroups
 
-    nodes, on_gpus = subgroups.ranks_by_node(place.node), place.device.startswith("cuda")
+    nodes = subgroups.ranks_by_node(place.node)
     if max(map(len, nodes.values())) < 2:
         raise NotApplicable("nodes with one GPU have no pair of them")
     path, models = collectives.describe_group(), subgroups.models_among(nodes[place.node], place.device)
     subjects, indices = rank.gather(place.subject), rank.gather(place.gpu_index)
     # Of one node the connections may be there already; several have a group each, which connects anew
     since = _transports.written(place.device) if len(nodes) > 1 else 0
-    again = on_gpus if options.again is None else options.again
+    again = place.on_gpu if options.again is None else options.again
     found = _exchanged(place, options, nodes, subjects, again=again)
     path["transports"] = _transports.transports(place.device, since)
     figures, ranks = found.get(place.node), nodes[place.node]
     if figures and place.rank == ranks[0]:
         # the figures are of two GPUs of one node, however many there are: SKU data is kept by such counts
-        facts = {**path, "gpu": models, "world_size": 2, "nodes": 1, "size": figures.size, "matrix": _matrix(figures)}
-        joined = " + ".join(sorted(joined_by(gpu.read(place.root), [indices[one] for one in ranks]))) if on_gpus else ""
-        facts |= {**_alike(figures, joined, again=again), "how": _how(carrier(path), figures, len(found))}
-        yield from (Fact(name=name, value=value) for name, value in facts.items())
-        yield from _figures(place.node, figures, joined)
-        yield from _left_out(figures.size, place)
-
-
-def _size(place: Place, options: GpuPairOptions) -> int:
-    return options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
+        joined = sorted(joined_by(gpu.read(place.root), [indices[one] for one in ranks])) if place.on_gpu else []
+        yield from facts({**path, "gpu": models, "world_size": 2, "nodes": 1, "size": figures.size})
+        yield from facts(_alike(figures, " + ".join(joined), again=again))
+        yield from _figures(place.node, figures, " + ".join(joined))
+        yield Fact(name="how", value=_how(carrier(path), figures, len(found)))
+        if place.on_gpu and figures.size != GPU_SIZE:
+            why = f"the trial's options ask for {label(figures.size)}"
+            yield Fact(name=LEFT_OUT, value={f"busbw.{label(GPU_SIZE)}": why})
 
 
 def _exchanged(
@@ -105,7 +102,7 @@ def _exchanged(
     """
     from seatrial.bench import pairs, subgroups
 
-    size = _size(place, options)
+    size = options.size or (GPU_SIZE if place.on_gpu else CPU_SIZE)
     lines: list[Line] = []
     alone: list[Line] = []
     with subgroups.opened(list(nodes.values()), place.device) as (group, _):
@@ -182,52 +179,36 @@ def _unlike(figures: Figures, joined: str) -> str:
 def _alike(figures: Figures, joined: str, *, again: bool) -> dict[str, JsonValue]:
     """The facts on what can be compared."""
     unlike = _unlike(figures, joined)
-    facts: dict[str, JsonValue] = {"comparable": f"no: {unlike}" if unlike else "yes"}
-    facts["tried_again"] = "yes" if again and _crowded(figures) else "no"
-    return facts | ({"joined": joined} if joined else {})
+    tried_again = "yes" if again and _crowded(figures) else "no"
+    found: dict[str, JsonValue] = {"comparable": f"no: {unlike}" if unlike else "yes", "tried_again": tried_again}
+    return found | ({"joined": joined} if joined else {})
 
 
 def _figures(node: str, figures: Figures, joined: str) -> Iterator[Observation]:
-    yield from metrics(figures)
-    if not _unlike(figures, joined):
-        yield from shares(figures)
+    """Every pair, as it was alone where it was tried again; every GPU with its fastest partner.
+
+    Where all GPUs of the node are joined alike, each stands beside what the others reach.
+    """
+    gpus: list[JsonValue] = [name.rpartition("/")[2] for name in figures.nodes]
+    yield Fact(name="matrix", value={"gpus": gpus, "gb_s": [[*row] for row in figures.grid(figures.judged)]})
+    comparable = not _unlike(figures, joined)
+    for (a, b), lines in figures.judged.items():
+        yield metric(f"busbw.{label(figures.size)}", figures.pair_rates(lines), "GB/s", _pair(a, b))
+        if comparable and (shares := figures.pair_shares(lines)):
+            yield metric("path_share", shares, "of the best", _pair(a, b))
+    for rank, rates in figures.reached.items():
+        yield metric("best_busbw", rates, "GB/s", figures.subjects[rank])
+        if comparable and figures.usual:
+            shares = tuple(rate / figures.usual for rate in rates)
+            yield metric("gpu_share", shares, "of the median", figures.subjects[rank])
     if _crowded(figures):
-        shared = sum(_is_good(figures, lines) for lines in figures.pairs_alone.values())
-        yield Metric(name="shared_links", value=shared, unit="pairs", subject=node)
-    wrong = sum(line.mismatch.wrong for line in figures.corrupted if line.mismatch)
-    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=node)
-    if figures.corrupted:
-        yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
+        alone = ([median(figures.rates(line)) for line in lines] for lines in figures.pairs_alone.values())
+        good = sum(all(rate >= LEAST * figures.usual for rate in rates) for rates in alone)
+        yield metric("shared_links", good, "pairs", node)
     if figures.alone:
         yield Fact(name="alone", value={_pair(*pair): rates for pair, rates in figures.again().items()})
     yield Fact(name="told_apart", value=told_apart(len(figures.nodes)))
-
-
-def metrics(figures: Figures) -> Iterator[Metric]:
-    """Of one node: every pair, as it was alone where it was tried again; every GPU with its fastest partner."""
-    for (a, b), lines in figures.judged.items():
-        yield _metric(f"busbw.{label(figures.size)}", "GB/s", _pair(a, b), figures.pair_rates(lines))
-    for rank, rates in figures.reached.items():
-        yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
-
-
-def shares(figures: Figures) -> Iterator[Metric]:
-    """The same of a node whose GPUs are joined alike, beside what the others of it reach."""
-    for (a, b), lines in figures.judged.items():
-        if found := figures.pair_shares(lines):
-            yield _metric("path_share", "of the best", _pair(a, b), found)
-    for rank, rates in figures.reached.items():
-        if figures.usual:
-            found = tuple(rate / figures.usual for rate in rates)
-            yield _metric("gpu_share", "of the median", figures.subjects[rank], found)
-
-
-def _is_good(figures: Figures, lines: Sequence[Line]) -> bool:
-    return all(median(figures.rates(line)) >= LEAST * figures.usual for line in lines)
-
-
-def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> Metric:
-    return Metric(name=name, value=median(samples), unit=unit, subject=subject, samples=samples)
+    yield from pair_data_check(figures, node)
 
 
 def _pair(a: str, b: str) -> str:
@@ -235,21 +216,9 @@ def _pair(a: str, b: str) -> str:
     return f"{a}->{b.rpartition('/')[2]}"
 
 
-def _matrix(figures: Figures) -> dict[str, JsonValue]:
-    """GB/s each way between the GPUs of a node, as they are judged; None of a GPU and itself."""
-    gb_s: list[JsonValue] = [[*row] for row in figures.grid(figures.judged)]
-    return {"gpus": [name.rpartition("/")[2] for name in figures.nodes], "gb_s": gb_s}
-
-
 def told_apart(gpus: int) -> int:
     """How many bad GPUs of a node are found exactly, in all rounds: most are good, and so each good one meets one."""
     return (gpus - 1) // 2 if gpus > 2 else 0
-
-
-def _left_out(size: int, place: Place) -> Iterator[Fact]:
-    if place.device.startswith("cuda") and size != GPU_SIZE:
-        why = f"the trial's options ask for {label(size)}"
-        yield Fact(name=LEFT_OUT, value={f"busbw.{label(GPU_SIZE)}": why})
 
 
 def _how(carried: str, figures: Figures, nodes: int) -> str:
@@ -295,7 +264,7 @@ CHECK = Check(
             if_known=True,  # of GPUs on PCIe it depends on the board as well
             why="these two exchange less than two GPUs of their model do: a collective goes at the pace of its slowest "
             "link",
-            remedy=_LOOK,
+            fix=_LOOK,
         ),
         Rule(
             metric="gpu_share",
@@ -304,7 +273,7 @@ CHECK = Check(
             shows=("alone",),
             why="this GPU is slow with every other GPU of its node, so that it is its own: its links, its clocks, its "
             "memory or the process that drives it",
-            remedy=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+            fix=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
         ),
         Rule(
             metric="path_share",
@@ -312,7 +281,7 @@ CHECK = Check(
             where=_WHERE,
             shows=("alone",),
             why="both GPUs are faster with others: it is the path between these two that is slow, alone too",
-            remedy=_LOOK,
+            fix=_LOOK,
         ),
         Rule(
             metric="shared_links",
@@ -322,7 +291,7 @@ CHECK = Check(
             shows=("alone",),
             why="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "
             "where NVLinks join all GPUs",
-            remedy=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
+            fix=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
         ),
         intact(
             "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
@@ -331,6 +300,23 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "gpu_share", "path_share"),
+    operation="send_receive",
+    bounds=BANDWIDTHS,
+    comparisons={
+        "gpu_share": Comparison(part="a GPU's way to all others of its node"),
+        "path_share": Comparison(part="the path between two GPUs of a node"),
+    },
+    locations={
+        "gpu_share": Location(
+            what="A GPU is slow with every other GPU of its node",
+            first_command="on {node}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
+            distinguishable="told_apart",
+        ),
+        "path_share": Location(
+            what="The path between two GPUs of a node is slow",
+            first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
+        ),
+    },
     per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
     by_node=True,
     limit_s=300.0,

@@ -11,20 +11,17 @@ other pair at work: it may share an uplink.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Comparison, Location, Needs, Options, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, intact, wrong_data
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, intact, pair_data_check
 from seatrial.model import (
-    CLUSTER,
     ByteSize,
     Fact,
-    Metric,
     NotApplicable,
     Observation,
     Outcome,
@@ -67,8 +64,7 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
     if len(nodes) < 2:
         raise NotApplicable("one node has no other to exchange data with")
     subjects, path = rank.gather(place.subject), collectives.describe_group()
-    on_gpus = place.device.startswith("cuda")
-    size = options.size or (GPU_SIZE if on_gpus else CPU_SIZE)
+    size = options.size or (GPU_SIZE if place.on_gpu else CPU_SIZE)
     most = options.rounds or (len(nodes) if len(nodes) <= ALL_PAIRS_UP_TO else ROUNDS)
     rounds, members = pairs.circle(len(nodes), most), list(nodes.values())
     lines: list[Line] = []
@@ -77,64 +73,47 @@ def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
         place.note(f"round {number} of {len(rounds)}")
         lines += pairs.exchange(pairs.partners(paired, members), size, place.device, options.seconds)
     figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects))
-    again = (AGAIN if on_gpus else 0) if options.again is None else options.again
+    again = (AGAIN if place.on_gpu else 0) if options.again is None else options.again
     for a, b in figures.slow_paths(LEAST)[:again]:  # the same on all ranks: they all know all times
         place.note(f"{a}->{b} alone")
         partners = pairs.partners([(0, 1)], [nodes[a], nodes[b]])
         alone += pairs.exchange(partners, size, place.device, options.seconds)
     path["transports"] = _transports.transports(place.device)
     if place.rank == 0:
-        figures = replace(figures, alone=tuple(alone))
-        facts = {**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)}
-        yield from (Fact(name=name, value=value) for name, value in facts.items())
-        yield from _facts(figures, len(rounds), carrier(path))
-        yield from _metrics(figures)
+        yield from facts({**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)})
+        figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects), tuple(alone))
+        yield from _figures(figures, len(rounds), carrier(path))
 
 
-def _metrics(figures: Figures) -> Iterator[Metric]:
-    for (a, b), lines in figures.pairs.items():
-        subject = f"{a}->{b}"
-        yield _metric("pair_busbw", "GB/s", subject, figures.pair_rates(lines))
-        if shares := figures.pair_shares(figures.judged[a, b]):
-            yield _metric("pair_share", "of the best", subject, shares)
-    for rank, rates in figures.best.items():
-        yield _metric("best_busbw", "GB/s", figures.subjects[rank], rates)
-        if figures.usual:
-            shares = tuple(rate / figures.usual for rate in rates)
-            yield _metric("best_share", "of the median", figures.subjects[rank], shares)
-    shared = sum(median(figures.pair_shares(lines)) >= LEAST for lines in figures.pairs_alone.values())
-    yield Metric(name="shared_paths", value=shared, unit="pairs", subject=CLUSTER)
-    wrong = sum(line.mismatch.wrong for line in figures.corrupted if line.mismatch)
-    yield Metric(name="wrong_elements", value=wrong, unit="count", subject=CLUSTER)
-
-
-def _metric(name: str, unit: str, subject: str, samples: tuple[float, ...]) -> Metric:
-    return Metric(name=name, value=median(samples), unit=unit, subject=subject, samples=samples)
-
-
-def _facts(figures: Figures, rounds: int, carried: str) -> Iterator[Fact]:
+def _figures(figures: Figures, rounds: int, carried: str) -> Iterator[Observation]:
     count = len(figures.nodes)
-    yield Fact(name="comparable", value="yes" if count > 2 else "no")
-    yield Fact(name="told_apart", value=_told_apart(count, rounds))
+    told_apart = _told_apart(count, rounds)
+    guarantee = f"up to {told_apart} bad {'node is' if told_apart == 1 else 'nodes are'} told apart exactly"
+    if count == 2:
+        guarantee = "two nodes cannot outvote each other: slow, either may be at fault, or the path between them"
+    comparable = "yes" if count > 2 else "no"
+    yield from facts({"comparable": comparable, "told_apart": told_apart, "guarantee": guarantee})
     yield Fact(name="pair_matrix", value={"nodes": [*figures.nodes], "gb_s": figures.grid(figures.pairs)})
-    if figures.corrupted:
-        yield Fact(name="wrong_data", value=wrong_data(figures.corrupted, figures.subjects))
     if figures.alone:
         yield Fact(name="alone", value={f"{a}->{b}": rates for (a, b), rates in figures.again().items()})
-    yield Fact(name="guarantee", value=_guarantee(count, rounds))
+    for (a, b), lines in figures.pairs.items():
+        yield metric("pair_busbw", figures.pair_rates(lines), "GB/s", f"{a}->{b}")
+        if shares := figures.pair_shares(figures.judged[a, b]):
+            yield metric("pair_share", shares, "of the best", f"{a}->{b}")
+    for rank, rates in figures.best.items():
+        yield metric("best_busbw", rates, "GB/s", figures.subjects[rank])
+        if figures.usual:
+            shares = tuple(rate / figures.usual for rate in rates)
+            yield metric("best_share", shares, "of the median", figures.subjects[rank])
+    shared = sum(median(figures.pair_shares(lines)) >= LEAST for lines in figures.pairs_alone.values())
+    yield metric("shared_paths", shared, "pairs")
+    yield from pair_data_check(figures)
     yield Fact(
         name="how",
         value=f"{carried}: {len(figures.pairs)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
         f"rank sends {format_bytes(figures.size)} to the same rank of the other node and receives as much at the same "
-        f"time; GB/s each way and rank; {_guarantee(count, rounds)}",
+        f"time; GB/s each way and rank; {guarantee}",
     )
-
-
-def _guarantee(nodes: int, rounds: int) -> str:
-    if nodes == 2:
-        return "two nodes cannot outvote each other: slow, either may be at fault, or the path between them"
-    told = _told_apart(nodes, rounds)
-    return f"up to {told} bad {'node is' if told == 1 else 'nodes are'} told apart exactly"
 
 
 def _told_apart(nodes: int, rounds: int) -> int:
@@ -168,7 +147,7 @@ CHECK = Check(
             where=_WHERE,
             why="this GPU's way out of its node is slow with every partner, so that it is this node's own: its network "
             "card, cable, switch port, PCIe slot or driver settings",
-            remedy="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
+            fix="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
             "LnkSta (speed and width of the card's slot); nvidia-smi topo -m (GPU and card should share a switch); "
             "compare with a good node",
         ),
@@ -178,7 +157,7 @@ CHECK = Check(
             where=_WHERE,
             shows=("alone",),
             why="both nodes are faster with others: it is the path between these two that is slow",
-            remedy="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
+            fix="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
             "(ibqueryerrors, or the switch's own counters), and for links of an uplink that are down",
         ),
         Rule(
@@ -188,7 +167,7 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("alone",),
             why="these paths are slow among others and good alone: they share an uplink that cannot carry all of them",
-            remedy="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
+            fix="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
             "is the fabric oversubscribed by design? Adaptive routing may be off; ibdiagnet tells",
         ),
         intact(
@@ -199,6 +178,20 @@ CHECK = Check(
     measure=measure,
     performance=("pair_*", "best_*"),
     per={"best_*": "place"},
+    bounds=BANDWIDTHS,
+    comparisons={
+        "best_share": Comparison(part="a GPU's way out of its node", network=True),
+        "pair_share": Comparison(part="the path between two nodes", network=True),
+    },
+    locations={
+        "best_share": Location(
+            what="GPUs of a node are slow to every other node",
+            whole_node="A node is slow to every other node",
+            first_command="on {node}: ibstat; nvidia-smi topo -m",
+            distinguishable="told_apart",
+        ),
+        "pair_share": Location(what="The path between two nodes is slow", first_command="ibtracert between {pair}"),
+    },
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=PairOptions,

@@ -6,15 +6,15 @@ NCCL chooses by itself, and falls back without a word: a figure is worth little 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
 from seatrial.checks.fabric import _algorithms
 from seatrial.discover import fabric, nccl
 from seatrial.discover.fabric import RdmaFacts
 from seatrial.discover.nccl import NcclPath
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 
 class PathOptions(Options):
@@ -46,22 +46,24 @@ def measure(place: Place, options: PathOptions) -> Iterator[Observation]:
     from seatrial.bench import group, rank
 
     group.connect(place.device)
-    ways = rank.gather(_way(place))
-    subjects = rank.gather(place.subject)
-    unknown = {subject: way.unknown for subject, way in zip(subjects, ways, strict=True) if way.unknown}
+    ways = dict(rank.gather((place.subject, _way(place))))
+    unknown = {subject: way.unknown for subject, way in ways.items() if way.unknown}
     if unknown:
         raise SeatrialError(f"NCCL's own log does not tell its path: {unknown}")
     chosen = _algorithms.choices(place)
     if place.rank == 0:
-        yield from (Fact(name=name, value=value) for name, value in _facts(ways, subjects, options).items())
+        yield from facts(_paths(ways, options))
         yield Fact(name="choices", value=chosen)
-    doubtful = {subject: way.unread_ports for subject, way in zip(subjects, ways, strict=True) if way.perhaps_past_rdma}
+    doubtful = {subject: way.unread_ports for subject, way in ways.items() if way.perhaps_past_rdma}
     if doubtful and not options.sockets:
         raise SeatrialError(
             f"NCCL talks over sockets, and whether a port for RDMA is active cannot be read: {doubtful}"
         )
     if place.rank == 0:
-        yield from _metrics(ways)
+        every = ways.values()
+        yield metric("past_rdma", sum(way.path.over_sockets and bool(way.active_ports) for way in every), "ranks")
+        yield metric("over_sockets", sum(way.path.over_sockets for way in every), "ranks")
+        yield metric("without_gdr", sum(way.path.without_gdr for way in every), "ranks")
 
 
 def _way(place: Place) -> Way:
@@ -93,76 +95,46 @@ def _unread(rdma: RdmaFacts) -> str:
     return "; ".join(reasons)
 
 
-def _settings(path: NcclPath) -> dict[str, str]:
-    """NCCL's variables as it reads them; it cannot know which of them are ours."""
+def _paths(ways: Mapping[str, Way], options: PathOptions) -> Mapping[str, object]:
+    """The facts of all ranks' paths, by subject; where they agree, those of the first rank."""
     from seatrial.bench import group
 
-    ours = " (set by seatrial)"
-    return {name: f"{value}{ours if name in group.set_here else ''}" for name, value in path.settings.items()}
-
-
-def _unlike(ways: Sequence[Way], subjects: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Who is told another network, plugin or setting than the first rank, of which the other facts are."""
-    told: list[dict[str, object]] = [
-        {"network": way.path.network, "net_plugin": way.path.plugin, "settings": way.path.settings} for way in ways
-    ]
-    return {
-        subject: differs
-        for subject, own in zip(subjects, told, strict=True)
-        if (differs := {name: value for name, value in own.items() if value != told[0][name]})
-    }
-
-
-def _facts(ways: Sequence[Way], subjects: Sequence[str], options: PathOptions) -> Mapping[str, object]:
-    total = sum((Counter(way.path.transports) for way in ways), Counter[str]())
-    first = ways[0].path
-    by_rank = {subject: way.path.transports for subject, way in zip(subjects, ways, strict=True)}
-    ports = {subject: list(way.active_ports) for subject, way in zip(subjects, ways, strict=True) if way.active_ports}
+    paths = {subject: way.path for subject, way in ways.items()}
+    first = next(iter(paths.values()))
+    total = sum((Counter(path.transports) for path in paths.values()), Counter[str]())
+    hcas: dict[str, list[str]] = {}  # the ports that NCCL's own RDMA transport uses, by node, where its log says so
+    unlike: dict[str, dict[str, object]] = {}
+    for subject, path in paths.items():
+        if path.hcas:
+            node = subject.partition("/")[0]
+            hcas[node] = sorted({*hcas.get(node, ()), *path.hcas})
+        chosen: dict[str, object] = {"network": path.network, "net_plugin": path.plugin, "settings": path.settings}
+        same = {"network": first.network, "net_plugin": first.plugin, "settings": first.settings}
+        if differs := {name: value for name, value in chosen.items() if value != same[name]}:
+            unlike[subject] = differs
+    ours = " (set by seatrial)"  # which variables those are NCCL cannot know
+    settings = {name: f"{value}{ours if name in group.set_here else ''}" for name, value in first.settings.items()}
     shares = ", ".join(f"{count} connections by {name}" for name, count in total.most_common())
-    unlike = _unlike(ways, subjects)
+    network = "the network that there would be between nodes" if first.nodes == 1 else "the network between nodes"
     return {
         "backend": "nccl",
         "nccl_version": first.version,
         "network": first.network,
         "net_plugin": first.plugin or "none loaded",
         "net_plugin_version": first.plugin_version or "not told",
-        "hcas": _hcas(ways, subjects),
+        "hcas": hcas,
         "channels": first.channels,
         "nvls_channels": first.nvls_channels,
-        "settings": _settings(first),
+        "settings": settings,
         "transports": dict(total),
-        "transports_by_rank": by_rank,
-        "active_rdma_ports": ports,
+        "transports_by_rank": {subject: path.transports for subject, path in paths.items()},
+        "active_rdma_ports": {subject: list(way.active_ports) for subject, way in ways.items() if way.active_ports},
         "sockets_meant": "yes" if options.sockets else "no",
         "how": f"{shares}, as NCCL {first.version} wrote in the logs of {len(ways)} ranks on {first.nodes} nodes, "
-        f"after an all-reduce and an all-to-all; by the first rank's log {_between_nodes(first)}",
+        f"after an all-reduce and an all-to-all; by the first rank's log {network} is {first.network or 'not told'}, "
+        f"its plugin {first.plugin or 'none'}",
         **({"unlike_the_first_rank": unlike} if unlike else {}),
     }
-
-
-def _between_nodes(path: NcclPath) -> str:
-    network = "the network that there would be between nodes" if path.nodes == 1 else "the network between nodes"
-    return f"{network} is {path.network or 'not told'}, its plugin {path.plugin or 'none'}"
-
-
-def _hcas(ways: Sequence[Way], subjects: Sequence[str]) -> dict[str, list[str]]:
-    """The ports that NCCL's own RDMA transport uses, by node, where its log says so."""
-    found: dict[str, list[str]] = {}
-    for subject, way in zip(subjects, ways, strict=True):
-        if way.path.hcas:
-            node = subject.partition("/")[0]
-            found[node] = sorted({*found.get(node, ()), *way.path.hcas})
-    return found
-
-
-def _metrics(ways: Sequence[Way]) -> Iterator[Metric]:
-    values = {
-        "past_rdma": sum(way.path.over_sockets and bool(way.active_ports) for way in ways),
-        "over_sockets": sum(way.path.over_sockets for way in ways),
-        "without_gdr": sum(way.path.without_gdr for way in ways),
-    }
-    for name, value in values.items():
-        yield Metric(name=name, value=value, unit="ranks", subject=CLUSTER)
 
 
 CHECK = Check(
@@ -178,7 +150,7 @@ CHECK = Check(
             where={"sockets_meant": "no"},
             shows=("transports_by_rank", "active_rdma_ports", "settings"),
             why="NCCL talks over TCP sockets although its node has an active RDMA port: a tenth of the speed, or less",
-            remedy="ibstat; ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited; then look for "
+            fix="ibstat; ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited; then look for "
             "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. Where "
             "it is meant so: --set checks.collectives.path.options.sockets=true",
         ),
@@ -188,11 +160,12 @@ CHECK = Check(
             breach=Outcome.WARN,
             shows=("transports_by_rank",),
             why="RDMA goes by way of host memory (no GDRDMA): each byte crosses PCIe twice, and the CPU's memory",
-            remedy="lsmod | grep nvidia_peermem (or a kernel with dma-buf and an open driver); nvidia-smi topo -m: NIC "
+            fix="lsmod | grep nvidia_peermem (or a kernel with dma-buf and an open driver); nvidia-smi topo -m: NIC "
             "and GPU should share a switch (PIX, PXB); NCCL_NET_GDR_LEVEL",
         ),
     ),
     measure=measure,
+    fact_roles={"transports": "transports", "hcas": "hcas", "algorithms": "choices"},
     limit_s=120.0,
     needs=Needs(gpus=True, ranks=2),
     options=PathOptions,

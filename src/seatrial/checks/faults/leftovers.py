@@ -61,7 +61,7 @@ CHECK = Check(
             expect="== 0",
             shows=("left",),
             why="a process outlived the job that it belonged to: it holds memory, GPUs and ports of the next one",
-            remedy="On that node: ps -o pid,ppid,stat,wchan,cmd -p PID. State D waits for a driver or a filesystem: "
+            fix="On that node: ps -o pid,ppid,stat,wchan,cmd -p PID. State D waits for a driver or a filesystem: "
             "dmesg | tail. Under Slurm: scontrol show config | grep -E 'ProctrackType|UnkillableStep'",
         ),
     ),

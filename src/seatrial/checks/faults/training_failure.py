@@ -175,7 +175,7 @@ def told(victim: Victim, trial: Trial, allowed: dict[str, float]) -> Iterator[Ob
 def released(fault: Fault, job: Job) -> Iterator[Observation]:
     """Whether Slurm has taken back the allocation of a run that has ended; a job it has forgotten has none. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
-    yield _metric(f"jobs_left.{fault}", job.known and not job.gone)
+    yield _metric(f"jobs_left.{fault}", job.known and not job.ended)
 
 
 def left(fault: Fault, looks: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
@@ -254,7 +254,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             expect="== 1 bool",
             why="the report must name the rank that failed, its host and the cause, and none of those that failed "
             "because of it: else a healthy node is taken out, and the sick one stays",
-            remedy=f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/"
+            fix=f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/"
             "ranks/attempt1: launcher.err, logs, rank*.jsonl. Silent, though alive? limits.silence_s is too short here",
         ),
         Rule(
@@ -262,7 +262,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             shows=(f"fault.{fault}",),
             expect="== 1 bool",
             why="a job whose rank has failed must end on all nodes: until then it holds them, and does nothing",
-            remedy="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; how long the Epilog "
+            fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; how long the Epilog "
             "takes by itself; teardown_s, where more is right here",
         ),
         Rule(
@@ -271,7 +271,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             expect="== 0",
             where={"scheduler": "slurm"},
             why="the allocation was not released: its nodes are kept from everybody else, and somebody pays for them",
-            remedy="squeue --all --states=all; scancel ID. COMPLETING without end: on its nodes, journalctl -u slurmd "
+            fix="squeue --all --states=all; scancel ID. COMPLETING without end: on its nodes, journalctl -u slurmd "
             "-n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
         ),
         Rule(
@@ -279,7 +279,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             shows=(f"left.{fault}",),
             expect="== 0",
             why=leftovers.CHECK.rules[0].why,
-            remedy=leftovers.CHECK.rules[0].remedy,
+            fix=leftovers.CHECK.rules[0].fix,
         ),
     )
 

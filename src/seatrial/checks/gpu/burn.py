@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Options, Place
 from seatrial.checks.gpu.gemm import CPU_SIZE, ERRORS, GPU_SIZE
+from seatrial.discover.gpu_counters import COUNTERS, Counters
+from seatrial.hardware.error_counters import known
 from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError, Series
-from seatrial.telemetry import gpu_load
-from seatrial.telemetry.gpu_load import Sample, Strain
+from seatrial.telemetry import error_window, gpu_load
+from seatrial.telemetry.gpu_load import GpuLoad, Sample
 
 if TYPE_CHECKING:
     from seatrial.bench.compute import Burned
@@ -31,7 +33,7 @@ POINTS = 240  # of a curve over time: a window is 50 ms, and a burn may take an 
 THROTTLED = ("hardware slowdown", "hardware thermal slowdown", "hardware power brake", "software thermal slowdown")
 # counter → unit of its growth
 NEW = {
-    **dict.fromkeys(gpu_load.COUNTERS, "errors"),
+    **dict.fromkeys(COUNTERS, "errors"),
     "rows_remapped": "rows",
     "remap_pending": "bool",
     "remap_failed": "bool",
@@ -50,7 +52,7 @@ class BurnOptions(Options):
 
 
 def measure(place: Place, options: BurnOptions) -> Iterator[Observation]:
-    """Yield speed and its drift, whether the product stayed the same and right, and the strain on a GPU.
+    """Yield speed and its drift, whether the product stayed the same and right, and the state of a GPU meanwhile.
 
     Raises SeatrialError when the GPU is lost meanwhile.
     """
@@ -61,23 +63,30 @@ def measure(place: Place, options: BurnOptions) -> Iterator[Observation]:
     yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
     yield Fact(name="load", value=kind)
     place.note(f"{options.seconds:g} s of {kind}")
-    with _watch(place) as seen:
+    load = counters = None
+    with ExitStack() as stack:
+        if place.device.startswith("cuda"):
+            assert place.gpu_index is not None, "a worker knows its GPU by NVML's index"
+            load = stack.enter_context(gpu_load.sampled(place.gpu_index))
+            window = stack.enter_context(error_window.counted(place.gpu_index, ports=False))
+            if (counters := window.gpu) is None:
+                raise SeatrialError(f"the error counters of this GPU cannot be read: {window.fact()}")
         burned = compute.burn(kind, size, place.device, options.seconds)
-    yield from _of_load(burned, compute.flops(size), place.subject)
+    yield from _of_speed(burned, compute.flops(size), place.subject)
     yield Metric(name=f"relative_error.{kind}", value=burned.error, unit="ratio", subject=place.subject)
-    if seen:
-        yield from _of_gpu(seen, burned, place.subject)
-    yield Fact(name="how", value=_how(kind, size, burned))
+    if load and counters:
+        yield from _of_gpu(load, counters, burned, place.subject)
+    timed = burned.timed
+    how = (
+        f"{size} × {size} products in {kind} for {sum(timed.windows) * timed.per_window:.1f} s after "
+        f"{timed.heat_up_s:.1f} s of heating up, {len(timed.windows)} windows of {timed.per_window}, the last product "
+        f"of each compared with the first bit by bit; a GPU's state read every {gpu_load.PERIOD_S:g} s, its error "
+        "counters before and after, its Xids as NVML tells of them"
+    )
+    yield Fact(name="how", value=how)
 
 
-def _watch(place: Place) -> AbstractContextManager[Strain | None]:
-    if not place.device.startswith("cuda"):
-        return nullcontext()
-    assert place.gpu_index is not None, "a worker knows its GPU by NVML's index"
-    return gpu_load.watch(place.gpu_index)
-
-
-def _of_load(burned: Burned, operations: int, subject: str) -> Iterator[Observation]:
+def _of_speed(burned: Burned, operations: int, subject: str) -> Iterator[Observation]:
     timed = burned.timed
     x, rates = _curve(timed.windows, timed.per_window, operations)
     rate = operations / fmean(timed.windows) / 1e12
@@ -96,28 +105,25 @@ def _curve(windows: Sequence[float], per_window: int, operations: int) -> tuple[
     return tuple(ends), tuple(operations / fmean(group) / 1e12 for group in groups)
 
 
-def _of_gpu(seen: Strain, burned: Burned, subject: str) -> Iterator[Observation]:
-    if seen.gone:
-        raise SeatrialError(f"the GPU was lost under load: {seen.gone}")
+def _of_gpu(load: GpuLoad, counters: Counters, burned: Burned, subject: str) -> Iterator[Observation]:
+    if gone := counters.gone or load.interview.gone:
+        raise SeatrialError(f"the GPU was lost under load: {gone}")
     began, ended = burned.timed.began, burned.timed.ended
-    samples = [sample for sample in seen.samples if began <= sample.at <= ended]  # else it was cold, or idle
+    samples = [sample for sample in load.samples if began <= sample.at <= ended]  # else it was cold, or idle
     yield from _of_samples(samples, began, subject)
+    lacks = counters.lacks | load.interview.lacks
+    for field in (*NEW, "clock_reasons"):  # a fault is an error: a rule does not apply only where the GPU lacks it
+        yield Fact(name=f"reads_{field}", value=f"no: {lacks[field]}" if field in lacks else "yes")
     for counter, unit in NEW.items():
-        yield Fact(name=f"reads_{counter}", value=_readable(seen, counter))
-        if (grown := seen.new(counter)) is not None:
+        if (grown := counters.new(counter)) is not None:
             yield Metric(name=f"new_errors.{counter}", value=grown, unit=unit, subject=subject)
-    if (replays := seen.new("pcie_replays")) is not None:
+    if (replays := counters.new("pcie_replays")) is not None:
         minutes = sum(burned.timed.windows) * burned.timed.per_window / 60
         yield Metric(name="pcie_replay_rate", value=replays / minutes, unit="errors/min", subject=subject)
-    yield Fact(name="reads_clock_reasons", value=_readable(seen, "clock_reasons"))
-    yield Fact(name="counted_before", value=dict(seen.before))
-    yield from [Fact(name="xids", value=list(seen.xids))] if seen.xids else []
-    yield from [Fact(name="unread", value=dict(seen.unread))] if seen.unread else []
-
-
-def _readable(seen: Strain, field: str) -> str:
-    """What the rules' ``where`` asks: no only where this GPU or user has not got it, so that a fault is an error."""
-    return f"no: {seen.lacks[field]}" if field in seen.lacks else "yes"
+    yield Fact(name="counted_before", value=dict(counters.before))
+    yield from [Fact(name="xids", value=list(counters.xids))] if counters.xids else []
+    unread = counters.unread | load.interview.unread
+    yield from [Fact(name="unread", value=unread)] if unread else []
 
 
 # metric → unit, field of the samples, how one figure is made of them
@@ -146,37 +152,21 @@ def _of_samples(samples: Sequence[Sample], began: float, subject: str) -> Iterat
         yield Fact(name="clock_reasons_percent", value=dict(shares))
 
 
-def _how(kind: str, size: int, burned: Burned) -> str:
-    timed = burned.timed
-    return (
-        f"{size} × {size} products in {kind} for {sum(timed.windows) * timed.per_window:.1f} s after "
-        f"{timed.heat_up_s:.1f} s of heating up, {len(timed.windows)} windows of {timed.per_window}, the last product "
-        f"of each compared with the first bit by bit; a GPU's state read every {gpu_load.PERIOD_S:g} s, its error "
-        "counters before and after, its Xids as NVML tells of them"
-    )
+def _counter_rules() -> Iterator[Rule]:
+    """A rule for each counter whose growth is a fault. PCIe replays are judged by their rate: a few are normal."""
+    for name, counter in known().gpu.items():
+        if counter.level != "told":
+            yield Rule(
+                metric="pcie_replay_rate" if counter.per_minute else f"new_errors.{name}",
+                expect=f"<= {counter.per_minute:g} errors/min" if counter.per_minute else f"== 0 {NEW[name]}",
+                where={"backend": "cuda", f"reads_{name}": "yes"},
+                breach=Outcome(counter.level),
+                shows=("counted_before", "xids"),
+                why=f"under load: {counter.means}",
+                fix=counter.fix,
+            )
 
 
-def _counted(
-    counter: str, why: str, remedy: str, *, breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL
-) -> Rule:
-    return Rule(
-        metric=f"new_errors.{counter}",
-        expect=f"== 0 {NEW[counter]}",
-        where={"backend": "cuda", f"reads_{counter}": "yes"},
-        breach=breach,
-        shows=("counted_before", "xids"),
-        why=why,
-        remedy=remedy,
-    )
-
-
-_ECC = (
-    "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; drain the node, reset the GPU; dcgmi diag -r 3; replace the GPU if "
-    "they return"
-)
-_LINK = (
-    "nvidia-smi nvlink -e -i INDEX; dmesg | grep -E 'Xid.*(74|14[4-9]|150)|SXid'; reset the GPUs, else the baseboard"
-)
 _COOLING = (
     "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX while it runs; heat: fans, air flow, coolant, heat sink; "
     "power brake: the power supplies and the BMC's log (ipmitool sel list)"
@@ -203,7 +193,7 @@ CHECK = Check(
                 expect=f"<= {ERRORS[kind]} ratio",
                 where={"load": kind},
                 why="after the burn the product is off by more than its type rounds: this device computes wrongly",
-                remedy="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
+                fix="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
             )
             for kind in LOADS
         ),
@@ -212,14 +202,14 @@ CHECK = Check(
             expect="== 0 products",
             where={"backend": "cuda"},  # a CPU's library may share its work out anew, and so sum in another order
             why="the same product of the same numbers came out differently: what is trained under load is corrupted",
-            remedy="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
+            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
         ),
         Rule(
             metric="tflops.sustained",
             baseline="gemm.bf16",
             where={"backend": "cuda", "load": "bf16"},
             why="the GPU does not keep the speed that its model is known to keep",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         Rule(
             metric="drift",
@@ -228,7 +218,7 @@ CHECK = Check(
             where={"backend": "cuda"},
             breach=Outcome.WARN,
             why="the last third of the burn was slower than the first: heat or power holds the clocks down",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
         Rule(
             metric="throttled_share",
@@ -237,35 +227,13 @@ CHECK = Check(
             shows=("clock_reasons_percent",),
             why="hardware or heat slowed the clocks down: a GPU that is powered and cooled as it should be runs this "
             "load within its power cap",
-            remedy=_COOLING,
+            fix=_COOLING,
         ),
-        _counted("ecc_uncorrected", "uncorrectable memory errors under load: they end processes", _ECC),
-        _counted("remap_pending", "a bad memory row was found, and its repair waits for a reset", _ECC),
-        _counted("remap_failed", "a bad memory row was found, and there is no spare for it: replace the GPU", _ECC),
-        _counted("rows_remapped", "memory rows were remapped under load: watch this GPU", _ECC, breach=Outcome.WARN),
-        _counted(
-            "xid", "the driver reported a critical error of this GPU (an Xid)", "seatrial explain on dmesg's output"
-        ),
-        _counted("nvlinks_down", "an NVLink went down under load", _LINK),
-        _counted("nvlink_recoveries", "an NVLink had to be trained anew: it is marginal, and stalled meanwhile", _LINK),
-        _counted(
-            "nvlink_replays",
-            "an NVLink sent again what arrived damaged: no data is lost, and a healthy link does not (as DCGM judges; "
-            "CRC errors by themselves only count from 100 a second on, and are not judged)",
-            _LINK,
-            breach=Outcome.WARN,
-        ),
-        Rule(
-            metric="pcie_replay_rate",
-            expect="<= 8 errors/min",  # DCGM's DCGM_LIMIT_MAX_PCIREPLAY_RATE, "the maximum recommended by RM"
-            where={"backend": "cuda", "reads_pcie_replays": "yes"},
-            breach=Outcome.WARN,
-            why="the PCIe link often sends packets again: slot, riser or retimer damage them",
-            remedy="nvidia-smi -q -i INDEX | grep -i replay; lspci -vvv -s PCI | grep CESta; reseat the card or riser",
-        ),
+        *_counter_rules(),
     ),
     measure=measure,
     limit_s=300.0,
     options=BurnOptions,
     performance=("tflops.*",),
+    bounds={"tflops.sustained": "bf16"},
 )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Options, Place
-from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.checks.base import Check, Options, Place, facts, metric
+from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.timing import Timed
@@ -36,8 +36,8 @@ def measure(place: Place, options: GemmOptions) -> Iterator[Observation]:
     """Yield TFLOP/s and the largest error of every type; a type without hardware is a fact with the reason."""
     from seatrial.bench import compute, rank
 
-    size = options.size or (GPU_SIZE if place.device.startswith("cuda") else CPU_SIZE)
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
+    size = options.size or (GPU_SIZE if place.on_gpu else CPU_SIZE)
+    yield from facts(rank.describe_device(place.device))
     without = {kind: reason for kind in compute.TYPES if (reason := compute.why_not(kind, place.device))}
     timed: dict[str, Timed] = {}
     for kind in compute.TYPES:
@@ -45,32 +45,21 @@ def measure(place: Place, options: GemmOptions) -> Iterator[Observation]:
         if kind not in without:
             place.note(kind)
             timed[kind] = compute.time_product(kind, size, place.device, options.seconds, options.least_seconds)
-            yield from _figures(place, kind, size, timed[kind], compute.relative_error(kind, size, place.device))
+            error = compute.relative_error(kind, size, place.device)
+            yield timed[kind].metric(f"tflops.{kind}", compute.flops(size) / 1e12, "TFLOP/s", place.subject)
+            yield metric(f"relative_error.{kind}", error, "ratio", place.subject)
     yield Fact(name="not_in_hardware", value=without)
     yield Fact(name="timing", value={kind: one.describe() for kind, one in timed.items()})
-    yield Fact(name="how", value=_how(size, timed))
-
-
-def _figures(place: Place, kind: str, size: int, timed: Timed, error: float) -> Iterator[Metric]:
-    from seatrial.bench.compute import flops
-
-    name, work = f"tflops.{kind}", flops(size) / 1e12
-    yield Metric(name=name, value=timed.rate(work), unit="TFLOP/s", subject=place.subject, samples=timed.rates(work))
-    yield Metric(name=f"relative_error.{kind}", value=error, unit="ratio", subject=place.subject)
-
-
-def _how(size: int, timed: dict[str, Timed]) -> str:
-    from seatrial.bench.compute import STRIDE
-
     windows = "; ".join(f"{kind}: {len(one.windows)} windows of {one.per_window}" for kind, one in timed.items())
-    return (
-        f"{size} × {size} matrices of normally distributed numbers, 2·n³ operations a product, median of back-to-back "
-        f"windows ({windows}), the devices of a node side by side; one row in {STRIDE} is compared with float64; fp8 "
-        "without fast accumulation"
+    yield Fact(
+        name="how",
+        value=f"{size} × {size} matrices of normally distributed numbers, 2·n³ operations a product, median of "
+        f"back-to-back windows ({windows}), the devices of a node side by side; one row in {compute.STRIDE} is "
+        "compared with float64; fp8 without fast accumulation",
     )
 
 
-_REMEDY = (
+_FIX = (
     "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE,TEMPERATURE -i INDEX while it runs: clocks held down, a power cap or "
     "heat explain slowness; else dcgmi diag -r 3 -i INDEX, and swap it with a good GPU: does it move along?"
 )
@@ -87,7 +76,7 @@ CHECK = Check(
                 expect=f"<= {limit} ratio",
                 where={f"has_{kind}": "yes"},
                 why="the product is off by more than its type rounds: this device computes wrongly",
-                remedy="train nothing on it; repeat with device.digests, run dcgmi diag -r 3, replace it",
+                fix="train nothing on it; repeat with device.digests, run dcgmi diag -r 3, replace it",
             )
             for kind, limit in ERRORS.items()
         ),
@@ -97,7 +86,7 @@ CHECK = Check(
                 baseline=f"gemm.{kind}",
                 where={"backend": "cuda", f"has_{kind}": "yes"},
                 why="training is made of these products: a slow GPU holds up all others",
-                remedy=_REMEDY,
+                fix=_FIX,
             )
             for kind in ("bf16", "fp16", "tf32", "fp8")
         ),
@@ -106,4 +95,5 @@ CHECK = Check(
     limit_s=300.0,
     options=GemmOptions,
     performance=("tflops.*",),
+    bounds={f"tflops.{kind}": kind for kind in ERRORS},
 )

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Options, Place
-from seatrial.model import ByteSize, Fact, Metric, Observation, Phase, Rule, Scope, format_bytes, parse_bytes
+from seatrial.checks.base import Check, Options, Place, facts, metric
+from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope, format_bytes, parse_bytes
 
 # Arrays far beyond every cache (50 MiB on an H100, tens to hundreds on a server's CPU)
 GPU_SIZE, CPU_SIZE = parse_bytes("2GiB"), parse_bytes("256MiB")
@@ -31,34 +31,30 @@ def measure(place: Place, options: MemoryOptions) -> Iterator[Observation]:
     """Yield GB/s of a copy and of STREAM's triad, and the words that did not keep a pattern."""
     from seatrial.bench import memory, rank
 
-    on_gpu = place.device.startswith("cuda")
-    size = options.size or (GPU_SIZE if on_gpu else CPU_SIZE)
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(place.device).items())
+    size = options.size or (GPU_SIZE if place.on_gpu else CPU_SIZE)
+    yield from facts(rank.describe_device(place.device))
     for name, moved, timed in (
         ("copy", 2 * size, memory.time_copy(size, place.device, options.seconds)),
         ("triad", 3 * size, memory.time_triad(size, place.device, options.seconds)),
     ):
-        rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
-        yield Metric(name=name, value=rate, unit="GB/s", subject=place.subject, samples=rates)
+        yield timed.metric(name, moved / 1e9, "GB/s", place.subject)
         yield Fact(name=f"timing_{name}", value=timed.describe())
     place.note("patterns")
     rank.release_memory(place.device)
     free = memory.free_bytes(place.device)
-    most = min(int(free * options.share), free - SCRATCH) if on_gpu else 0
+    most = min(int(free * options.share), free - SCRATCH) if place.on_gpu else 0
     tested = memory.try_patterns(max(LEAST_TESTED, most), place.device)
     rank.release_memory(place.device)  # NCCL and cuBLAS allocate by themselves: to them, what torch keeps is taken
-    words = sum(one.words for one in tested.wrong)
-    yield Metric(name="wrong_words", value=words, unit="words", subject=place.subject)
-    yield Metric(name="tested_bytes", value=tested.size, unit="B", subject=place.subject)
-    yield Metric(name="tested_share", value=100 * tested.size / tested.free, unit="%", subject=place.subject)
-    yield from [Fact(name="wrong_memory", value=[asdict(one) for one in tested.wrong])] if tested.wrong else []
-    yield Fact(name="how", value=_how(size, tested.size))
-
-
-def _how(size: int, tested: int) -> str:
-    return (
-        f"copy (read + write) and triad a = b + s·c (two reads + write) over arrays of {format_bytes(size)}; five "
-        f"patterns written to {format_bytes(tested)} and read back; the devices of a node side by side, not in step"
+    yield metric("wrong_words", sum(one.words for one in tested.wrong), "words", place.subject)
+    yield metric("tested_bytes", tested.size, "B", place.subject)
+    yield metric("tested_share", 100 * tested.size / tested.free, "%", place.subject)
+    if tested.wrong:
+        yield Fact(name="wrong_memory", value=[asdict(one) for one in tested.wrong])
+    yield Fact(
+        name="how",
+        value=f"copy (read + write) and triad a = b + s·c (two reads + write) over arrays of {format_bytes(size)}; "
+        f"five patterns written to {format_bytes(tested.size)} and read back; the devices of a node side by side, not "
+        "in step",
     )
 
 
@@ -74,7 +70,7 @@ CHECK = Check(
             expect="== 0 words",
             shows=("wrong_memory",),
             why="memory did not keep what was written to it: weights and gradients will not either",
-            remedy="nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX (nvidia-smi -i INDEX -e 1 when ECC is off); reset the "
+            fix="nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX (nvidia-smi -i INDEX -e 1 when ECC is off); reset the "
             "GPU so that bad rows are remapped; wrong again: replace it. On a host: memtest86+, edac-util",
         ),
         Rule(
@@ -82,14 +78,14 @@ CHECK = Check(
             expect=">= 80 %",
             where={"backend": "cuda"},
             why="the pattern test did not reach most of the memory that was free",
-            remedy="nvidia-smi -i INDEX shows who else takes memory; then raise checks.device.memory.options.share",
+            fix="nvidia-smi -i INDEX shows who else takes memory; then raise checks.device.memory.options.share",
         ),
         Rule(
             metric="copy",
             baseline="memory.copy",
             where={"backend": "cuda"},
             why="memory-bound layers run at this speed, and so does decoding",
-            remedy="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: a lowered memory clock or remapped rows; "
+            fix="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: a lowered memory clock or remapped rows; "
             "then dcgmi diag -r 3 -i INDEX",
         ),
     ),
@@ -97,4 +93,5 @@ CHECK = Check(
     limit_s=300.0,
     options=MemoryOptions,
     performance=("copy", "triad"),
+    bounds={"copy": "hbm", "triad": "hbm"},
 )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope, format_bytes
+from seatrial.checks.base import Check, Needs, Options, Place, facts
+from seatrial.model import Fact, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.timing import Timed
@@ -36,7 +36,7 @@ def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
     from seatrial.bench import rank, transfer
     from seatrial.bench.timing import all_at_once, time_alone
 
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_devices(place.device).items())
+    yield from facts(rank.describe_devices(place.device))
     turns = max(rank.gather(place.local_rank)) + 1
     pinned = transfer.Pinned(place.device)
     yield Fact(name="host_memory", value=pinned.placement)
@@ -57,7 +57,8 @@ def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
         rank.wait_for_all()
         timed[f"{way}_together"] = time_together(ways[way])
     for name, one in timed.items():
-        yield _metric(place, name, one, pinned.size * WAYS[name.partition("_")[0]])
+        moved = pinned.size * WAYS[name.partition("_")[0]]
+        yield one.metric(name, moved / 1e9, "GB/s", place.subject)
     yield Fact(name="timing", value={name: one.describe() for name, one in timed.items()})
     everybody = [found for node, found in rank.gather((place.node, timed)) if node == place.node]
     overlap = {way: all_at_once([found[f"{way}_together"] for found in everybody]) for way in WAYS}
@@ -68,11 +69,6 @@ def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
         f"one GPU of the node after the other; together: all of the node, each at work before and after its windows "
         "too, so that all of them share what there is; both: copies each way at once, summed",
     )
-
-
-def _metric(place: Place, name: str, timed: Timed, moved: int) -> Metric:
-    rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
-    return Metric(name=name, value=rate, unit="GB/s", subject=place.subject, samples=rates)
 
 
 CHECK = Check(
@@ -87,7 +83,7 @@ CHECK = Check(
                 metric=f"{way}_alone",
                 baseline=f"transfer.{way}_alone",
                 why="batches, checkpoints and offloaded weights go this way",
-                remedy="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
+                fix="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
                 "topo -m (is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
             )
             for way in ("h2d", "d2h")
@@ -99,7 +95,7 @@ CHECK = Check(
                 warn_below=TOGETHER_LEAST,
                 why="while all of a node copy, this GPU gets far less than its siblings: it shares a root port or a "
                 "switch with another, or its host memory is far from it",
-                remedy="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
+                fix="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
                 "node? If it is slow alone as well, its own link is at fault: see h2d_alone and d2h_alone",
             )
             for way in WAYS
@@ -110,5 +106,6 @@ CHECK = Check(
     needs=Needs(gpus=True),
     options=TransferOptions,
     performance=("*_alone", "*_together"),
+    bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
     per={"*": "place"},
 )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
+from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
+from seatrial.hardware.bounds import BIDIRECTIONAL
+from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.transfer import PeerCopy
@@ -30,36 +31,30 @@ def measure(place: Place, options: PeerOptions) -> Iterator[Observation]:
     everywhere = rank.gather((place.node, place.local_rank, place.subject.rpartition("/")[2]))
     if len({node for node, _, _ in everywhere}) == len(everywhere):  # asked of all: all must go one way from here
         raise NotApplicable("nodes with one GPU have no pair of them")
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_devices(place.device).items())
+    yield from facts(rank.describe_devices(place.device))
     names = [name for node, _, name in sorted(everywhere) if node == place.node]
     copies: list[PeerCopy] = []
     if place.local_rank == 0:
         copies = transfer.time_peers(len(names), options.seconds, place.note)
         rank.release_memory(place.device)
     rank.wait_for_all()
+    gb = transfer.PEER_SIZE / 1e9
     for copy in copies:
-        yield from _figures(copy, f"{place.node}/{names[copy.source]}->{names[copy.target]}", transfer.PEER_SIZE)
+        subject = f"{place.node}/{names[copy.source]}->{names[copy.target]}"
+        yield copy.one_way.metric("one_way", gb, "GB/s", subject)
+        yield copy.both_ways.metric("both_ways", 2 * gb, "GB/s", subject)
+        yield metric("direct", copy.direct, "bool", subject)
     if copies:
-        yield from _summary(copies, names, transfer.PEER_SIZE)
-
-
-def _figures(copy: PeerCopy, subject: str, size: int) -> Iterator[Metric]:
-    for name, timed, moved in (("one_way", copy.one_way, size), ("both_ways", copy.both_ways, 2 * size)):
-        rate, rates = timed.rate(moved / 1e9), timed.rates(moved / 1e9)
-        yield Metric(name=name, value=rate, unit="GB/s", subject=subject, samples=rates)
-    yield Metric(name="direct", value=copy.direct, unit="bool", subject=subject)
-
-
-def _summary(copies: list[PeerCopy], names: list[str], size: int) -> Iterator[Observation]:
-    one_way = {(copy.source, copy.target): copy.one_way.rate(size / 1e9) for copy in copies}
-    both_ways = {(copy.source, copy.target): copy.both_ways.rate(2 * size / 1e9) for copy in copies}
-    yield Fact(name="one_way_matrix", value=_matrix(names, one_way))
-    yield Fact(name="both_ways_matrix", value=_matrix(names, both_ways))
-    yield Fact(
-        name="how",
-        value=f"copies of {format_bytes(size)} from each GPU to each other, one pair at a time, between CUDA events; "
-        "both ways: copies each way at once, on two streams that wait for each other only at a window's ends, summed",
-    )
+        one_way = {(copy.source, copy.target): copy.one_way.rate(gb) for copy in copies}
+        both_ways = {(copy.source, copy.target): copy.both_ways.rate(2 * gb) for copy in copies}
+        yield Fact(name="one_way_matrix", value=_matrix(names, one_way))
+        yield Fact(name="both_ways_matrix", value=_matrix(names, both_ways))
+        yield Fact(
+            name="how",
+            value=f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
+            "between CUDA events; both ways: copies each way at once, on two streams that wait for each other only at "
+            "a window's ends, summed",
+        )
 
 
 def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
@@ -69,7 +64,7 @@ def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str
     return {"gpus": [*names], "gb_s": rows}
 
 
-_REMEDY = (
+_FIX = (
     "nvidia-smi nvlink -s -i INDEX; nvidia-smi nvlink -e -i INDEX (errors and replays); nvidia-smi topo -p2p r; "
     "dmesg | grep -E 'Xid.*(74|145)|SXid'; reset the GPUs, then the fabric manager"
 )
@@ -84,7 +79,7 @@ CHECK = Check(
             metric="one_way",
             baseline="transfer.peer_one_way",
             why="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
-            remedy=_REMEDY,
+            fix=_FIX,
         ),
         Rule(
             metric="both_ways",
@@ -92,7 +87,7 @@ CHECK = Check(
             fail_below=0.85,  # as the floor in use one way: 335 of the 396 that an H200 reaches
             mirrored=0.95,
             why="this pair's link carries less than it should when both its GPUs send, as they do in every collective",
-            remedy=_REMEDY,
+            fix=_FIX,
         ),
     ),
     measure=measure,
@@ -100,5 +95,6 @@ CHECK = Check(
     needs=Needs(gpus=True, ranks=2),
     options=PeerOptions,
     performance=("one_way", "both_ways"),
+    bounds={"one_way": "nvlink", "both_ways": BIDIRECTIONAL},
     per={"*": "ordered pair"},
 )

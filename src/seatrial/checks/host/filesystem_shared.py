@@ -10,29 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
 from seatrial.discover import filesystem
 from seatrial.discover.reading import printable, text
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.one_rank_per_node import Actors
     from seatrial.bench.storage import Site
 
-METRICS = {
-    "paths_unusable": "paths",
-    "paths_not_shared": "paths",
-    "users_differing": "users",
-    "visibility_delay": "ms",
-    "rename_faults": "paths",
-    "append_faults": "paths",
-    "flock_faults": "paths",
-    "fcntl_faults": "paths",
-    "mmap_faults": "paths",
-    "owner_faults": "paths",
-    "free_bytes": "B",
-    "free_inodes": "inodes",
-}
+PROMISES = ("rename", "append", "flock", "fcntl", "mmap", "owner")  # each has a probe and a metric of its faults
 
 # Type in /proc/self/mountinfo → the name that people know it by.
 KNOWN = {
@@ -54,134 +41,6 @@ KNOWN = {
     "wekafs": "WekaFS",
     **{name: f"local ({name})" for name in ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")},
 }
-
-LOCK_WHY = (
-    "Download caches of Hugging Face, torch's FileStore and compile caches keep writers apart by such locks: where "
-    "they hold on one node only, two nodes write at once."
-)
-LOCK_REMEDY = (
-    "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not localflock. NFS: "
-    "without nolock and local_lock; systemctl status rpc-statd. virtiofs: locks of the host need support of virtiofsd. "
-    "Until then give each node caches of its own (HF_HOME, TRITON_CACHE_DIR on a local disk)."
-)
-EXAMINED = {"examined": "yes"}
-
-RULES = (
-    Rule(
-        metric="paths_unusable",
-        shows=("unusable",),
-        expect="== 0 paths",
-        why="Every node must be able to write to a shared folder, and get an answer from it.",
-        remedy="The fact unusable says which path, on which node, and why. There: ls -ld PATH; df -h PATH; df -i PATH; "
-        "findmnt -T PATH",
-    ),
-    Rule(
-        metric="paths_not_shared",
-        shows=("not_shared", "filesystems"),
-        expect="== 0 paths",
-        where={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
-        why="What one node writes there, others do not see: checkpoints, datasets and results end up in pieces.",
-        remedy="The fact filesystems says what is mounted. On a node that stands apart: findmnt -T PATH; mount -a",
-    ),
-    Rule(
-        metric="paths_not_shared",
-        shows=("not_shared", "filesystems"),
-        expect="== 0 paths",
-        # Nobody has promised that the run directory is shared, and seatrial does without.
-        breach=Outcome.WARN,
-        where={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
-        why="The run directory is another one on each node. No shared folder was named, so that none was examined.",
-        remedy="Name the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
-    ),
-    Rule(
-        metric="users_differing",
-        shows=("users",),
-        expect="== 0 users",
-        where={"several_nodes": "yes"},
-        why="The same person is another user (uid) on some nodes, and may not touch there what was written elsewhere.",
-        remedy='On each node: id "$USER"; keep users in one directory (LDAP, SSSD), or one /etc/passwd everywhere.',
-    ),
-    Rule(
-        metric="visibility_delay",
-        shows=("visibility_ms",),
-        expect="< 1000 ms",
-        breach=Outcome.WARN,
-        where=EXAMINED,
-        why="A program that waits for another node's file finds it only so much later. 5000 ms means: that, or longer.",
-        remedy="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
-        "smaller actimeo. FUSE and virtiofs: lower the timeouts of entries and attributes.",
-    ),
-    Rule(
-        metric="rename_faults",
-        shows=("rename",),
-        expect="== 0 paths",
-        where=EXAMINED,
-        why="Checkpoints are put in place by renaming them: a reader must find the old file or the new one, whole.",
-        remedy="No POSIX filesystem does this. A gateway to an object store may: keep checkpoints elsewhere.",
-    ),
-    Rule(
-        metric="append_faults",
-        shows=("append",),
-        expect="== 0 paths",
-        breach=Outcome.WARN,  # known of NFS (open(2), O_APPEND) and the default of BeeGFS; training itself runs
-        where=EXAMINED,
-        why="Logs that several nodes append to lose lines.",
-        remedy="Let each process write its own file. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
-    ),
-    Rule(
-        metric="flock_faults",
-        shows=("flock",),
-        expect="== 0 paths",
-        breach=Outcome.WARN,  # the default of BeeGFS and older Lustre; training itself runs
-        where=EXAMINED,
-        why=LOCK_WHY,
-        remedy=LOCK_REMEDY,
-    ),
-    Rule(
-        metric="fcntl_faults",
-        shows=("fcntl",),
-        expect="== 0 paths",
-        breach=Outcome.WARN,
-        where=EXAMINED,
-        why=LOCK_WHY,
-        remedy=LOCK_REMEDY,
-    ),
-    Rule(
-        metric="mmap_faults",
-        shows=("mmap",),
-        expect="== 0 paths",
-        where=EXAMINED,
-        why="Datasets (Arrow) and weights (safetensors) are mapped: a node that maps old content trains on it.",
-        remedy="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower the timeouts of attributes.",
-    ),
-    Rule(
-        metric="owner_faults",
-        shows=("owner",),
-        expect="== 0 paths",
-        where=EXAMINED,
-        why="A file belongs to somebody else as seen from another node, who then may not read or change it.",
-        remedy="NFS 4: the same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
-        "the same uids on all nodes; look at all_squash in /etc/exports, and at id-mapped mounts of containers.",
-    ),
-    Rule(
-        metric="free_bytes",
-        shows=("filesystems",),
-        expect=">= 1GiB",
-        breach=Outcome.WARN,
-        where={"usable": "yes"},
-        why="A checkpoint that finds no room ends the job that writes it.",
-        remedy="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then make room.",
-    ),
-    Rule(
-        metric="free_inodes",
-        shows=("filesystems",),
-        expect=">= 1000 inodes",
-        breach=Outcome.WARN,
-        where={"usable": "yes", "inodes_limited": "yes"},
-        why="Without inodes no file can be made, however much room there is.",
-        remedy="df -i PATH; find what has many small files: du --inodes -xd2 PATH | sort -n",
-    ),
-)
 
 
 def _absolute(path: str) -> str:
@@ -231,10 +90,14 @@ def measure(place: Place, options: SharedOptions) -> Iterator[Observation]:
     paths = options.paths or (str(place.out),)
     found = {path: _examine(place, actors, path) for path in dict.fromkeys(paths)}
     if place.rank == 0:
-        yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
-        yield Fact(name="paths_from", value="options" if options.paths else "run directory")
-        yield Fact(name="users", value=one_rank_per_node.by_reason(dict(zip(actors.names, users, strict=True))))
-        yield _metric("users_differing", len(set(users)) - 1)
+        yield from facts(
+            {
+                "several_nodes": "yes" if actors.several_nodes else "no",
+                "paths_from": "options" if options.paths else "run directory",
+                "users": one_rank_per_node.by_reason(dict(zip(actors.names, users, strict=True))),
+            }
+        )
+        yield metric("users_differing", len(set(users)) - 1, "users")
         yield from _report(found)
 
 
@@ -281,78 +144,193 @@ def volume(root: Path, path: str) -> Volume:
     used, counted = filesystem.usage(Path("/"), path), os.statvfs(path)
     entries = filesystem.mountinfo(text(root / "proc/self/mountinfo"))
     above = [entry for entry in entries if Path(used.path).is_relative_to(entry.target)]
-    mount = max(above, key=lambda entry: len(entry.target), default=None)
+    described = "not found among the mounts"
+    if mount := max(above, key=lambda entry: len(entry.target), default=None):
+        kind = KNOWN.get(mount.type, f"unknown type {printable(mount.type)}")
+        described = f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
     return Volume(
-        mount=_described(mount) if mount else "not found among the mounts",
+        mount=described,
         size=used.size,
         free=used.free,
         free_inodes=counted.f_favail if counted.f_files else None,
     )
 
 
-def _described(mount: filesystem.Entry) -> str:
-    kind = KNOWN.get(mount.type, f"unknown type {printable(mount.type)}")
-    return f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
-
-
 def _report(found: Mapping[str, Findings]) -> Iterator[Observation]:
     usable = {path: findings for path, findings in found.items() if not findings.unusable}
     examined = {path: findings for path, findings in usable.items() if not findings.separated}
-    yield Fact(name="usable", value=_word(bool(usable)))
-    yield Fact(name="examined", value=_word(bool(examined)))
+    yield from facts({"usable": "yes" if usable else "no", "examined": "yes" if examined else "no"})
     yield _texts("filesystems", {path: findings.mounts for path, findings in found.items()})
     yield _texts("unusable", {path: findings.unusable for path, findings in found.items()})
     yield _texts("not_shared", {path: findings.separated for path, findings in found.items()})
     yield _texts("left_behind", {path: findings.left_behind for path, findings in found.items()})
-    yield _metric("paths_unusable", len(found) - len(usable))
+    yield metric("paths_unusable", len(found) - len(usable), "paths")
     if usable:
-        yield _metric("paths_not_shared", len(usable) - len(examined))
+        yield metric("paths_not_shared", len(usable) - len(examined), "paths")
         yield from _room(usable)
     if examined:
         yield from _promises(examined)
 
 
+def _texts(name: str, by_path: Mapping[str, str | None]) -> Fact:
+    """The texts by path, without those that are empty."""
+    return Fact(name=name, value={path: text for path, text in by_path.items() if text})
+
+
 def _room(found: Mapping[str, Findings]) -> Iterator[Observation]:
     """The least room that any node sees at each path, and the least of all paths."""
-    volumes = {path: list(findings.volumes.values()) for path, findings in found.items()}
-    free = {path: min(volume.free for volume in those) for path, those in volumes.items()}
-    inodes = {
-        path: min(volume.free_inodes for volume in those if volume.free_inodes is not None)
-        for path, those in volumes.items()
-        if any(volume.free_inodes is not None for volume in those)
-    }
-    sizes = {path: max(volume.size for volume in those) for path, those in volumes.items()}
-    space = {path: {"size": sizes[path], "free": free[path], "free_inodes": inodes.get(path)} for path in found}
-    yield Fact(name="space", value=dict(space))
-    yield Fact(name="inodes_limited", value=_word(bool(inodes)))
-    yield _metric("free_bytes", min(free.values()))
-    if inodes:
-        yield _metric("free_inodes", min(inodes.values()))
+    space: dict[str, dict[str, int | None]] = {}
+    for path, findings in found.items():
+        volumes = findings.volumes.values()
+        inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
+        size, free = max(volume.size for volume in volumes), min(volume.free for volume in volumes)
+        space[path] = {"size": size, "free": free, "free_inodes": min(inodes, default=None)}
+    limits = [least for room in space.values() if (least := room["free_inodes"]) is not None]
+    yield from facts({"space": space, "inodes_limited": "yes" if limits else "no"})
+    yield metric("free_bytes", min(volume.free for one in found.values() for volume in one.volumes.values()), "B")
+    if limits:
+        yield metric("free_inodes", min(limits), "inodes")
 
 
 def _promises(found: Mapping[str, Findings]) -> Iterator[Observation]:
     delays = {path: {name: round(s * 1e3, 2) for name, s in item.delays.items()} for path, item in found.items()}
     yield Fact(name="visibility_ms", value=dict(delays))
-    yield _metric("visibility_delay", max(delay for those in delays.values() for delay in those.values()))
-    for name in (metric.removesuffix("_faults") for metric in METRICS if metric.endswith("_faults")):
+    yield metric("visibility_delay", max(delay for by_name in delays.values() for delay in by_name.values()), "ms")
+    for name in PROMISES:
         yield _texts(name, {path: findings.faults.get(name) for path, findings in found.items()})
         yield _texts(f"{name}_unproven", {path: findings.unproven.get(name) for path, findings in found.items()})
         faults = sum(bool(findings.faults.get(name)) for findings in found.values())
         if faults or not any(name in findings.unproven for findings in found.values()):  # else nothing is known
-            yield _metric(f"{name}_faults", faults)
+            yield metric(f"{name}_faults", faults, "paths")
 
 
-def _texts(name: str, by_path: Mapping[str, str | None]) -> Fact:
-    """What there is to say, by path; nothing of the paths of which there is nothing to say."""
-    return Fact(name=name, value={path: said for path, said in by_path.items() if said})
+LOCK_WHY = (
+    "Download caches of Hugging Face, torch's FileStore and compile caches keep writers apart by such locks: where "
+    "they hold on one node only, two nodes write at once."
+)
+LOCK_FIX = (
+    "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not localflock. NFS: "
+    "without nolock and local_lock; systemctl status rpc-statd. virtiofs: locks of the host need support of virtiofsd. "
+    "Until then give each node caches of its own (HF_HOME, TRITON_CACHE_DIR on a local disk)."
+)
+EXAMINED = {"examined": "yes"}
 
-
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
-
-
-def _word(yes: bool) -> str:
-    return "yes" if yes else "no"
+RULES = (
+    Rule(
+        metric="paths_unusable",
+        shows=("unusable",),
+        expect="== 0 paths",
+        why="Every node must be able to write to a shared folder, and get an answer from it.",
+        fix="The fact unusable says which path, on which node, and why. There: ls -ld PATH; df -h PATH; df -i PATH; "
+        "findmnt -T PATH",
+    ),
+    Rule(
+        metric="paths_not_shared",
+        shows=("not_shared", "filesystems"),
+        expect="== 0 paths",
+        where={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
+        why="What one node writes there, others do not see: checkpoints, datasets and results end up in pieces.",
+        fix="The fact filesystems says what is mounted. On a node that stands apart: findmnt -T PATH; mount -a",
+    ),
+    Rule(
+        metric="paths_not_shared",
+        shows=("not_shared", "filesystems"),
+        expect="== 0 paths",
+        # Nobody has promised that the run directory is shared, and seatrial does without.
+        breach=Outcome.WARN,
+        where={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
+        why="The run directory is another one on each node. No shared folder was named, so that none was examined.",
+        fix="Name the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
+    ),
+    Rule(
+        metric="users_differing",
+        shows=("users",),
+        expect="== 0 users",
+        where={"several_nodes": "yes"},
+        why="The same person is another user (uid) on some nodes, and may not touch there what was written elsewhere.",
+        fix='On each node: id "$USER"; keep users in one directory (LDAP, SSSD), or one /etc/passwd everywhere.',
+    ),
+    Rule(
+        metric="visibility_delay",
+        shows=("visibility_ms",),
+        expect="< 1000 ms",
+        breach=Outcome.WARN,
+        where=EXAMINED,
+        why="A program that waits for another node's file finds it only so much later. 5000 ms means: that, or longer.",
+        fix="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
+        "smaller actimeo. FUSE and virtiofs: lower the timeouts of entries and attributes.",
+    ),
+    Rule(
+        metric="rename_faults",
+        shows=("rename",),
+        expect="== 0 paths",
+        where=EXAMINED,
+        why="Checkpoints are put in place by renaming them: a reader must find the old file or the new one, whole.",
+        fix="No POSIX filesystem does this. A gateway to an object store may: keep checkpoints elsewhere.",
+    ),
+    Rule(
+        metric="append_faults",
+        shows=("append",),
+        expect="== 0 paths",
+        breach=Outcome.WARN,  # known of NFS (open(2), O_APPEND) and the default of BeeGFS; training itself runs
+        where=EXAMINED,
+        why="Logs that several nodes append to lose lines.",
+        fix="Let each process write its own file. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
+    ),
+    Rule(
+        metric="flock_faults",
+        shows=("flock",),
+        expect="== 0 paths",
+        breach=Outcome.WARN,  # the default of BeeGFS and older Lustre; training itself runs
+        where=EXAMINED,
+        why=LOCK_WHY,
+        fix=LOCK_FIX,
+    ),
+    Rule(
+        metric="fcntl_faults",
+        shows=("fcntl",),
+        expect="== 0 paths",
+        breach=Outcome.WARN,
+        where=EXAMINED,
+        why=LOCK_WHY,
+        fix=LOCK_FIX,
+    ),
+    Rule(
+        metric="mmap_faults",
+        shows=("mmap",),
+        expect="== 0 paths",
+        where=EXAMINED,
+        why="Datasets (Arrow) and weights (safetensors) are mapped: a node that maps old content trains on it.",
+        fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower the timeouts of attributes.",
+    ),
+    Rule(
+        metric="owner_faults",
+        shows=("owner",),
+        expect="== 0 paths",
+        where=EXAMINED,
+        why="A file belongs to somebody else as seen from another node, who then may not read or change it.",
+        fix="NFS 4: the same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
+        "the same uids on all nodes; look at all_squash in /etc/exports, and at id-mapped mounts of containers.",
+    ),
+    Rule(
+        metric="free_bytes",
+        shows=("filesystems",),
+        expect=">= 1GiB",
+        breach=Outcome.WARN,
+        where={"usable": "yes"},
+        why="A checkpoint that finds no room ends the job that writes it.",
+        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then make room.",
+    ),
+    Rule(
+        metric="free_inodes",
+        shows=("filesystems",),
+        expect=">= 1000 inodes",
+        breach=Outcome.WARN,
+        where={"usable": "yes", "inodes_limited": "yes"},
+        why="Without inodes no file can be made, however much room there is.",
+        fix="df -i PATH; find what has many small files: du --inodes -xd2 PATH | sort -n",
+    ),
+)
 
 
 CHECK = Check(
@@ -361,7 +339,15 @@ CHECK = Check(
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     needs=Needs(ranks=2),
-    metrics=METRICS,
+    metrics={
+        "paths_unusable": "paths",
+        "paths_not_shared": "paths",
+        "users_differing": "users",
+        "visibility_delay": "ms",
+        **{f"{name}_faults": "paths" for name in PROMISES},
+        "free_bytes": "B",
+        "free_inodes": "inodes",
+    },
     rules=RULES,
     measure=measure,
     limit_s=300,  # a filesystem that hangs costs half a minute a step; a dead one ends after the first

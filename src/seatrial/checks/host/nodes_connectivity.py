@@ -11,124 +11,21 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, metric
 from seatrial.discover import fabric, host, software
 from seatrial.discover.reading import Attempts, line, printable, text
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.connectivity import Survey
 
 Versions = dict[str, str | None]  # component → version; None where it is not there, or could not be read
 
-METRICS = {
-    "names_unresolved": "names",
-    "pairs_unreachable": "pairs",
-    "rtt": "us",
-    "clock_skew": "s",
-    "versions_differing": "components",
-    "odd_nodes": "nodes",
-    "network_differing": "components",
-    "interfaces_unknown": "nodes",
-}
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 EACH_ITS_OWN = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
 SAID_ONLY = ("rendezvous", "interface")  # may be called otherwise on each node
-
-SEVERAL = {"several_nodes": "yes"}
-CLOCK_REMEDY = (
-    "The fact clocks says by how much, against the first node. On that node: chronyc tracking (or timedatectl timesync-"
-    "status); then: timedatectl set-ntp true, or systemctl enable --now chrony, with the same servers on all nodes."
-)
-
-RULES = (
-    Rule(
-        metric="names_unresolved",
-        shows=("unresolved",),
-        expect="== 0 names",
-        where=SEVERAL,
-        why="Rendezvous, Gloo, MPI and ssh find other nodes by name: a name that resolves nowhere, or to a loopback "
-        "address, leads to no node.",
-        remedy="The fact unresolved says which name, on which node. There: getent ahosts NAME; put it in DNS or in "
-        "/etc/hosts of every node, and take it off the line of 127.0.0.1 or 127.0.1.1.",
-    ),
-    Rule(
-        metric="pairs_unreachable",
-        shows=("unreachable",),
-        expect="== 0 pairs",
-        where=SEVERAL,
-        why="NCCL and Gloo open TCP connections between all nodes, on ports that the system chooses.",
-        remedy="The fact unreachable says from where, to where and how it failed. Connection refused, or no answer: "
-        "look for a firewall (iptables -L -n; nft list ruleset), which must let nodes talk on all ports. No route: "
-        "ip route get ADDRESS.",
-    ),
-    # Two rules on one number. Beyond 300 s nothing authenticates: that is the life of a credential of munge
-    # (munge(1), --ttl) and the skew that Kerberos allows (krb5.conf(5), clockskew). A node that is kept in time by NTP
-    # is milliseconds off; Ceph warns from 0.05 s on (mon_clock_drift_allowed), and so do we.
-    Rule(
-        metric="clock_skew",
-        shows=("clocks",),
-        expect="< 300 s",
-        where=SEVERAL,
-        why="Munge, and with it Slurm, and Kerberos refuse credentials that seem to be of another time.",
-        remedy=CLOCK_REMEDY,
-    ),
-    Rule(
-        metric="clock_skew",
-        shows=("clocks",),
-        expect="< 0.05 s",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="Clocks that time servers keep differ by milliseconds. With more, logs of several nodes cannot be put in "
-        "order, and files seem to be written in the future.",
-        remedy=CLOCK_REMEDY,
-    ),
-    Rule(
-        metric="versions_differing",
-        shows=("differing",),
-        expect="== 0 components",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="A job runs on all nodes alike: with other libraries on some of them it computes something else there, "
-        "or dies of a message of a version that it does not know.",
-        remedy="The fact differing names the component, its versions and their nodes: install one image, container or "
-        "environment on all nodes.",
-    ),
-    Rule(
-        metric="odd_nodes",
-        shows=("odd_nodes",),
-        expect="== 0 nodes",
-        where=SEVERAL,
-        why="These nodes run something else than the majority: they were not set up like the others.",
-        remedy="The fact odd_nodes says what each has, and what most have: set these nodes up anew.",
-    ),
-    Rule(
-        metric="network_differing",
-        shows=("network_differing",),
-        expect="== 0 components",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="Where some nodes send larger frames than others take, large messages hang while ping answers; a slower "
-        "port slows all; and a rank with other variables of NCCL or Gloo looks for its peers on another interface or "
-        "transport.",
-        remedy="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
-        "and speed: ip link show DEV; ethtool DEV; then the port of the switch. A variable: set it once, for the whole "
-        "job (environment.source), and look for it in the nodes' profiles and in the TaskProlog.",
-    ),
-    Rule(
-        metric="interfaces_unknown",
-        shows=("interfaces_unknown",),
-        expect="== 0 nodes",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="Of these nodes nobody can say over which interface, and with which MTU, they talk to the first one.",
-        remedy="On the node: ip route get MASTER_ADDR (the fact network has it); a name that resolves to a loopback "
-        "address there is told as names_unresolved. In a container /sys/class/net may be hidden.",
-    ),
-)
 
 
 def measure(place: Place, options: Options) -> Iterator[Observation]:
@@ -197,7 +94,7 @@ def _names(names: Sequence[str], found: Survey) -> Iterator[Observation]:
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {asker}"] = lookup.problem
     yield Fact(name="unresolved", value={name: by_reason(where) for name, where in problems.items()})
-    yield _metric("names_unresolved", len(problems))
+    yield metric("names_unresolved", len(problems), "names")
 
 
 def _pairs(names: Sequence[str], found: Survey) -> Iterator[Observation]:
@@ -211,10 +108,9 @@ def _pairs(names: Sequence[str], found: Survey) -> Iterator[Observation]:
                 round_trips.setdefault(source, {})[target] = round(link.round_trip * 1e6, 1)
     yield Fact(name="unreachable", value=dict(unreachable))
     yield Fact(name="rtt_us", value={source: dict(those) for source, those in round_trips.items()})
-    yield _metric("pairs_unreachable", len(unreachable))
+    yield metric("pairs_unreachable", len(unreachable), "pairs")
     for source, those in round_trips.items():
-        samples = tuple(those.values())
-        yield Metric(name="rtt", value=median(samples), unit=METRICS["rtt"], subject=source, samples=samples)
+        yield metric("rtt", list(those.values()), "us", source)
 
 
 def _clocks(names: Sequence[str], found: Survey) -> Iterator[Observation]:
@@ -227,8 +123,7 @@ def _clocks(names: Sequence[str], found: Survey) -> Iterator[Observation]:
         link, sign = (there, 1) if isinstance(there, Link) else (back, -1)
         if isinstance(link, Link):
             clocks[name] = f"{sign * link.offset:+.6f} s against {first}, to ± {link.uncertainty:.6f} s"
-            skew = max(0.0, abs(link.offset) - link.uncertainty)
-            yield Metric(name="clock_skew", value=skew, unit=METRICS["clock_skew"], subject=name)
+            yield metric("clock_skew", max(0.0, abs(link.offset) - link.uncertainty), "s", name)
     yield Fact(name="clocks", value=dict(clocks))
 
 
@@ -251,8 +146,8 @@ def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
     yield Fact(name="versions", value=dict(common))
     yield Fact(name="differing", value={name: dict(those) for name, those in differing.items()})
     yield Fact(name="odd_nodes", value={node: dict(those) for node, those in odd.items()})
-    yield _metric("versions_differing", len(differing))
-    yield _metric("odd_nodes", len(odd))
+    yield metric("versions_differing", len(differing), "components")
+    yield metric("odd_nodes", len(odd), "nodes")
 
 
 def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
@@ -268,10 +163,10 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
             differing[component] = by_value(values)
     yield Fact(name="network", value={node: dict(said) for node, said in by_node.items()})
     yield Fact(name="network_differing", value={name: dict(those) for name, those in differing.items()})
-    yield _metric("network_differing", len(differing))
+    yield metric("network_differing", len(differing), "components")
     unknown = [node for node, said in by_node.items() if "MTU" not in said]
     yield Fact(name="interfaces_unknown", value=list(unknown))
-    yield _metric("interfaces_unknown", len(unknown))
+    yield metric("interfaces_unknown", len(unknown), "nodes")
 
 
 def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
@@ -279,8 +174,97 @@ def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
     return {value: [node for node in values if values[node] == value] for value in values.values()}
 
 
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
+SEVERAL = {"several_nodes": "yes"}
+CLOCK_FIX = (
+    "The fact clocks says by how much, against the first node. On that node: chronyc tracking (or timedatectl timesync-"
+    "status); then: timedatectl set-ntp true, or systemctl enable --now chrony, with the same servers on all nodes."
+)
+
+RULES = (
+    Rule(
+        metric="names_unresolved",
+        shows=("unresolved",),
+        expect="== 0 names",
+        where=SEVERAL,
+        why="Rendezvous, Gloo, MPI and ssh find other nodes by name: a name that resolves nowhere, or to a loopback "
+        "address, leads to no node.",
+        fix="The fact unresolved says which name, on which node. There: getent ahosts NAME; put it in DNS or in "
+        "/etc/hosts of every node, and take it off the line of 127.0.0.1 or 127.0.1.1.",
+    ),
+    Rule(
+        metric="pairs_unreachable",
+        shows=("unreachable",),
+        expect="== 0 pairs",
+        where=SEVERAL,
+        why="NCCL and Gloo open TCP connections between all nodes, on ports that the system chooses.",
+        fix="The fact unreachable says from where, to where and how it failed. Connection refused, or no answer: "
+        "look for a firewall (iptables -L -n; nft list ruleset), which must let nodes talk on all ports. No route: "
+        "ip route get ADDRESS.",
+    ),
+    # Two rules on one number. Beyond 300 s nothing authenticates: that is the life of a credential of munge
+    # (munge(1), --ttl) and the skew that Kerberos allows (krb5.conf(5), clockskew). A node that is kept in time by NTP
+    # is milliseconds off; Ceph warns from 0.05 s on (mon_clock_drift_allowed), and so do we.
+    Rule(
+        metric="clock_skew",
+        shows=("clocks",),
+        expect="< 300 s",
+        where=SEVERAL,
+        why="Munge, and with it Slurm, and Kerberos refuse credentials that seem to be of another time.",
+        fix=CLOCK_FIX,
+    ),
+    Rule(
+        metric="clock_skew",
+        shows=("clocks",),
+        expect="< 0.05 s",
+        breach=Outcome.WARN,
+        where=SEVERAL,
+        why="Clocks that time servers keep differ by milliseconds. With more, logs of several nodes cannot be put in "
+        "order, and files seem to be written in the future.",
+        fix=CLOCK_FIX,
+    ),
+    Rule(
+        metric="versions_differing",
+        shows=("differing",),
+        expect="== 0 components",
+        breach=Outcome.WARN,
+        where=SEVERAL,
+        why="A job runs on all nodes alike: with other libraries on some of them it computes something else there, "
+        "or dies of a message of a version that it does not know.",
+        fix="The fact differing names the component, its versions and their nodes: install one image, container or "
+        "environment on all nodes.",
+    ),
+    Rule(
+        metric="odd_nodes",
+        shows=("odd_nodes",),
+        expect="== 0 nodes",
+        where=SEVERAL,
+        why="These nodes run something else than the majority: they were not set up like the others.",
+        fix="The fact odd_nodes says what each has, and what most have: set these nodes up anew.",
+    ),
+    Rule(
+        metric="network_differing",
+        shows=("network_differing",),
+        expect="== 0 components",
+        breach=Outcome.WARN,
+        where=SEVERAL,
+        why="Where some nodes send larger frames than others take, large messages hang while ping answers; a slower "
+        "port slows all; and a rank with other variables of NCCL or Gloo looks for its peers on another interface or "
+        "transport.",
+        fix="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
+        "and speed: ip link show DEV; ethtool DEV; then the port of the switch. A variable: set it once, for the whole "
+        "job (environment.source), and look for it in the nodes' profiles and in the TaskProlog.",
+    ),
+    Rule(
+        metric="interfaces_unknown",
+        shows=("interfaces_unknown",),
+        expect="== 0 nodes",
+        breach=Outcome.WARN,
+        where=SEVERAL,
+        why="Of these nodes nobody can say over which interface, and with which MTU, they talk to the first one.",
+        fix="On the node: ip route get MASTER_ADDR (the fact network has it); a name that resolves to a loopback "
+        "address there is told as names_unresolved. In a container /sys/class/net may be hidden.",
+    ),
+)
 
 
 CHECK = Check(
@@ -288,7 +272,16 @@ CHECK = Check(
     title="Names, connections, clocks, versions and interfaces across nodes",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    metrics=METRICS,
+    metrics={
+        "names_unresolved": "names",
+        "pairs_unreachable": "pairs",
+        "rtt": "us",
+        "clock_skew": "s",
+        "versions_differing": "components",
+        "odd_nodes": "nodes",
+        "network_differing": "components",
+        "interfaces_unknown": "nodes",
+    },
     rules=RULES,
     measure=measure,
     limit_s=120,

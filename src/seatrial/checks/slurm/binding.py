@@ -42,7 +42,7 @@ RULES = (
         shows=("tasks",),
         expect="== 0 CPUs",
         why="the task may run on fewer CPUs than it was given: its data loaders and NCCL's threads queue for them",
-        remedy="srun -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; scontrol show config | grep -i TaskPlugin",
+        fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; scontrol show config | grep -i TaskPlugin",
     ),
     Rule(
         metric="cpus_beyond",
@@ -50,7 +50,7 @@ RULES = (
         expect="== 0 CPUs",
         where={"cpus_confined": "yes"},
         why="tasks may run on more CPUs of the node than the job was given: they disturb its neighbours",
-        remedy=f"On the node: {_CGROUP}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
+        fix=f"On the node: {_CGROUP}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
     ),
     Rule(
         metric="cpus_shared",
@@ -58,7 +58,7 @@ RULES = (
         expect="== 0 CPUs",
         where={"tasks_bound": "yes"},
         why="tasks that asked for CPUs of their own (--cpu-bind=threads) were bound to the same ones",
-        remedy="srun -N1 -n2 -c2 --cpu-bind=verbose,threads true; scontrol show config | grep -i TaskPlugin; slurmd -C",
+        fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads true; scontrol show config | grep -i TaskPlugin; slurmd -C",
     ),
     Rule(
         metric="memory_confined",
@@ -66,7 +66,7 @@ RULES = (
         expect="== 1 bool",
         where={"memory_limit": "yes"},
         why="the job may use more memory than it was given, though limits are set up",
-        remedy=f"On the node: {_CGROUP}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
+        fix=f"On the node: {_CGROUP}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
     ),
     Rule(
         metric="gpus_of_task",
@@ -74,7 +74,7 @@ RULES = (
         expect="== 1 GPUs",
         where={"gpu_per_task": "yes"},
         why="a task that asked for one GPU does not find just one: ranks crash, or crowd on the first GPU",
-        remedy="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; look at TaskProlog",
+        fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; look at TaskProlog",
     ),
     Rule(
         metric="gpus_shared",
@@ -82,7 +82,7 @@ RULES = (
         expect="== 0 GPUs",
         where={"gpu_per_task": "yes"},
         why="tasks that asked for a GPU each were given the same one: half the speed, and out of memory",
-        remedy="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
+        fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
     ),
     Rule(
         metric="devices_confined",
@@ -90,7 +90,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"gpu_per_task": "yes"},
         why="only CUDA_VISIBLE_DEVICES keeps a job off the GPUs of others: one that sets it itself takes theirs",
-        remedy="TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
+        fix="TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
         "ConstrainDevices=yes in cgroup.conf; restart every slurmd",
     ),
     Rule(
@@ -99,7 +99,7 @@ RULES = (
         expect="== 1 GPUs",
         where={"others_to_hide": "yes"},
         why="a task that holds one GPU can open others too, though device cgroups are set up",
-        remedy=f"On the node: {_CGROUP}; slurmd -G must name each /dev/nvidiaN; journalctl -u slurmd | grep -i cgroup",
+        fix=f"On the node: {_CGROUP}; slurmd -G must name each /dev/nvidiaN; journalctl -u slurmd | grep -i cgroup",
     ),
     Rule(
         metric="numa_distance",
@@ -108,7 +108,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"numa_known": "yes"},
         why="the task's CPUs are on another socket than its GPU: copies to it cross the link between the sockets",
-        remedy="nvidia-smi topo -m; Cores= of each GPU in gres.conf (AutoDetect=nvml does it); slurmd -G; "
+        fix="nvidia-smi topo -m; Cores= of each GPU in gres.conf (AutoDetect=nvml does it); slurmd -G; "
         "srun --gres-flags=enforce-binding",
     ),
 )

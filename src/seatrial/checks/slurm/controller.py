@@ -32,7 +32,7 @@ RULES = (
         shows=("controllers",),
         expect=">= 1 controllers",
         why="without a controller no job can be submitted, and none that runs is watched",
-        remedy="scontrol ping; on the controller's host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
+        fix="scontrol ping; on the controller's host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
     ),
     Rule(
         metric="controllers_down",
@@ -40,7 +40,7 @@ RULES = (
         expect="== 0 controllers",
         breach=Outcome.WARN,
         why="a backup controller that is down takes over from nobody",
-        remedy="systemctl status slurmctld on the host that is DOWN; scontrol ping",
+        fix="systemctl status slurmctld on the host that is DOWN; scontrol ping",
     ),
     Rule(
         metric="configuration_differs",
@@ -48,7 +48,7 @@ RULES = (
         breach=Outcome.WARN,
         where={"configuration_compared": "yes"},
         why="this machine's slurm.conf is not the controller's: the two may differ on ports, plugins and limits",
-        remedy="sha256sum /etc/slurm/slurm.conf, here and there; copy the controller's; then: scontrol reconfigure",
+        fix="sha256sum /etc/slurm/slurm.conf, here and there; copy the controller's; then: scontrol reconfigure",
     ),
     Rule(
         metric="loses_processes",
@@ -57,7 +57,7 @@ RULES = (
         breach=Outcome.WARN,
         why="Slurm finds a job's processes by parent or process group here: those that change it outlive the job, and "
         "keep its GPUs",
-        remedy="ProctrackType=proctrack/cgroup in slurm.conf, then restart slurmctld and every slurmd",
+        fix="ProctrackType=proctrack/cgroup in slurm.conf, then restart slurmctld and every slurmd",
     ),
     Rule(
         metric="binds_tasks",
@@ -66,7 +66,7 @@ RULES = (
         breach=Outcome.WARN,
         why="no plugin binds tasks to CPUs: jobs that share a node disturb each other, and GPUs are fed from the far "
         "socket",
-        remedy="TaskPlugin=task/affinity,task/cgroup in slurm.conf, ConstrainCores=yes and ConstrainDevices=yes in "
+        fix="TaskPlugin=task/affinity,task/cgroup in slurm.conf, ConstrainCores=yes and ConstrainDevices=yes in "
         "cgroup.conf, then restart every slurmd",
     ),
     Rule(
@@ -75,7 +75,7 @@ RULES = (
         expect="== 1 bool",
         where={"gpus_promised": "yes"},
         why="GPUs were promised, and Slurm does not know of any: it cannot hand them out, nor keep jobs off them",
-        remedy="GresTypes=gpu in slurm.conf, Gres=gpu:N on each NodeName line, gres.conf (AutoDetect=nvml); restart "
+        fix="GresTypes=gpu in slurm.conf, Gres=gpu:N on each NodeName line, gres.conf (AutoDetect=nvml); restart "
         "slurmctld and every slurmd, then: sinfo -o '%N %G'",
     ),
     Rule(
@@ -84,21 +84,21 @@ RULES = (
         expect="<= 120 s",
         breach=Outcome.WARN,
         why="a hung training job that ignores SIGTERM keeps its nodes for so long after it was cancelled",
-        remedy="KillWait=30 in slurm.conf; scontrol reconfigure",
+        fix="KillWait=30 in slurm.conf; scontrol reconfigure",
     ),
     Rule(
         metric="dead_nodes_noticed",
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="SlurmdTimeout is 0: a node that dies is never set DOWN, and its jobs hang on it",
-        remedy="SlurmdTimeout=300 in slurm.conf; scontrol reconfigure",
+        fix="SlurmdTimeout=300 in slurm.conf; scontrol reconfigure",
     ),
     Rule(
         metric="health_check",
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="nothing looks after the nodes between jobs: one with a lost GPU goes on taking jobs, and fails them all",
-        remedy="HealthCheckProgram and HealthCheckInterval=300 in slurm.conf; scontrol reconfigure",
+        fix="HealthCheckProgram and HealthCheckInterval=300 in slurm.conf; scontrol reconfigure",
     ),
     Rule(
         metric="memlock_lowered",
@@ -106,7 +106,7 @@ RULES = (
         expect="== 0 bool",
         breach=Outcome.WARN,
         why="jobs inherit this machine's limit on locked memory, too little for RDMA: ibv_reg_mr fails in them",
-        remedy="PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then: scontrol reconfigure",
+        fix="PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then: scontrol reconfigure",
     ),
 )
 

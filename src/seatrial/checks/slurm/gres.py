@@ -26,7 +26,7 @@ RULES = (
         shows=("configured", "seen", "gres", "models", "nvml_unavailable", "gpus_lost"),
         expect="== 0 GPUs",
         why="Slurm hands out GPUs that are not on the node: jobs start there, and fail",
-        remedy="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until it is mended: scontrol "
+        fix="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until it is mended: scontrol "
         "update nodename=NODE state=drain reason=gpu",
     ),
     Rule(
@@ -34,7 +34,7 @@ RULES = (
         shows=("configured", "seen", "gres", "models"),
         expect="== 0 GPUs",
         why="the node has GPUs that Slurm does not know of: it hands them to nobody, and keeps nobody off them",
-        remedy="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on its NodeName line, AutoDetect=nvml in gres.conf; "
+        fix="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on its NodeName line, AutoDetect=nvml in gres.conf; "
         "restart slurmctld and its slurmd, then: sinfo -o '%N %G'",
     ),
     Rule(
@@ -43,7 +43,7 @@ RULES = (
         expect="== 0 GPUs",
         where={"gpus_promised": "yes"},
         why="Slurm hands out fewer GPUs of this node than were promised",
-        remedy="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on its NodeName line and gres.conf",
+        fix="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on its NodeName line and gres.conf",
     ),
 )
 

@@ -34,7 +34,7 @@ RULES = (
         expect="== 0 GPUs",
         where={"gpus_compared": "yes"},
         why="two jobs on one node were given the same GPU: both are slow, and both may run out of its memory",
-        remedy="scontrol -d show job ID (GRES=…(IDX:…)) of both; on the node: slurmd -G; nvidia-smi -L; TaskProlog",
+        fix="scontrol -d show job ID (GRES=…(IDX:…)) of both; on the node: slurmd -G; nvidia-smi -L; TaskProlog",
     ),
     Rule(
         metric="gpus_in_reach_of_both",
@@ -42,7 +42,7 @@ RULES = (
         expect="== 0 GPUs",
         where={"gpus_compared": "yes", "devices_confined": "yes"},
         why="two jobs on one node can open the same GPU, though device cgroups are set up",
-        remedy="On the node: grep -i ConstrainDevices /etc/slurm/cgroup.conf; slurmd -G must name each /dev/nvidiaN; "
+        fix="On the node: grep -i ConstrainDevices /etc/slurm/cgroup.conf; slurmd -G must name each /dev/nvidiaN; "
         "journalctl -u slurmd | grep -i cgroup",
     ),
     Rule(
@@ -51,7 +51,7 @@ RULES = (
         expect="== 0 CPUs",
         where={"cpus_confined": "yes"},
         why="two jobs on one node run on the same CPUs: each slows the other down, and measurements with it",
-        remedy="scontrol -d show job ID (CPU_IDs) of both; on the node: grep -i ConstrainCores /etc/slurm/cgroup.conf; "
+        fix="scontrol -d show job ID (CPU_IDs) of both; on the node: grep -i ConstrainCores /etc/slurm/cgroup.conf; "
         "slurmd -C, against its NodeName line; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
     ),
 )

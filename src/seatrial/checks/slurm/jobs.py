@@ -53,13 +53,13 @@ RULES = (
         shows=("batch_job",),
         expect=f"== {_EXIT_CODE}",
         why=f"sbatch must tell of the exit code {_EXIT_CODE} of its script, or failures pass for successes",
-        remedy="scontrol show job ID; on the node: journalctl -u slurmd -n 50; look at Prolog, TaskProlog and Epilog",
+        fix="scontrol show job ID; on the node: journalctl -u slurmd -n 50; look at Prolog, TaskProlog and Epilog",
     ),
     Rule(
         metric="sbatch_environment",
         expect="== 1 bool",
         why=_ENVIRONMENT[0],
-        remedy=_ENVIRONMENT[1],
+        fix=_ENVIRONMENT[1],
     ),
     Rule(
         metric="sbatch_directory",
@@ -67,28 +67,28 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why=_DIRECTORY[0],
-        remedy=_DIRECTORY[1],
+        fix=_DIRECTORY[1],
     ),
     Rule(
         metric="signal_arrives",
         shows=("signalled_job",),
         expect="== 1 bool",
         why="a signal that scancel sends does not reach the batch script: no job can save a checkpoint before its end",
-        remedy="scontrol show config | grep -i proctrack; on the node: journalctl -u slurmd -n 50",
+        fix="scontrol show config | grep -i proctrack; on the node: journalctl -u slurmd -n 50",
     ),
     Rule(
         metric="srun_exit_code",
         shows=("srun_said",),
         expect=f"== {_EXIT_CODE}",
         why=f"srun must return the exit code {_EXIT_CODE} of its task, or a crashed rank passes for a success",
-        remedy="srun -N1 sh -c 'exit 7'; echo $?; look at TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
+        fix="srun -N1 sh -c 'exit 7'; echo $?; look at TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
     ),
     Rule(
         metric="srun_environment",
         shows=("srun_said",),
         expect="== 1 bool",
         why=_ENVIRONMENT[0],
-        remedy=_ENVIRONMENT[1],
+        fix=_ENVIRONMENT[1],
     ),
     Rule(
         metric="srun_directory",
@@ -96,7 +96,7 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why=_DIRECTORY[0],
-        remedy=_DIRECTORY[1],
+        fix=_DIRECTORY[1],
     ),
     Rule(
         metric="memory_limited",
@@ -104,7 +104,7 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="nothing holds a job to the memory it asked for: one that leaks takes the node down, and its neighbours",
-        remedy="SelectTypeParameters=CR_Core_Memory and TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
+        fix="SelectTypeParameters=CR_Core_Memory and TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
         "ConstrainRAMSpace=yes in cgroup.conf; restart slurmctld and every slurmd",
     ),
     Rule(
@@ -113,7 +113,7 @@ RULES = (
         expect="== 1 bool",
         where={"memory_limit_tested": "yes"},
         why=f"a job that asked for {_MEMORY_MIB} MiB took {_HOARD // 2**20} MiB and lived, though limits are set up",
-        remedy="On the node: grep -i ConstrainRAMSpace /etc/slurm/cgroup.conf; journalctl -u slurmd | grep -i cgroup. "
+        fix="On the node: grep -i ConstrainRAMSpace /etc/slurm/cgroup.conf; journalctl -u slurmd | grep -i cgroup. "
         "With swap on the node, ConstrainSwapSpace=yes too",
     ),
     Rule(
@@ -122,7 +122,7 @@ RULES = (
         expect="== 1 bool",
         where={"time_limit_tested": "yes"},
         why="a job outlived its --time: one that hangs would hold its nodes for ever",
-        remedy="scontrol show config | grep -E 'OverTimeLimit|KillWait'; scontrol show partition | grep OverTimeLimit",
+        fix="scontrol show config | grep -E 'OverTimeLimit|KillWait'; scontrol show partition | grep OverTimeLimit",
     ),
 )
 

@@ -24,14 +24,14 @@ RULES = (
         shows=("out_of_service",),
         expect="== 0 nodes",
         why="fewer nodes can take jobs than were promised",
-        remedy="sinfo -R names the reasons; when a node is mended: scontrol update nodename=NODE state=resume",
+        fix="sinfo -R names the reasons; when a node is mended: scontrol update nodename=NODE state=resume",
     ),
     Rule(
         metric="up",
         shows=("not_up",),
         expect="== 1 bool",
         why="the node is DOWN, marked as failing, or does not answer the controller",
-        remedy="scontrol show node NODE; on it: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
+        fix="scontrol show node NODE; on it: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
         "the node has less than slurm.conf says, see slurmd -C on it",
     ),
     Rule(
@@ -40,7 +40,7 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="somebody, or a health check, took the node out; it gets no new jobs",
-        remedy="sinfo -R; when the reason is gone: scontrol update nodename=NODE state=resume",
+        fix="sinfo -R; when the reason is gone: scontrol update nodename=NODE state=resume",
     ),
     Rule(
         metric="free_of_reservations",
@@ -48,7 +48,7 @@ RULES = (
         expect="== 1 bool",
         breach=Outcome.WARN,
         why="a reservation holds the node: only jobs that name it run there",
-        remedy="scontrol show reservations; name it to the trial (--set slurm.reservation=NAME), or: "
+        fix="scontrol show reservations; name it to the trial (--set slurm.reservation=NAME), or: "
         "scontrol delete reservation NAME",
     ),
 )

@@ -22,14 +22,14 @@ RULES = (
         shows=("partitions",),
         expect=">= 1 partitions",
         why="no partition is UP: jobs are queued, and none is started",
-        remedy="scontrol update partitionname=NAME state=up; for good, State=UP on its line in slurm.conf",
+        fix="scontrol update partitionname=NAME state=up; for good, State=UP on its line in slurm.conf",
     ),
     Rule(
         metric="default_partitions",
         expect="== 1 partitions",
         breach=Outcome.WARN,
         why="a job that names no partition is refused",
-        remedy="Default=YES on the PartitionName line of one partition; until then give --partition with every job",
+        fix="Default=YES on the PartitionName line of one partition; until then give --partition with every job",
     ),
     Rule(
         metric="nodes_out_of_reach",
@@ -37,7 +37,7 @@ RULES = (
         expect="== 0 nodes",
         breach=Outcome.WARN,
         why="these nodes are in no partition that is UP, so that no job ever gets there",
-        remedy="Put them on a PartitionName line of slurm.conf (Nodes=…), then: scontrol reconfigure",
+        fix="Put them on a PartitionName line of slurm.conf (Nodes=…), then: scontrol reconfigure",
     ),
     Rule(
         metric="partitions_without_limit",
@@ -46,7 +46,7 @@ RULES = (
         breach=Outcome.WARN,
         why="a job without --time runs there for ever: one that hangs holds its GPUs until someone looks, and Slurm "
         "cannot let small jobs in before large ones (backfill), as it does not know when anything ends",
-        remedy="DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
+        fix="DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
     ),
 )
 

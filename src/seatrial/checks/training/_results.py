@@ -177,7 +177,7 @@ def memory_rule(**where: str) -> Rule:
         where={"device": "cuda", "trained": "yes", **where},
         shows=("memory",),
         why="weights and optimizer take more than a rank's share of them: something is held twice, or whole",
-        remedy="Compare memory_held_gib of the ranks in metrics.json (an artifact); other processes on the "
+        fix="Compare memory_held_gib of the ranks in metrics.json (an artifact); other processes on the "
         "GPU do not count here",
     )
 
@@ -280,7 +280,7 @@ RULES = (
         expect="== 0",
         shows=("problems",),
         why="a training that ends otherwise is lost, whatever it reached",
-        remedy="The fact problems has its last words, the artifacts its log: seatrial explain LOG. Out of memory: "
+        fix="The fact problems has its last words, the artifacts its log: seatrial explain LOG. Out of memory: "
         "overrides bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
     ),
     Rule(
@@ -288,14 +288,14 @@ RULES = (
         expect="== 0",
         where={"trained": "yes"},
         why="every step leaves a line: one that is missing was not taken, or the filesystem lost its line",
-        remedy="Compare steps.jsonl (an artifact) with max_steps in config.json; look at filesystem.shared",
+        fix="Compare steps.jsonl (an artifact) with max_steps in config.json; look at filesystem.shared",
     ),
     Rule(
         metric="nonfinite_losses",
         expect="== 0",
         where={"trained": "yes"},
         why="a loss that is no number means wrong arithmetic, damaged memory, or a learning rate that diverges",
-        remedy="Repeat it: what comes again is the config, what does not is hardware: nvidia-smi -q -d "
+        fix="Repeat it: what comes again is the config, what does not is hardware: nvidia-smi -q -d "
         "ECC,ROW_REMAPPER; dmesg | grep -i xid",
     ),
     Rule(
@@ -304,7 +304,7 @@ RULES = (
         where={"trained": "yes"},
         shows=("loss_drops",),
         why="the mean loss of the last steps is not under that of the first: nothing is learned",
-        remedy="Look at the curve and at grad_norm. 0: no gradient reaches what trains. Wild: the learning rate is too "
+        fix="Look at the curve and at grad_norm. 0: no gradient reaches what trains. Wild: the learning rate is too "
         "high for these weights. Fine on one GPU alone: look at train.ddp and collectives.all_reduce",
     ),
 )

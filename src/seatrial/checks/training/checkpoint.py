@@ -313,7 +313,7 @@ CHECK = Check(
             shows=("repeated_files",),
             expect="== 0",
             why="the same training, twice from its start on the same ranks, saved other bits",
-            remedy="Run train.parity (repeated_steps_differing); then device.digests and device.burn, which name a GPU "
+            fix="Run train.parity (repeated_steps_differing); then device.digests and device.burn, which name a GPU "
             "that computes wrongly now and then",
         ),
         Rule(
@@ -321,14 +321,14 @@ CHECK = Check(
             shows=("left_by_kill",),
             expect="== 1 bool",
             why="a job that is killed while it saves must leave the checkpoint before it, and nothing that looks whole",
-            remedy="Look at filesystem.shared (rename_faults): a rename names a checkpoint, when all is written",
+            fix="Look at filesystem.shared (rename_faults): a rename names a checkpoint, when all is written",
         ),
         Rule(
             metric="resumed_steps_differing",
             shows=("resumed_steps",),
             expect="== 0",
             why="what was resumed is not the run it would have been: state was lost, or read back wrongly",
-            remedy="Compare steps.jsonl of the runs whole and killed (artifacts). From the first step on: weights or "
+            fix="Compare steps.jsonl of the runs whole and killed (artifacts). From the first step on: weights or "
             f"data. Later only: Adam's state. {SOFTWARE}",
         ),
         Rule(
@@ -336,7 +336,7 @@ CHECK = Check(
             shows=("resumed_files",),
             expect="== 0",
             why="the last checkpoint of the resumed run, written in the background, is not that of the whole run",
-            remedy=f"Its losses are the same? Then async saving is at fault, or the filesystem. {SOFTWARE}",
+            fix=f"Its losses are the same? Then async saving is at fault, or the filesystem. {SOFTWARE}",
         ),
         *(
             Rule(
@@ -345,7 +345,7 @@ CHECK = Check(
                 where={"resharded": "yes"},
                 expect="< 1e-5",  # as in train.parity
                 why=f"read by {who}, the checkpoint is not the training that it was",
-                remedy=f"Is train.parity clean? Then a share was read wrongly. {SOFTWARE}",
+                fix=f"Is train.parity clean? Then a share was read wrongly. {SOFTWARE}",
             )
             for name, who in (
                 ("fewer", "fewer ranks"),
@@ -358,14 +358,14 @@ CHECK = Check(
             shows=("said_of_bit",),
             expect="== 1 bool",
             why="a bit was flipped in a checkpoint, and training did not refuse it by the file's name",
-            remedy="Nothing of yours: report it, with the version. Keep checkpoints' digests until then (sha256sum)",
+            fix="Nothing of yours: report it, with the version. Keep checkpoints' digests until then (sha256sum)",
         ),
         Rule(
             metric="nan_named",
             shows=("said_of_nan",),
             expect="== 1 bool",
             why="one rank's gradient was no number, and training did not stop by naming that rank alone",
-            remedy="Look at collectives.all_reduce: the finding travels by it. Is it clean, report it with the version",
+            fix="Look at collectives.all_reduce: the finding travels by it. Is it clean, report it with the version",
         ),
     ),
     measure=measure,

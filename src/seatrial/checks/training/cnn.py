@@ -117,7 +117,7 @@ CHECK = Check(
             metric="nonfinite_steps",
             expect="== 0",
             why="A loss that is infinite or NaN in so small a net, from fixed seeds, means wrong arithmetic or memory.",
-            remedy="Run it on this GPU again. The same again, where other GPUs pass: look at "
+            fix="Run it on this GPU again. The same again, where other GPUs pass: look at "
             "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid`. On all of them: look at torch and driver.",
         ),
         Rule(
@@ -125,14 +125,14 @@ CHECK = Check(
             expect="> 95 %",
             why="Seeds and data are fixed and known to suffice: a net that learns less was computed wrongly or fed "
             "damaged data.",
-            remedy="Compare with the other GPUs. One alone is low: look at `nvidia-smi -q -d ECC,ROW_REMAPPER` there. "
+            fix="Compare with the other GPUs. One alone is low: look at `nvidia-smi -q -d ECC,ROW_REMAPPER` there. "
             "All are low: compare the checksums of the data files with those of their source.",
         ),
         Rule(
             metric="seconds",
             expect="< 180 s",
             why="From reading the data to the net loaded back: three minutes are many times what a healthy GPU needs.",
-            remedy="Compare images_per_second between GPUs. One alone is slow: `nvidia-smi -q -d PERFORMANCE,CLOCK`. "
+            fix="Compare images_per_second between GPUs. One alone is slow: `nvidia-smi -q -d PERFORMANCE,CLOCK`. "
             "All are fast, yet seconds are many: it is reading the data or writing the model that takes the time.",
         ),
         Rule(
@@ -140,7 +140,7 @@ CHECK = Check(
             expect="== 0",
             why="The same weights on the same GPU read the same pictures: a difference means that the file is not what "
             "was written, or that the GPU does not compute the same twice.",
-            remedy="Write and read a file with a known checksum in the run directory, on this node and from another. "
+            fix="Write and read a file with a known checksum in the run directory, on this node and from another. "
             "If files hold, test the GPU's memory: `dcgmi diag -r 3`.",
         ),
     ),

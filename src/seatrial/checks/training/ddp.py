@@ -280,7 +280,7 @@ CHECK = Check(
             shows=("rank_faults",),
             expect="== 0",
             why="Every rank must be there once and know its place: else data is trained twice, or not at all.",
-            remedy="The fact rank_faults says which rank. Look at the launch line: one torchrun a node, each with its "
+            fix="The fact rank_faults says which rank. Look at the launch line: one torchrun a node, each with its "
             "own --node-rank, the same --nnodes and rendezvous everywhere, and nothing that sets RANK besides it.",
         ),
         Rule(
@@ -289,38 +289,38 @@ CHECK = Check(
             expect="== 0",
             where={"device": "cuda"},
             why="Two processes on one GPU share its memory and speed while another GPU idles.",
-            remedy="The fact shared_by_ranks names the GPU and its ranks. Look at CUDA_VISIBLE_DEVICES and the "
+            fix="The fact shared_by_ranks names the GPU and its ranks. Look at CUDA_VISIBLE_DEVICES and the "
             "scheduler's GPU binding (Slurm: --gpu-bind=none where the processes choose by LOCAL_RANK).",
         ),
         Rule(
             metric="sampler_missing",
             expect="== 0",
             why="Samples that no rank was given are data that is never trained on.",
-            remedy="Compare torch's version on all nodes (host.inventory): ranks must shuffle alike to share exactly.",
+            fix="Compare torch's version on all nodes (host.inventory): ranks must shuffle alike to share exactly.",
         ),
         Rule(
             metric="sampler_unexpected_duplicates",
             expect="== 0",
             why="Only the padding, which makes all shares equal, may give samples out twice.",
-            remedy="Compare torch's version on all nodes (host.inventory): ranks must shuffle alike to share exactly.",
+            fix="Compare torch's version on all nodes (host.inventory): ranks must shuffle alike to share exactly.",
         ),
         Rule(
             metric="sampler_order_faults",
             expect="== 0",
             why="The same seed must give the same order, and a new epoch another one.",
-            remedy="Compare torch's version on all nodes (host.inventory).",
+            fix="Compare torch's version on all nodes (host.inventory).",
         ),
         Rule(
             metric="nonfinite_losses",
             expect="== 0",
             why="Seeds are fixed, learning rates known to be stable: infinity or NaN means wrong arithmetic or memory.",
-            remedy="Look at train.cnn, which tries each GPU alone, and at `nvidia-smi -q -d ECC,ROW_REMAPPER`.",
+            fix="Look at train.cnn, which tries each GPU alone, and at `nvidia-smi -q -d ECC,ROW_REMAPPER`.",
         ),
         Rule(
             metric="loss_drop",
             expect="> 0 nats",
             why="The source can be learned: a loss that does not fall means that gradients do not reach the weights.",
-            remedy="Compare the curves loss.together and loss.alone. Only the first is flat: the exchange of gradients "
+            fix="Compare the curves loss.together and loss.alone. Only the first is flat: the exchange of gradients "
             "is at fault; see collectives.all_reduce. Both are: look at train.cnn.",
         ),
         Rule(
@@ -328,7 +328,7 @@ CHECK = Check(
             signed=True,
             expect="> -0.2 nats",  # a batch of 1024 tokens strays by 0.03 (one standard deviation) from its mean
             why="No model can beat the entropy of its source: a lower loss means that it sees what it should predict.",
-            remedy="The causal mask of torch's attention is not applied here. Report it with torch's version.",
+            fix="The causal mask of torch's attention is not applied here. Report it with torch's version.",
         ),
         Rule(
             metric="parity_max_relative_difference",
@@ -337,7 +337,7 @@ CHECK = Check(
             expect="< 1e-5",
             why="All ranks together must compute what one process computes on the same batches; more than rounding "
             "means that gradients are lost, or averaged wrongly.",
-            remedy="Look at collectives.all_reduce: wrong_elements there names the rank whose data is damaged. Is it "
+            fix="Look at collectives.all_reduce: wrong_elements there names the rank whose data is damaged. Is it "
             "clean, compare torch and NCCL versions on all nodes, and unset every NCCL_* variable.",
         ),
         Rule(
@@ -348,7 +348,7 @@ CHECK = Check(
             why="Scaling efficiency cannot be trusted here, and is not given: it compares training together with the "
             "same processes training at the same time without communication, and communication cannot make that "
             "faster. Something else changed between the windows, and kept in step with them.",
-            remedy=QUIETER,
+            fix=QUIETER,
         ),
         Rule(
             metric="scaling_noise",
@@ -357,14 +357,14 @@ CHECK = Check(
             breach=Outcome.WARN,
             why="Scaling efficiency cannot be trusted here, and is not given: from one pair of windows to the next, "
             "together and alone, it came out too differently.",
-            remedy=QUIETER,
+            fix=QUIETER,
         ),
         Rule(
             metric="parameter_digests_differing",
             shows=("odd_ranks",),
             expect="== 0",
             why="All ranks add the same gradients to the same weights: one differing bit is silent corruption.",
-            remedy="The fact odd_ranks names the GPUs. Take them out, and look at `nvidia-smi -q -d ECC,ROW_REMAPPER` "
+            fix="The fact odd_ranks names the GPUs. Take them out, and look at `nvidia-smi -q -d ECC,ROW_REMAPPER` "
             "and `dmesg | grep -i xid` on their nodes.",
         ),
     ),

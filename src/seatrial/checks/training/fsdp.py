@@ -109,7 +109,7 @@ CHECK = Check(
             where={"trained": "yes"},
             shows=("tensors",),
             why="a parameter that is not spread costs every GPU its whole memory, and is not averaged over the ranks",
-            remedy="Report it with torch's version: every block, the head and the embedding are wrapped by fully_shard",
+            fix="Report it with torch's version: every block, the head and the embedding are wrapped by fully_shard",
         ),
         _results.memory_rule(offload="no"),
         Rule(
@@ -118,14 +118,14 @@ CHECK = Check(
             expect=f"< {NEAR:g} nats",
             where={"device": "cuda", "trained": "yes", "data": "generated"},
             why="data of known entropy is learned in a few steps by a whole 7B: gradients are lost or averaged wrongly",
-            remedy="Look at train.ddp (parity with one process) and at wrong_elements of collectives.all_reduce",
+            fix="Look at train.ddp (parity with one process) and at wrong_elements of collectives.all_reduce",
         ),
         Rule(
             metric="tokens_per_second_per_gpu.native",
             baseline="train.fsdp.native",
             where={"device": "cuda", "trained": "yes", "settings": "shipped", "layers": "all", "offload": "no"},
             why="every weight goes over NVLink and network three times a step: a slow link or GPU holds up all",
-            remedy="gemm_share low: look at collectives.all_gather and reduce_scatter at 64 MiB to 1 GiB. High: at "
+            fix="gemm_share low: look at collectives.all_gather and reduce_scatter at 64 MiB to 1 GiB. High: at "
             "device.gemm and device.burn; run.native's slowest_rank names a host",
         ),
     ),

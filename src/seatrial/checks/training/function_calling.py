@@ -244,7 +244,7 @@ CHECK = Check(
             expect="== 1 bool",
             where=_TRAINED,
             why="final/ is what the training is for: it must be there, and load as it was trained.",
-            remedy="The fact final tells what reading it again showed. Look at the space where the run directory lies: "
+            fix="The fact final tells what reading it again showed. Look at the space where the run directory lies: "
             "df -h; and at filesystem.shared",
         ),
         Rule(
@@ -252,21 +252,21 @@ CHECK = Check(
             expect="== 0",
             where={**_TRAINED, "use_lora": "yes"},
             why="LoRA trains its adapters, and nothing of the base model: other counts mean other weights.",
-            remedy="Compare trained_parameters with config.json (artifacts); peft's version; lora_targets",
+            fix="Compare trained_parameters with config.json (artifacts); peft's version; lora_targets",
         ),
         Rule(
             metric="tensorboard_logs",
             expect=">= 1",
             where={**_TRAINED, "tensorboard": "yes"},
             why="The training was to leave logs for TensorBoard.",
-            remedy="pip install tensorboard, in the environment of the nodes",
+            fix="pip install tensorboard, in the environment of the nodes",
         ),
         Rule(
             metric="tokens_per_second_per_gpu",
             expect="> 2000 tokens/s/GPU",  # the success criterion of the workload, of two nodes of eight H100
             where={**_TRAINED, "device": "cuda"},  # here, and not in a trial: no CPU is held to it
             why="Who asks for this training expects so many of each GPU.",
-            remedy="Is train.lora slow on one GPU as well, look at device.gemm; else at collectives.all_gather: ZeRO-3 "
+            fix="Is train.lora slow on one GPU as well, look at device.gemm; else at collectives.all_gather: ZeRO-3 "
             "and FSDP2 gather all weights in every micro-batch. The fact run names strategy and slowest rank",
         ),
         Rule(
@@ -274,7 +274,7 @@ CHECK = Check(
             expect="< 0.5 nats",  # the success criterion of the workload, on glaive-function-calling-v2
             where=_PRETRAINED,
             why="Pretrained weights get there on these rows. Random ones are not held to it.",
-            remedy="Look at the curve loss. Still falling: more max_steps. Flat: learning_rate.peak; the fact rejected",
+            fix="Look at the curve loss. Still falling: more max_steps. Flat: learning_rate.peak; the fact rejected",
         ),
         Rule(
             metric="rows_unaccounted",
@@ -282,7 +282,7 @@ CHECK = Check(
             expect="== 0",
             where=_TRAINED,
             why="Every row is used, or rejected for a reason that is counted: none may get lost.",
-            remedy="seatrial's own defect: report it, with the facts rejected and kept",
+            fix="seatrial's own defect: report it, with the facts rejected and kept",
         ),
         Rule(
             metric="evaluation_exit_code",
@@ -290,7 +290,7 @@ CHECK = Check(
             expect="== 0",
             where=_TRAINED,
             why="What was trained could not be asked.",
-            remedy="The fact evaluation_problem has its last words. By hand: seatrial evaluate CONFIG --out DIR. Out "
+            fix="The fact evaluation_problem has its last words. By hand: seatrial evaluate CONFIG --out DIR. Out "
             "of memory: evaluation.bsz",
         ),
         Rule(
@@ -299,7 +299,7 @@ CHECK = Check(
             expect=">= 1",
             where=_TRAINED,
             why="Without a conversation that was kept from training, nothing is known of what was learned.",
-            remedy="More data.samples",
+            fix="More data.samples",
         ),
         Rule(
             metric="better",
@@ -308,7 +308,7 @@ CHECK = Check(
             where=_PRETRAINED,
             why="The trained model must be right where the base model is not, by more than chance: else nothing of use "
             "was learned, or the base model knew it all.",
-            remedy="Compare answers.jsonl (artifacts), base and tuned. More evaluation.cases, more max_steps",
+            fix="Compare answers.jsonl (artifacts), base and tuned. More evaluation.cases, more max_steps",
         ),
     ),
     measure=measure,

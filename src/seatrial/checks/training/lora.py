@@ -119,21 +119,21 @@ CHECK = Check(
             where={"trained": "yes"},
             shows=("trained_parameters",),
             why="LoRA trains the adapters and nothing else: their number follows from the config",
-            remedy="The fact trained_parameters has the counts. Report it with the versions of torch and peft",
+            fix="The fact trained_parameters has the counts. Report it with the versions of torch and peft",
         ),
         Rule(
             metric="exports_missing",
             expect="== 0",
             where={"trained": "yes"},
             why="adapters that cannot be loaded again are lost with the job",
-            remedy="Look at final/ of the training and at filesystem.shared; a full disk or a quota is the usual cause",
+            fix="Look at final/ of the training and at filesystem.shared; a full disk or a quota is the usual cause",
         ),
         Rule(
             metric=f"{SPEED}.native",
             baseline="train.lora.native",
             where={"device": "cuda", "trained": "yes", "settings": "shipped"},
             why="LoRA exchanges next to nothing: where it is slow, GPUs, power or cooling are",
-            remedy="Compare the figures alone, GPU by GPU: one that is slower holds up all (nvidia-smi -q -d "
+            fix="Compare the figures alone, GPU by GPU: one that is slower holds up all (nvidia-smi -q -d "
             "CLOCK,POWER,PERFORMANCE). All are slow: gemm_share says whether it is the GPUs or the software",
         ),
     ),

@@ -117,7 +117,7 @@ def _rules(layout: str) -> tuple[Rule, ...]:
             metric=f"steps_of_other_tokens.{layout}",
             expect="== 0",
             why="the ranks together did not train on one process's tokens: data is lost, or read twice",
-            remedy="Look at train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
+            fix="Look at train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
         ),
         Rule(
             metric=f"loss_difference.{layout}",
@@ -126,7 +126,7 @@ def _rules(layout: str) -> tuple[Rule, ...]:
             # exchanged gave 3.2e-3 one step later. The limit stands in the middle, by ratio.
             expect="< 1e-5",
             why="one process on the same batches computes another loss: gradients are lost, or weighed wrongly",
-            remedy="Look at collectives.all_reduce, all_gather and reduce_scatter: wrong_elements there names the rank "
+            fix="Look at collectives.all_reduce, all_gather and reduce_scatter: wrong_elements there names the rank "
             "whose data is damaged. Only fsdp2 is off: all_gather and reduce_scatter are what DDP does not use",
         ),
         Rule(
@@ -135,7 +135,7 @@ def _rules(layout: str) -> tuple[Rule, ...]:
             # 1.8e-7 of rounding there; 0.2 in the first step where gradients were not exchanged.
             expect="< 1e-4",
             why="one process has another norm of gradients: a sum was taken for a mean, or shares are missing",
-            remedy="See loss_difference; of NCCL, unset every NCCL_* variable and compare versions (host.inventory)",
+            fix="See loss_difference; of NCCL, unset every NCCL_* variable and compare versions (host.inventory)",
         ),
         Rule(
             metric=f"repeated_steps_differing.{layout}",
@@ -143,7 +143,7 @@ def _rules(layout: str) -> tuple[Rule, ...]:
             expect="== 0",
             why="the same training on the same ranks, with deterministic kernels, gave other bits: a GPU, its memory "
             "or a link errs now and then",
-            remedy="Run it again; then device.digests and device.burn on these nodes, which name the GPU, and "
+            fix="Run it again; then device.digests and device.burn on these nodes, which name the GPU, and "
             "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
         ),
     )
@@ -161,7 +161,7 @@ CHECK = Check(
             metric="loss_drop",
             expect="> 0 nats",
             why="nothing was learned: that all layouts agree says nothing then",
-            remedy="Look at train.cnn, which trains each GPU alone, and at overrides of this check",
+            fix="Look at train.cnn, which trains each GPU alone, and at overrides of this check",
         ),
         *(rule for layout in LAYOUTS for rule in _rules(layout)),
     ),

@@ -48,7 +48,7 @@ CHECK = Check(
             expect=">= 1 count",
             where={"trained": "yes"},
             why="what is not saved is trained again after the first fault",
-            remedy="Look at config.json (an artifact): checkpoint.every must not be 0; and at filesystem.shared",
+            fix="Look at config.json (an artifact): checkpoint.every must not be 0; and at filesystem.shared",
         ),
         Rule(
             metric="generated_tokens",
@@ -56,7 +56,7 @@ CHECK = Check(
             where={"trained": "yes"},
             shows=("generated",),
             why="the model that was saved must load and compute: this one gave no token, or logits that are no numbers",
-            remedy="Load final/ by hand: python -c 'from transformers import AutoModelForCausalLM as M; "
+            fix="Load final/ by hand: python -c 'from transformers import AutoModelForCausalLM as M; "
             'M.from_pretrained("…/final")\'; look at filesystem.shared and free space',
         ),
     ),

@@ -44,12 +44,12 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     return evaluation.evaluate(config, out)
 
 
-def prepare_foreign(config: TrainConfig, folder: Path) -> None:
-    """What a trainer that is not ours starts from: see seatrial.train.hf.foreign. Raises SeatrialError."""
+def prepare_foreign(config: TrainConfig, folder: Path) -> dict[str, int]:
+    """Write the rows and the model that another trainer starts from: see foreign.prepare. Raises SeatrialError."""
     hub.settle(config)
     with _installed():
         from seatrial.train.hf import foreign
-    foreign.prepare(config, folder)
+    return foreign.prepare(config, folder)
 
 
 def speak(folder: Path) -> str:

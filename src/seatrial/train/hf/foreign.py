@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from seatrial.model import SeatrialError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train.function_calling.template import END_OF_TURN, SPECIAL_TOKENS
 from seatrial.train.hf import models, tokens
 from seatrial.train.hf.data import rows_of
-from seatrial.train.oumi import MODEL, ROWS
+from seatrial.train.oumi import MODEL, ROWS, row_of
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import atomic_write, write_json
 
@@ -22,24 +22,27 @@ _PROMPT = "Write these words in reverse order."
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
-def prepare(config: TrainConfig, folder: Path) -> None:
-    """Write ``folder``/rows.jsonl and /model, as far as ``config`` names none.
+def prepare(config: TrainConfig, folder: Path) -> dict[str, int]:
+    """Write ``folder``/rows.jsonl, and /model where the weights are random; how many rows are not used, by reason.
 
-    The model is its config and a tokenizer, of the rows that are trained on: weights are drawn by who trains. Raises
-    OSError, and UsageError where rows cannot be read.
+    The model is its config and a tokenizer trained on these rows; the other trainer draws the weights. Raises OSError,
+    and UsageError where rows cannot be read or none can be used.
     """
-    if config.data.path is None:
-        lines = "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows_of(config))
-        atomic_write(folder / ROWS, lines.encode())
+    rows, rejected = [], Counter[str]()
+    for row in rows_of(config):
+        try:
+            rows.append(json.dumps(row_of(config.data.layout, row), ensure_ascii=False))
+        except ValueError as error:
+            rejected[str(error)] += 1
+    if not rows:
+        raise UsageError(f"{config.data.path}: no row of layout {config.data.layout}; rejected: {dict(rejected)}")
+    text = "".join(f"{row}\n" for row in rows)
+    atomic_write(folder / ROWS, text.encode())
     if config.model.weights == "random":
         (folder / MODEL).mkdir()
         _write_config(config, folder / MODEL)
-        _write_tokenizer(config, folder / MODEL, [json.dumps(row, ensure_ascii=False) for row in rows_of(config)])
-
-
-def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of no_robots by its messages alone: the rest would be refused, or left out, by who reads conversations."""
-    return {"messages": row["messages"]} if "messages" in row else row
+        _write_tokenizer(config, folder / MODEL, rows)
+    return dict(rejected)
 
 
 def _write_config(config: TrainConfig, folder: Path) -> None:

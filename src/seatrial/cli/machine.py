@@ -1,0 +1,73 @@
+"""Commands that read this machine, the catalogue of checks, or logs: discover, checks, explain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seatrial.cli.options import AsJson
+from seatrial.cli.output import print_json, stdout
+from seatrial.model import UsageError
+
+if TYPE_CHECKING:
+    from seatrial.model import Finding
+
+
+def discover(as_json: AsJson = False) -> None:
+    """What this machine is. Reads only; puts no load on it."""
+    from seatrial.pipeline.survey import discover as look
+    from seatrial.report.inventory import print_inventory
+
+    facts = look().facts
+    if as_json:
+        print_json(facts)
+    else:
+        print_inventory(facts, stdout())
+
+
+def checks(as_json: AsJson = False) -> None:
+    """Every check: phase, scope, needs, rules."""
+    from seatrial.checks import catalog
+    from seatrial.report.inventory import checks_as_json, print_checks
+
+    if as_json:
+        print_json(checks_as_json(catalog()))
+    else:
+        print_checks(catalog(), stdout())
+
+
+def explain(
+    paths: Annotated[list[Path], typer.Argument(help="Log files, run directories, or - for standard input.")],
+    as_json: AsJson = False,
+) -> None:
+    """Logs → cause, first command to run, fix."""
+    from seatrial.diagnose.signatures import signatures
+    from seatrial.pipeline.run_directory import logs
+    from seatrial.report.inventory import print_findings
+
+    findings = [finding for path in paths for log in logs(path) for finding in _explained(log)]
+    if as_json:
+        print_json([finding.model_dump(mode="json") for finding in findings])
+    else:
+        print_findings(findings, len(signatures()), stdout())
+
+
+_STDIN = Path("-")
+
+
+def _explained(log: Path) -> tuple[Finding, ...]:
+    """Findings for a log, or for standard input. Raises UsageError when it cannot be read."""
+    from seatrial.diagnose import explain as explain_log
+
+    try:
+        if log == _STDIN:
+            if sys.stdin is None:  # as Python finds it when a shell has closed it
+                raise UsageError("standard input is closed")
+            return explain_log(sys.stdin.buffer, "standard input")
+        with log.open("rb") as file:
+            return explain_log(file, str(log))
+    except OSError as error:
+        raise UsageError(f"cannot read {log}: {error.strerror or error}") from error

@@ -1,0 +1,39 @@
+"""What commands print: results on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from seatrial.model import Trial
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def stdout() -> Console:
+    from seatrial.report.console import Stream
+
+    return Stream()
+
+
+def stderr() -> Console:
+    from seatrial.report.console import Stream
+
+    return Stream(stderr=True)
+
+
+def print_result(result: Trial, as_json: bool, where: Path | None = None) -> None:
+    from seatrial.report.terminal import summary
+
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    summary(result, stdout())
+    if where:
+        print(f"Report: {where}")

@@ -1,0 +1,47 @@
+"""Commands that train: train, evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seatrial.cli.options import EXIT_CODES, AsJson
+from seatrial.cli.output import print_json
+from seatrial.model import Verb
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A training config that ships, such as throughput, or a .yaml file.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what it writes; by default a new one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model: alone, or as one of many ranks under torchrun."""
+    from seatrial.train import command
+
+    command.train(config, set_ or [], out, as_json)
+    from seatrial.bench.group import end_process  # not before: where torch is missing, the word says it better
+
+    end_process()
+
+
+def evaluate(
+    config: Annotated[
+        Path, typer.Argument(help="A training config that ships, such as toolcalls-qwen2-7b, or a file.")
+    ],
+    out: Annotated[Path, typer.Option(help="The training's --out.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score function calling before and after a training. Exit code 1: it did not get better."""
+    from seatrial.train import hf, train_config
+    from seatrial.train.function_calling import score
+
+    record = hf.evaluate(train_config.load(config, set_ or ()), out)
+    if as_json:
+        print_json(record)
+    else:
+        print(*score.table(record), f"Results: {out}/evaluation.json", sep="\n")
+    raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])

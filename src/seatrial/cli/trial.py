@@ -1,0 +1,207 @@
+"""Commands that make or read the record of a trial: run, render, judge, baseline learn, report, schema."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from seatrial.cli.options import (
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    AsJson,
+    GpusOption,
+    LauncherOption,
+    Names,
+    NodesOption,
+    RunPath,
+    SetOption,
+    TrialName,
+    check_names,
+    overrides_of,
+)
+from seatrial.cli.output import print_json, print_result, stderr
+from seatrial.model import Outcome, SeatrialError, UsageError
+
+
+def run(
+    trial: TrialName = "quick",
+    launcher: LauncherOption = None,
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    only: Names = None,
+    skip: Names = None,
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; new or empty.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run directory.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its commands; start nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a trial and decide."""
+    from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.run_directory import Request, RunDir
+    from seatrial.report.progress import Live
+
+    overrides = overrides_of(launcher, nodes, gpus_per_node, set_)
+    if resume:
+        _refuse_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
+        run_dir = RunDir.reopen(resume)
+    else:
+        resolved = pipeline.resolve(trial, overrides)
+        request = Request(
+            config=resolved.config,
+            origins=resolved.origins,
+            only=check_names(only),
+            skip=check_names(skip),
+            command=("seatrial", *sys.argv[1:]),
+            started=time.time(),
+        )
+        if dry_run:
+            _print_plan(pipeline.preview(request), as_json)
+            return
+        run_dir = RunDir.create(out or _fresh_folder(resolved.config.name), request)
+    report = run_dir.path / "report.html"
+    before = _version(report)
+    try:
+        with Live(stderr()) as live:
+            result = pipeline.run(run_dir, live)
+    except SeatrialError:
+        run_dir.discard()
+        raise
+    print_result(result, as_json, report if _version(report) != before else None)
+    if result.stopped or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
+        with contextlib.suppress(OSError):
+            again = f"To measure what is missing: seatrial run --resume {run_dir.path}"
+            print(f"{again} (with the same settings; to change one, start a new run)", file=sys.stderr)
+    raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
+
+
+def _refuse_with_resume(trial: bool, overrides: list[Any], *others: object) -> None:
+    if trial or overrides or any(others):
+        raise UsageError("--resume goes on with what the run directory holds: no trial, no other option goes with it")
+
+
+def _fresh_folder(name: str) -> Path:
+    """Made here, so that it is ours alone: two runs may begin in the same second."""
+    stem = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for number in itertools.count(1):
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"cannot write to {path}: {error.strerror}; name another folder with --out") from error
+    return path
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None while there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _print_plan(preview: Any, as_json: bool) -> None:
+    if as_json:
+        print_json([job.model_dump(mode="json") for job in preview.plan.jobs])
+        return
+    for measurement in preview.plan.settled:
+        print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
+    for name, flag in preview.plan.left_out.items():
+        print(f"# left out by {flag}: {name}")
+    for job, text in preview.rendered:
+        print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
+
+
+def render(
+    launcher: Annotated[
+        str, typer.Argument(help="local, slurm, or torchrun: commands to start by hand. oumi: its config.")
+    ],
+    trial: Annotated[str, typer.Argument(help="A trial, as for run; for oumi, a training config.")] = "quick",
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="torchrun: make this run directory, on a shared filesystem.")] = None,
+) -> None:
+    """The exact commands that a run would start."""
+    if launcher == "oumi":
+        from seatrial.train import oumi, train_config
+
+        print(oumi.rendered(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
+        return
+    from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.run_directory import Request
+
+    resolved = pipeline.resolve(trial, overrides_of(launcher, nodes, gpus_per_node, set_))
+    request = Request(
+        config=resolved.config,
+        origins=resolved.origins,
+        only=(),
+        skip=(),
+        command=("seatrial", *sys.argv[1:]),
+        started=time.time(),
+    )
+    if out and resolved.config.launcher != "torchrun":
+        raise UsageError("--out goes with torchrun only: the other launchers make their run directory themselves")
+    preview = pipeline.prepare(request, out) if out else pipeline.preview(request)
+    for _, text in preview.rendered:
+        print(text)
+
+
+def judge(
+    run: RunPath,
+    baseline: Annotated[Path | None, typer.Option(help="Judge by this file of `baseline learn`.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge an old run again, with the rules of this version. Needs no GPU, changes no file."""
+
+    from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.run_directory import load_trial
+
+    result = pipeline.rejudge(load_trial(run), baseline)
+    print_result(result, as_json)
+    raise typer.Exit(EXIT_CODES[result.decision.value])
+
+
+def learn(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or trial.json files, of good runs.")],
+    out: Annotated[Path, typer.Option(help="The file to write; must not be there yet.")],
+    name: Annotated[str | None, typer.Option(help="Of the site; by default the file's.")] = None,
+) -> None:
+    """Learn a baseline from good runs, for `seatrial run --set baseline=FILE` and `judge RUN --baseline FILE`."""
+    from seatrial.pipeline import run as pipeline
+
+    text = pipeline.learn(name or out.stem, runs)
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+    print(f"{out}: {text.count('gpus:')} values, runs: {len(runs)}")
+
+
+def report(
+    run: RunPath,
+    format: Annotated[str, typer.Option(help="html, junit, prometheus, json or markdown.")] = "markdown",
+) -> None:
+    """A run's report in another format, on standard output."""
+    from seatrial import report as reports
+    from seatrial.pipeline.run_directory import load_trial
+
+    print(reports.render(load_trial(run), format), end="")
+
+
+def schema() -> None:
+    """The JSON Schema of trial.json."""
+    from seatrial.model import Trial
+
+    print_json(Trial.model_json_schema())

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from seatrial.checks.training.command import CHECK, CommandOptions
+from seatrial.discover import gpu
+from seatrial.discover.gpu import Gpu, GpuFacts
+from seatrial.model import Measurement, Outcome
+from tests.fakes.slurm import judge, run
+from tests.paths import ROOT
+
+TRAINER = str(ROOT / "tests" / "fakes" / "trainer.py")
+LOG = r"step (?P<step>\d+) loss (?P<loss>\S+) grad (?P<grad_norm>\S+) tok/s (?P<tokens_per_second>\S+)"
+STATE = "trained/trainer_state.json"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "read_within", lambda: GpuFacts(unavailable="no driver"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def trained(folder: Path, fault: str = "", **options: Any) -> Measurement:
+    return run(CHECK, folder, command=[sys.executable, TRAINER, "{out}", fault], **options)
+
+
+def values(measured: Measurement) -> dict[str, float]:
+    return {metric.name: metric.value for metric in measured.metrics}
+
+
+def outcomes(measured: Measurement) -> dict[str, Outcome]:
+    return {verdict.metric: verdict.outcome for verdict in judge(CHECK, measured)}
+
+
+def test_without_a_command_it_does_not_apply(tmp_path: Path) -> None:
+    measured = run(CHECK, tmp_path)
+    assert measured.skipped
+    assert "options.command" in measured.skipped
+    assert [verdict.outcome for verdict in judge(CHECK, measured)] == [Outcome.SKIP]
+
+
+def test_an_executable_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    measured = run(CHECK, tmp_path, command="no-such-trainer {out}")
+    assert measured.error
+    assert "there is no executable no-such-trainer on login" in measured.error
+
+
+def test_loss_and_speed_are_read_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    measured = trained(tmp_path, log=[LOG], steps=6)
+    assert measured.error is None
+    found = values(measured)
+    assert (found["exit_code"], found["steps_logged"], found["steps_missing"]) == (0, 6, 0)
+    assert (found["loss_first"], found["loss_last"], found["loss_drop"]) == (5.25, 3.25, 2.0)
+    assert found["tokens_per_second"] == 1003.5
+    assert [series.y for series in measured.series] == [(5.5, 5.0, 4.5, 4.0, 3.5, 3.0)]
+    judged = outcomes(measured)
+    assert judged.pop("artifacts_missing") is Outcome.SKIP
+    assert set(judged.values()) == {Outcome.PASS}
+    assert "rank: None" in (tmp_path / measured.artifacts[0].path).read_text()
+    assert measured.facts["exit_reason"] == {"login": "exit code 0"}
+
+
+def test_loss_and_speed_are_read_from_trainer_state(tmp_path: Path) -> None:
+    measured = trained(tmp_path, trainer_state=STATE, artifacts=["trained", "trained/*.bin"])
+    assert measured.error is None
+    assert values(measured) == {
+        **{"exit_code": 0, "wall_seconds": pytest.approx(1, abs=30), "train_runtime": 2.0, "samples_per_second": 12.5},
+        **{"steps_logged": 6, "steps_missing": 0, "nonfinite_steps": 0, "artifacts_missing": 0},
+        **{"loss_first": 5.25, "loss_last": 3.25, "loss_drop": 2.0},
+    }
+    assert set(outcomes(measured).values()) == {Outcome.PASS}
+
+
+def test_a_command_without_loss_is_judged_by_its_exit_code(tmp_path: Path) -> None:
+    measured = run(CHECK, tmp_path, command=f"{shlex.quote(sys.executable)} -c pass")
+    judged = outcomes(measured)
+    assert judged.pop("exit_code") is Outcome.PASS
+    assert set(judged.values()) == {Outcome.SKIP}
+
+
+@pytest.mark.parametrize(
+    ("fault", "metric", "options"),
+    [
+        ("flat", "loss_drop", {"log": [LOG]}),
+        ("flat", "loss_drop", {"trainer_state": STATE}),
+        ("nan", "nonfinite_steps", {"log": [LOG]}),
+        ("nan", "nonfinite_steps", {"trainer_state": STATE}),
+        ("short", "steps_missing", {"log": [LOG], "steps": 6}),
+        ("short", "steps_missing", {"trainer_state": STATE}),
+        ("no-weights", "artifacts_missing", {"artifacts": ["trained/*.bin"]}),
+    ],
+)
+def test_a_bad_training_fails(tmp_path: Path, fault: str, metric: str, options: dict[str, Any]) -> None:
+    measured = trained(tmp_path, fault, **options)
+    assert measured.error is None
+    assert {name for name, outcome in outcomes(measured).items() if outcome is Outcome.FAIL} == {metric}
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "reason"), [("exit", 1, "exit code 1"), ("signal", 137, "killed by SIGKILL")]
+)
+def test_a_command_that_fails_is_a_fail_with_its_reason(tmp_path: Path, fault: str, code: int, reason: str) -> None:
+    measured = trained(tmp_path, fault, log=[LOG])
+    assert measured.error is None
+    assert values(measured)["exit_code"] == code
+    (failed,) = [verdict for verdict in judge(CHECK, measured) if verdict.outcome is Outcome.FAIL]
+    assert failed.metric == "exit_code"
+    assert reason in str(failed.evidence)
+    assert measured.facts["exit_reason"] == {"login": reason}
+    assert "visible: None" in str(measured.facts["log_tail"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "reason"),
+    [
+        ("silent", {"log": [LOG]}, "matches none of the 1 lines of"),
+        ("", {"log": [LOG, r"lr (?P<step>\d+)"]}, r"'lr (?P<step>\\d+)' matches none of the 7 lines of"),
+        ("", {"log": [r"(?P<loss>loss)"]}, "reads 'loss' in"),
+        ("ranks", {"log": [LOG]}, "step 1 follows step 1"),
+        ("", {"trainer_state": "elsewhere/trainer_state.json"}, "cannot read"),
+        ("full", {}, "found no room on disk"),
+    ],
+)
+def test_what_cannot_be_measured_is_an_error(tmp_path: Path, fault: str, options: dict[str, Any], reason: str) -> None:
+    measured = trained(tmp_path, fault, **options)
+    assert measured.error
+    assert reason in measured.error
+
+
+def test_the_time_limit_ends_the_command_and_its_descendants(tmp_path: Path) -> None:
+    measured = trained(tmp_path, "hang", train_limit_s=2)
+    assert measured.error
+    assert "did not end within 2 s; end of its log: visible: None" in measured.error
+    (pid,) = tmp_path.rglob("child.pid")
+    left = [process for process in psutil.process_iter() if process.pid == int(pid.read_text())]
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)
+
+
+def test_one_run_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}") for index in range(2))
+    monkeypatch.setattr(gpu, "read_within", lambda: GpuFacts(gpus=gpus))
+    measured = trained(tmp_path, per="gpu", log=[LOG], artifacts=["trained"])
+    assert measured.error is None
+    assert {metric.subject for metric in measured.metrics} == {"login/gpu0", "login/gpu1"}
+    assert [metric.value for metric in measured.metrics if metric.name == "loss_drop"] == [2.0, 2.0]
+    logs = [(tmp_path / artifact.path).read_text().splitlines()[0] for artifact in measured.artifacts]
+    assert logs == ["visible: GPU-0 rank: None", "visible: GPU-1 rank: None"]
+
+
+def test_fewer_gpus_than_promised_are_an_error(tmp_path: Path) -> None:
+    measured = run(CHECK, tmp_path, (1, 8), command=[sys.executable, "-c", "pass"])
+    assert measured.error
+    assert "0 of 8 promised GPUs are visible" in measured.error
+
+
+def test_placeholders(tmp_path: Path) -> None:
+    script = "import sys; print(sys.argv[1:])"
+    measured = run(CHECK, tmp_path, command=[sys.executable, "-c", script, "{gpus} {node} {node_rank}/{nodes} {x}"])
+    text = (tmp_path / measured.artifacts[0].path).read_text()
+    assert text.strip() == "['1 login 0/1 {x}']"
+
+
+def test_variables_are_for_the_command(tmp_path: Path) -> None:
+    script = "import os; print(os.environ['MODEL'])"
+    measured = run(CHECK, tmp_path, command=[sys.executable, "-c", script], env={"MODEL": "smollm"})
+    assert "smollm" in (tmp_path / measured.artifacts[0].path).read_text()
+    assert "MODEL" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"log": ["(?P<loss>"]}, "is not a regular expression"),
+        ({"log": ["loss"]}, "has the named groups []"),
+        ({"log": ["(?P<perplexity>x)"]}, "has the named groups ['perplexity']"),
+        ({"log": ["(?P<loss>x)"], "trainer_state": STATE}, "two sources"),
+        ({"trainer_state": "/etc/passwd"}, "is not a path below {out}"),
+        ({"artifacts": ["../*"]}, "is not a path below {out}"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        CommandOptions.model_validate(options)
+    assert reason in str(refused.value)

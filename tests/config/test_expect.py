@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from seatrial.config.expect import declared_unit, nearest, wrong_limit, wrong_metric
+from seatrial.model import Limit
+
+METRICS = {"busbw.*": "GB/s", "efficiency": "%", "wrong_elements": ""}
+
+
+class Sized(BaseModel):
+    sizes: tuple[int, ...] = (2**20, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit"),
+    [("busbw.1GiB", "GB/s"), ("efficiency", "%"), ("busbw", None), ("latency.1GiB", None), ("wrong_elements", "")],
+)
+def test_the_unit_of_a_metric_is_that_of_its_name_or_family(metric: str, unit: str | None) -> None:
+    assert declared_unit(metric, METRICS) == unit
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("busbw.1GiB", ""),
+        ("efficiency", ""),
+        ("busbw", "busbw.1MiB"),
+        ("busbw.*", "busbw.1MiB"),
+        ("busbw.8GiB", "not measured with these options"),
+        ("eficiency", "did you mean 'efficiency'"),
+    ],
+)
+def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> None:
+    found = wrong_metric(metric, Sized(), METRICS)
+    assert problem in found
+    assert bool(found) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("limit", "unit", "problem"),
+    [
+        ("> 350 GB/s", "GB/s", ""),
+        ("> 350", "GB/s", ""),
+        ("> 350 MB/s", "GB/s", "the threshold is in 'MB/s'"),
+        ("> 90 %", "%", ""),
+        ("> 90", "%", "measured in '%'"),
+        ("> 0.9 %", "%", "did you mean 90 %"),
+        ("> 190 %", "%", "not between 0 and 100 %"),
+    ],
+)
+def test_a_threshold_in_a_wrong_unit(limit: str, unit: str, problem: str) -> None:
+    found = wrong_limit(Limit.parse(limit), unit)
+    assert problem in found
+    assert bool(found) == bool(problem)
+
+
+def test_the_nearest_name_is_offered_and_only_a_near_one() -> None:
+    assert nearest("eficiency", METRICS) == "; did you mean 'efficiency'?"
+    assert nearest("xyz", METRICS) == ""

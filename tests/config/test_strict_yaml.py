@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from seatrial.config.strict_yaml import MOST_LEVELS, parse_yaml
+from seatrial.model import UsageError
+
+
+def test_plain_yaml_is_read_as_it_is() -> None:
+    assert parse_yaml("a: {b: [1, 2.5, true, null, text]}", "mine.yaml") == {"a": {"b": [1, 2.5, True, None, "text"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\na: 2", "'a' stands twice"),
+        ("1: a", "the key '1' is no text"),
+        ("a: &x 1\nb: *x", "anchors and aliases are not read here"),
+        ("a: *x", "anchors and aliases are not read here"),
+        ("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1), f"deeper than {MOST_LEVELS} levels"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: 2026-13-45", "month must be in 1..12"),
+        ("a: [1", "expected"),
+    ],
+)
+def test_what_would_harm_is_refused_with_its_source(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=r"^mine.yaml: not valid YAML: ") as error:
+        parse_yaml(text, "mine.yaml")
+    assert problem in str(error.value)

@@ -1,0 +1,61 @@
+"""A run that a person starts by hand on each node, and that `run --resume` collects afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import Outcome, Verb
+from tests.processes import call, load, run
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.cluster
+
+TRIAL = """
+checks:
+  host.inventory:
+  collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: 0.2}}
+"""
+
+
+def prepared(folder: Path) -> Path:
+    """A run directory for two nodes of two processes, as ``render torchrun --out`` makes it."""
+    (folder / "two.yaml").write_text(TRIAL)
+    words = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
+    code, out, err = call("render", "torchrun", folder / "two.yaml", *words)
+    assert code == 0, err
+    scripts = [(folder / "run" / "jobs" / name / "torchrun.sh").read_text() for name in ("nodes", "ranks")]
+    assert out == "".join(f"{text}\n" for text in scripts)
+    return folder / "run"
+
+
+def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
+    """What a person does: the script on each node, with its number, at the same time."""
+    command = ["env", "MASTER_ADDR=node0", "bash", str(run_dir / "jobs" / job / "torchrun.sh")]
+    with ThreadPoolExecutor() as pool:
+        ended = pool.map(lambda node: cluster.on(node, [*command, node.removeprefix("node")], 120), cluster.nodes)
+    for done in ended:
+        assert done.returncode == 0, done.stderr
+
+
+def test_what_was_started_by_hand_is_collected_by_resume(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """What nobody has started is an ERROR that says how to, and can be made up for."""
+    two, run_dir = make_cluster(2), prepared(tmp_path)
+    by_hand(two, run_dir, "nodes")
+    assert run("run", "--resume", run_dir)[0] == 3
+    errors = {one.check: one.reason for one in load(run_dir).verdicts if one.outcome is Outcome.ERROR}
+    assert set(errors) == {"collectives.all_reduce"}
+    assert f"Run first, on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
+    by_hand(two, run_dir, "ranks")
+    code, out, err = run("run", "--resume", run_dir)
+    assert code == 0, err
+    record = load(run_dir)
+    assert record.decision.value is Verb.ACCEPTED
+    ranks = {one.subject for one in record.measurements if one.check == "collectives.all_reduce"}
+    assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
+    assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
+    assert "2 nodes × 2 processes · torchrun" in out
