@@ -38,7 +38,7 @@ def error(rank: int, text: str, at: float) -> dict[str, object]:
     return {"measurement": {**fields, "started": at - 1, "seconds": 1}}
 
 
-def blamed(folder: Path, exits: dict[int, int], ended_by_torchrun: tuple[int, ...] = ()) -> root_cause.Blame:
+def blamed(folder: Path, exits: dict[int, int], ended_by_torchrun: tuple[int, ...] = ()) -> root_cause.RootCause:
     """What is made of a job whose ranks had these exit codes; the pid of rank N is 100 + N."""
     words = [ENDED.format(pid=100 + rank) for rank in ended_by_torchrun]
     failures = [FAILURE.format(index=rank, rank=rank, code=code, pid=100 + rank) for rank, code in exits.items()]

@@ -99,15 +99,15 @@ def test_more_time_than_the_partition_gives_is_told_in_minutes(monkeypatch: pyte
 
 def test_a_script_that_slurmd_could_not_start_is_told_with_where_its_log_would_be(desk: Desk) -> None:
     desk.says(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
-    assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.epitaph()
+    assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.exit_reason()
 
 
 def test_a_job_whose_node_was_lost_is_told_with_the_nodes_and_the_first_command(desk: Desk) -> None:
     desk.says(show("NODE_FAIL", "NodeDown")).job.poll()
-    epitaph = desk.job.epitaph()
-    assert "on node[0-1] is NODE_FAIL: NodeDown" in epitaph
-    assert "nodes can take jobs, 4 are asked for" in epitaph
-    assert epitaph.endswith("Run first: scontrol show job 7; sinfo -R")
+    exit_reason = desk.job.exit_reason()
+    assert "on node[0-1] is NODE_FAIL: NodeDown" in exit_reason
+    assert "nodes can take jobs, 4 are asked for" in exit_reason
+    assert exit_reason.endswith("Run first: scontrol show job 7; sinfo -R")
 
 
 def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: Desk) -> None:

@@ -45,7 +45,7 @@ class Running(Protocol):
     def poll(self) -> int | None:
         """The exit code once the job has ended, None before."""
 
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         """What the scheduler says of the end of the job; empty where there is none, or nothing to say."""
 
     def cancel(self) -> str:

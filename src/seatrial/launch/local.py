@@ -30,7 +30,7 @@ class LocalJob:
     def whereabouts(self) -> Whereabouts:
         return Whereabouts()
 
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         return ""
 
     def poll(self) -> int | None:

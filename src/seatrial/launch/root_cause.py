@@ -30,6 +30,10 @@ _FAILURE = re.compile(
 _PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
 # srun, of a node whose slurmd refuses its step or does not answer (seen with 22.05 and two munge keys)
 _REFUSED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
+_REFUSAL = (
+    "srun cannot start anything there: {what}. "
+    "Run first: sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
+)
 # srun, of the end of tasks, and from where on it ends them itself (seen with 22.05; one task a node is ours)
 _TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
@@ -45,7 +49,7 @@ _RANK_LOG = 1 << 16
 
 
 @dataclass(frozen=True)
-class Blame:
+class RootCause:
     culprit: str
     cause: str
     rank: int | None
@@ -66,36 +70,36 @@ class _Task(NamedTuple):
     code: int
 
 
-def silent(rank: Rank, seconds: float) -> Blame:
+def silent(rank: Rank, seconds: float) -> RootCause:
     """A rank whose pulse has stopped while the job goes on."""
     state = _process_state(rank)
     cause = f"no sign of life for {seconds:.0f} s; last heard of in {rank.last_words}{state}"
-    return Blame(rank.name, cause, rank.number)
+    return RootCause(rank.name, cause, rank.number)
 
 
-def over_limit(late: Sequence[Rank], what: str, limit_s: float) -> Blame:
+def over_limit(late: Sequence[Rank], what: str, limit_s: float) -> RootCause:
     """Alive, but not done with a check, or with the job, in its time."""
     words = and_more([f"{rank.name} in {rank.last_words}" for rank in late], 4, "; ")
     who = late[0] if len(late) == 1 else None
     cause = f"{what} did not end within its limit of {limit_s:g} s; last heard of: {words}"
-    return Blame(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
+    return RootCause(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
 
 
-def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> Blame:
+def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCause:
     """Some ranks had not begun their first check when the time for starting was over."""
     missing = [rank for rank in ranks if not rank.started]
     names = ", ".join(rank.name for rank in missing[:8])
     log = _last_line(_logs(folder))
     cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:g} s: {names}. {log}"
-    return Blame(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
+    return RootCause(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
 
 
-def damaged(rank: Rank) -> Blame:
+def damaged(rank: Rank) -> RootCause:
     """A rank that writes what no worker of this version writes: what it measured cannot be told from it."""
-    return Blame(rank.name, f"its journal {rank.follower.path.name} is damaged: {rank.damage}", rank.number)
+    return RootCause(rank.name, f"its journal {rank.follower.path.name} is damaged: {rank.damage}", rank.number)
 
 
-def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> Blame:
+def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:
     """The job exited with an error. ``scheduler_reason`` counts where no rank gives a cause."""
     if missing := _missing(folder) or _unanswering(ranks, job, folder):
         return missing
@@ -104,7 +108,7 @@ def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_re
         exits = _exits(folder, ranks, job)
         if not exits and tasks and tasks[0].code < 0:
             cause = f"torchrun there was {exit_reason(tasks[0].code)}: its ranks ended with it"
-            return Blame(tasks[0].node, cause, None)
+            return RootCause(tasks[0].node, cause, None)
     else:
         exits = {task.number: task.code for task in tasks if task.number < len(ranks)}
         exits = exits or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
@@ -112,11 +116,11 @@ def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_re
     failures = [_failure(ranks[number], exits.get(number), reports) for number in {**exits, **reports}]
     if not failures:
         reasons = [scheduler_reason or exit_reason(code), _full(folder), _last_line(_logs(folder))]
-        return Blame("launcher", ". ".join(filter(None, reasons)), None)
+        return RootCause("launcher", ". ".join(filter(None, reasons)), None)
     first = first_failure(failures)
     rank = ranks[first.rank]
     if first.code is None or (first.reported and not first.silent):
-        return Blame(rank.name, reports[first.rank].text, first.rank)
+        return RootCause(rank.name, reports[first.rank].text, first.rank)
     return _died(rank, first.code, _logs(folder, first.rank, len(ranks)) if first.silent else ())
 
 
@@ -192,7 +196,7 @@ def _errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
     }
 
 
-def _missing(folder: Path) -> Blame | None:
+def _missing(folder: Path) -> RootCause | None:
     """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it.
 
     Or a node that Slurm lost while it ran.
@@ -200,8 +204,8 @@ def _missing(folder: Path) -> Blame | None:
     text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
     if lost := _NODE_LOST.search(text):
         first = f"scontrol show node {lost['node']}; ping {lost['node']}"
-        return Blame(lost["node"], f"Slurm lost the node while the job ran. Run first: {first}", None)
-    found = [(match["node"], _refusal(match["node"], match["what"])) for match in _REFUSED.finditer(text)]
+        return RootCause(lost["node"], f"Slurm lost the node while the job ran. Run first: {first}", None)
+    found = [(match["node"], _REFUSAL.format(**match.groupdict())) for match in _REFUSED.finditer(text)]
     found = found or [(match["node"], match["what"]) for match in _PREFLIGHT.finditer(text)]
     lacking: dict[str, list[str]] = {}
     for node, what in found:
@@ -211,28 +215,23 @@ def _missing(folder: Path) -> Blame | None:
     nodes = sorted({node for node, _ in found})
     whats = [(sorted(those), what.replace("\0", min(those))) for what, those in lacking.items()]
     cause = "; ".join(what if len(nodes) == 1 else f"{', '.join(those[:8])}: {what}" for those, what in whats)
-    return Blame(", ".join(nodes[:8]), cause, None)
+    return RootCause(", ".join(nodes[:8]), cause, None)
 
 
-def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> Blame | None:
+def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
     """Nodes whose task did not end when srun ended it, nor tell of its end: what their peers say comes of that."""
     text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
     found = _UNANSWERED.findall(text) if _STEP_LOST in text else []
     first = [ranks[task * job.ranks_per_node] for tasks in found for task in id_list(tasks) if task < job.nodes]
     nodes = ", ".join(sorted({rank.pulse.node if rank.pulse else rank.name for rank in first})[:8])
     cause = "its task neither ended with the others nor answered srun; was it reset? Run first, there: uptime; dmesg"
-    return Blame(nodes, f"{cause}; journalctl -u slurmd -n 50", None) if nodes else None
+    return RootCause(nodes, f"{cause}; journalctl -u slurmd -n 50", None) if nodes else None
 
 
-def _refusal(node: str, words: str) -> str:
-    first = f"sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
-    return f"srun cannot start anything there: {words}. Run first: {first}"
-
-
-def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> Blame:
+def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> RootCause:
     hint = ", before its end" if code == 0 else exit_hint(code)
     reasons = [f"{exit_reason(code)} in {rank.last_words}{hint}", _last_line(logs)]
-    return Blame(rank.name, ". ".join(filter(None, reasons)), rank.number)
+    return RootCause(rank.name, ". ".join(filter(None, reasons)), rank.number)
 
 
 def _from_error_files(ranks: Sequence[Rank], folder: Path) -> dict[int, _Report]:

@@ -68,7 +68,11 @@ class SlurmJob:
         if job is None or _is_over(job):
             return None
         if job.pending:
-            return self._requeued(job) if self._begun else self._in_the_queue(job)
+            if not self._begun:
+                return self._in_the_queue(job)
+            # begun again it would write over what it has measured
+            told = f"job {self.id} had begun, and was put back into the queue ({job.reason or 'no reason given'})"
+            return Waiting(reason=f"{told}. Run first: scontrol show job {self.id}; sinfo -R", hopeless=True)
         if _is_completing(job):
             told = f"job {self.id} has ended, and Slurm still clears up on {job.nodes or 'its nodes'}"
             late = time.monotonic() - self._ended > _COMPLETING_TOLD_S
@@ -86,15 +90,10 @@ class SlurmJob:
         told = [f"{reason}; {why}", *facts, f"Run first: {first_commands(self.id, job.reason)}"]
         return Waiting(reason=". ".join(filter(None, told)), hopeless=True)
 
-    def _requeued(self, job: Job) -> Waiting:
-        """Begun again it would write over what it has measured."""
-        told = f"job {self.id} had begun, and was put back into the queue ({job.reason or 'no reason given'})"
-        return Waiting(reason=f"{told}. Run first: scontrol show job {self.id}; sinfo -R", hopeless=True)
-
     def whereabouts(self) -> Whereabouts:
         return Whereabouts(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
 
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         job = self._last
         if job is None:
             return ""

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
-from seatrial.launch import root_cause as blame
-from seatrial.launch.base import Launcher, Rendered, Running, Whereabouts
+from seatrial.launch import root_cause
+from seatrial.launch.base import Launcher, Running, Whereabouts
 from seatrial.launch.rank_status import Rank, ranks_in
-from seatrial.launch.root_cause import Blame
+from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 
 _LOOK_EVERY_S = 0.1
@@ -42,7 +42,7 @@ class Watched:
     """How an attempt ended."""
 
     state: JobState
-    blame: Blame | None
+    root_cause: RootCause | None
     startup_s: float
     where: Whereabouts = field(default_factory=Whereabouts)
 
@@ -52,113 +52,178 @@ def run_job(
 ) -> Iterator[JobResult]:
     """Run ``job``, in as many attempts as its crashes ask for; a result for each. All checks end up measured."""
     while job.checks:
-        attempt = _next_attempt(run_dir, job)
-        result, job = _attempt(launcher, job, run_dir, attempt, limits, checks, listener)
+        number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
+        folder = run_dir / "jobs" / job.name / f"attempt{number}"
+        folder.mkdir(parents=True)
+        attempt = _Attempt(job, folder, ranks_in(folder, job), limits, checks, listener)
+        result, cause = attempt.run(launcher, run_dir, number)
+        job = attempt.settle(result.state, cause)
         yield result
 
 
-def _attempt(
-    launcher: Launcher,
-    job: Job,
-    run_dir: Path,
-    attempt: int,
-    limits: Limits,
-    checks: Mapping[str, Check],
-    listener: Listener,
-) -> tuple[JobResult, Job]:
-    """One attempt: its result, and the job that is left to do."""
-    folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-    folder.mkdir(parents=True)
-    (folder.parent / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
-    rendered = launcher.render(job, run_dir, attempt)
-    (folder / "command.sh").write_text(rendered.text + "\n", encoding="utf-8", errors="surrogateescape")
-    ranks = ranks_in(folder, job)
-    started, clock = time.time(), time.monotonic()
-    listener.job_started(job, attempt)
-    watched = _start_and_watch(launcher, rendered, job, ranks, folder, limits, checks, listener)
-    result = JobResult(
-        job=job.name,
-        attempt=attempt,
-        launcher=launcher.name,
-        state=watched.state,
-        started=started,
-        seconds=time.monotonic() - clock,
-        startup_s=watched.startup_s,
-        culprit=watched.blame.culprit if watched.blame else "",
-        cause=watched.blame.cause if watched.blame else "",
-        scheduler_id=watched.where.id,
-        nodes=watched.where.nodes,
-    )
-    return result, _settle(job, ranks, result, watched.blame, checks, listener)
+@dataclass
+class _Attempt:
+    job: Job
+    folder: Path
+    ranks: list[Rank]
+    limits: Limits
+    checks: Mapping[str, Check]
+    listener: Listener
 
-
-def _start_and_watch(
-    launcher: Launcher,
-    rendered: Rendered,
-    job: Job,
-    ranks: list[Rank],
-    folder: Path,
-    limits: Limits,
-    checks: Mapping[str, Check],
-    listener: Listener,
-) -> Watched:
-    try:
-        running = launcher.start(rendered, folder)
-    except SeatrialError as refusal:
-        return Watched(JobState.FAILED, Blame(f"launcher {launcher.name}", str(refusal), None), 0.0)
-    left = ""
-    try:
+    def run(self, launcher: Launcher, run_dir: Path, number: int) -> tuple[JobResult, RootCause | None]:
+        job = self.job
+        (self.folder.parent / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
+        rendered = launcher.render(job, run_dir, number)
+        (self.folder / "command.sh").write_text(rendered.text + "\n", encoding="utf-8", errors="surrogateescape")
+        started, clock = time.time(), time.monotonic()
+        self.listener.job_started(job, number)
         try:
-            watched = _watch(running, job, ranks, folder, limits, checks, listener)
-        finally:
-            if left := running.cancel():
-                listener.doing(left)
-    except KeyboardInterrupt:
-        _keep_the_sound(ranks, listener)
-        raise
-    watched = replace(watched, where=running.whereabouts())
-    return _with_left_over(watched, left) if left else watched
+            running = launcher.start(rendered, self.folder)
+        except SeatrialError as refusal:
+            watched = Watched(JobState.FAILED, RootCause(f"launcher {launcher.name}", str(refusal), None), 0.0)
+        else:
+            watched = self._watch_to_the_end(running)
+        cause = watched.root_cause
+        result = JobResult(
+            job=job.name,
+            attempt=number,
+            launcher=launcher.name,
+            state=watched.state,
+            started=started,
+            seconds=time.monotonic() - clock,
+            startup_s=watched.startup_s,
+            culprit=cause.culprit if cause else "",
+            cause=cause.cause if cause else "",
+            scheduler_id=watched.where.id,
+            nodes=watched.where.nodes,
+        )
+        return result, cause
 
+    def _watch_to_the_end(self, running: Running) -> Watched:
+        """Watch the job, and end what is left of it."""
+        left = ""
+        try:
+            try:
+                watched = self._watch(running)
+            finally:
+                if left := running.cancel():
+                    self.listener.doing(left)
+        except KeyboardInterrupt:
+            # what was measured before Ctrl-C and only the job's end has fetched; an error there may be of that end
+            for measurement in (measured for rank in self.ranks for measured in rank.read()):
+                if not measurement.error:
+                    self.listener.measured(measurement)
+            raise
+        watched = replace(watched, where=running.whereabouts())
+        if not left:
+            return watched
+        # a process that cannot be ended is a fault of the machine, even where all was measured
+        cause = watched.root_cause or RootCause("launcher", "its processes did not end with it", None)
+        state = JobState.HUNG if watched.state is JobState.COMPLETED else watched.state
+        return replace(watched, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {left}"))
 
-def _with_left_over(watched: Watched, left: str) -> Watched:
-    """A process that cannot be ended is a fault of the machine, even where all was measured."""
-    blamed = watched.blame or Blame("launcher", "its processes did not end with it", None)
-    state = JobState.HUNG if watched.state is JobState.COMPLETED else watched.state
-    return replace(watched, state=state, blame=replace(blamed, cause=f"{blamed.cause}; {left}"))
+    def _watch(self, running: Running) -> Watched:
+        ranks = self.ranks
+        begun = time.monotonic()
+        startup_s = 0.0
+        while True:
+            code = running.poll()  # before reading, so that what was written before the end is read after it
+            self._read_all()
+            if not startup_s and all(rank.started for rank in ranks):
+                startup_s = time.monotonic() - begun
+            elapsed_s = startup_s or time.monotonic() - begun
+            if damaged := next((rank for rank in ranks if rank.damage), None):
+                return Watched(JobState.FAILED, root_cause.damaged(damaged), elapsed_s)
+            if code == 0:
+                return Watched(JobState.COMPLETED, None, elapsed_s)
+            if code is not None:
+                cause = root_cause.ended(self.job, ranks, code, self.folder, running.exit_reason())
+                return Watched(JobState.FAILED, cause, elapsed_s)
+            if waiting := running.waiting():
+                if waiting.reason:
+                    self.listener.doing(f"waiting: {waiting.reason}")
+                if waiting.hopeless:
+                    return Watched(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), elapsed_s)
+                begun = time.monotonic()  # the limits count from when it runs
+            elif stuck := self._stuck(begun):
+                return Watched(stuck[0], stuck[1], elapsed_s)
+            _rest(ranks)
 
+    def _read_all(self) -> None:
+        for measurement in (measured for rank in self.ranks for measured in rank.read()):
+            # one rank's view of a failure of all ranks together is reported once, with its cause, by settle
+            if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
+                self.listener.measured(measurement)
+        if self.ranks[0].pulse:
+            self.listener.doing(self.ranks[0].last_words)
 
-def _watch(
-    running: Running,
-    job: Job,
-    ranks: list[Rank],
-    folder: Path,
-    limits: Limits,
-    checks: Mapping[str, Check],
-    listener: Listener,
-) -> Watched:
-    begun = time.monotonic()
-    startup_s = 0.0
-    while True:
-        code = running.poll()  # before reading, so that what was written before the end is read after it
-        _read_all(ranks, checks, listener)
-        if not startup_s and all(rank.started for rank in ranks):
-            startup_s = time.monotonic() - begun
-        elapsed_s = startup_s or time.monotonic() - begun
-        if damaged := next((rank for rank in ranks if rank.damage), None):
-            return Watched(JobState.FAILED, blame.damaged(damaged), elapsed_s)
-        if code == 0:
-            return Watched(JobState.COMPLETED, None, elapsed_s)
-        if code is not None:
-            return Watched(JobState.FAILED, blame.ended(job, ranks, code, folder, running.epitaph()), elapsed_s)
-        if waiting := running.waiting():
-            if waiting.reason:
-                listener.doing(f"waiting: {waiting.reason}")
-            if waiting.hopeless:
-                return Watched(JobState.TIMEOUT, Blame("the queue", waiting.reason, None), elapsed_s)
-            begun = time.monotonic()  # the limits count from when it runs
-        elif stuck := _stuck(job, ranks, begun, folder, limits, checks):
-            return Watched(stuck[0], stuck[1], elapsed_s)
-        _rest(ranks)
+    def _stuck(self, begun: float) -> tuple[JobState, RootCause] | None:
+        now, ranks, limits = time.monotonic(), self.ranks, self.limits
+        patience = limits.silence_s + (_LEAVING_S if any(rank.leaving for rank in ranks) else 0)
+        silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > patience and rank.at_work]
+        if silent:
+            _try_to_write(self.folder)
+            # the first to fall silent: the others may have ended because of it
+            first = min(silent, key=lambda rank: (rank.failed, rank.seen))
+            return JobState.HUNG, root_cause.silent(first, now - (first.seen or now))
+        # once nobody was to be seen for a while, from when somebody was again
+        if all(rank.seen and now - max(rank.seen, begun) > patience and not rank.at_work for rank in ranks):
+            cause = f"all ranks ended {limits.silence_s:g} s ago or more, and what started them has not"
+            return JobState.HUNG, RootCause("launcher", cause, None)
+        if late := self._over_limit(now):
+            return JobState.TIMEOUT, late
+        if now - begun > limits.startup_s and not all(rank.started for rank in ranks):
+            return JobState.TIMEOUT, root_cause.never_started(ranks, limits.startup_s, self.folder)
+        if now - begun > self.job.limit_s:
+            progress = [(rank.done, len(rank.measured), len(rank.started)) for rank in ranks]
+            least_advanced = [rank for rank, steps in zip(ranks, progress, strict=True) if steps == min(progress)]
+            return JobState.TIMEOUT, root_cause.over_limit(least_advanced, "the job", self.job.limit_s)
+        return None
+
+    def _over_limit(self, now: float) -> RootCause | None:
+        """The first check, in the order of the job, that has taken some ranks too long.
+
+        A check of all ranks together begins when the last has started it: to wait for a peer is no fault.
+        """
+        for name in self.job.checks:
+            begun = [rank.started.get(name, now) for rank in self.ranks]
+            together = self.checks[name].scope is Scope.CLUSTER
+            since = {rank.number: max(begun) if together else begun[rank.number] for rank in self.ranks}
+            limit_s = self.job.limits[name]
+            late = [rank for rank in self.ranks if rank.current == name and now - since[rank.number] > limit_s]
+            if late:
+                return root_cause.over_limit(late, name, limit_s)
+        return None
+
+    def settle(self, state: JobState, cause: RootCause | None) -> Job:
+        """Record an ERROR for what the attempt left unfinished; return the job with what is still to be run."""
+        job = self.job
+        begun = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
+        left = [name for name in job.checks if name not in begun]
+        if left and (state is JobState.COMPLETED or not begun):
+            begun, left = list(job.checks), []  # nobody got as far as a check: another attempt would end the same way
+        text = f"{cause.culprit}: {cause.cause}" if cause else "its worker ended normally without measuring it"
+        lost = [measurement for name in begun for measurement in self._lost(name, text, cause)]
+        if cause and not lost and begun:  # it broke between two checks, or while closing: never pass over that
+            lost = [Measurement(check=begun[-1], subject=CLUSTER, error=f"right after it, {text}", started=time.time())]
+        for measurement in lost:
+            self.listener.measured(measurement)
+        # not on the same nodes at any price: one of them may be what broke
+        return job.model_copy(update={"checks": tuple(left), "nodelist": ""})
+
+    def _lost(self, name: str, text: str, cause: RootCause | None) -> list[Measurement]:
+        """Measurements that say what is missing: one for ranks that work together, one a rank otherwise."""
+        now, ranks = time.time(), self.ranks
+        if self.checks[name].scope is Scope.CLUSTER:
+            if all(name in rank.measured and rank.measured[name].finished for rank in ranks):
+                return []
+            where = ranks[cause.rank].subject if cause and cause.rank is not None else ""
+            return [Measurement(check=name, subject=where or CLUSTER, error=text, started=now)]
+        return [
+            Measurement(check=name, subject=rank.subject or rank.name, rank=rank.number, error=text, started=now)
+            for rank in ranks
+            if name not in rank.measured
+        ]
 
 
 def _rest(ranks: list[Rank]) -> None:
@@ -171,72 +236,6 @@ def _rest(ranks: list[Rank]) -> None:
             rank.seen += stopped_s
 
 
-def _read_all(ranks: list[Rank], checks: Mapping[str, Check], listener: Listener) -> None:
-    for rank in ranks:
-        for measurement in rank.read():
-            if not _is_followup(measurement, checks):
-                listener.measured(measurement)
-    if ranks[0].pulse:
-        listener.doing(ranks[0].last_words)
-
-
-def _keep_the_sound(ranks: list[Rank], listener: Listener) -> None:
-    """What was measured before Ctrl-C and only the job's end has brought home; an error there may be of that end."""
-    for measurement in (one for rank in ranks for one in rank.read()):
-        if not measurement.error:
-            listener.measured(measurement)
-
-
-def _is_followup(measurement: Measurement, checks: Mapping[str, Check]) -> bool:
-    """Whether this is one rank's view of a failure of all ranks together: told once, with its cause, by _settle."""
-    return measurement.error is not None and checks[measurement.check].scope is Scope.CLUSTER
-
-
-def _stuck(
-    job: Job, ranks: list[Rank], begun: float, folder: Path, limits: Limits, checks: Mapping[str, Check]
-) -> tuple[JobState, Blame] | None:
-    now = time.monotonic()
-    patience = limits.silence_s + (_LEAVING_S if any(rank.leaving for rank in ranks) else 0)
-    silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > patience and rank.at_work]
-    if silent:
-        _try_to_write(folder)
-        # the first to fall silent: the others may have ended because of it
-        first = min(silent, key=lambda rank: (rank.failed, rank.seen))
-        return JobState.HUNG, blame.silent(first, now - (first.seen or now))
-    # once nobody was to be seen for a while, from when somebody was again
-    if all(rank.seen and now - max(rank.seen, begun) > patience and not rank.at_work for rank in ranks):
-        cause = f"all ranks ended {limits.silence_s:g} s ago or more, and what started them has not"
-        return JobState.HUNG, Blame("launcher", cause, None)
-    if late := _over_limit(job, ranks, checks, now):
-        return JobState.TIMEOUT, late
-    if now - begun > limits.startup_s and not all(rank.started for rank in ranks):
-        return JobState.TIMEOUT, blame.never_started(ranks, limits.startup_s, folder)
-    if now - begun > job.limit_s:
-        return JobState.TIMEOUT, blame.over_limit(_hindmost(ranks), "the job", job.limit_s)
-    return None
-
-
-def _over_limit(job: Job, ranks: list[Rank], checks: Mapping[str, Check], now: float) -> Blame | None:
-    """The first check, in the order of the job, that has taken some ranks too long.
-
-    A check of all ranks together begins when the last has started it: to wait for a peer is no fault.
-    """
-    for name in job.checks:
-        begun = [rank.started.get(name, now) for rank in ranks]
-        together = checks[name].scope is Scope.CLUSTER
-        since = {rank.number: max(begun) if together else begun[rank.number] for rank in ranks}
-        late = [rank for rank in ranks if rank.current == name and now - since[rank.number] > job.limits[name]]
-        if late:
-            return blame.over_limit(late, name, job.limits[name])
-    return None
-
-
-def _hindmost(ranks: list[Rank]) -> list[Rank]:
-    """Those that have come least far of all."""
-    progress = {rank.number: (rank.done, len(rank.measured), len(rank.started)) for rank in ranks}
-    return [rank for rank in ranks if progress[rank.number] == min(progress.values())]
-
-
 def _try_to_write(folder: Path) -> None:
     """Raises OSError where the disk is full: then no pulse can be written either, and silence is no sign of a fault."""
     trial = folder / "writable"
@@ -244,44 +243,3 @@ def _try_to_write(folder: Path) -> None:
         trial.write_bytes(bytes(4096))
     finally:
         trial.unlink(missing_ok=True)
-
-
-def _settle(
-    job: Job,
-    ranks: list[Rank],
-    result: JobResult,
-    blamed: Blame | None,
-    checks: Mapping[str, Check],
-    listener: Listener,
-) -> Job:
-    """Record an ERROR for what the attempt left unfinished; return the job with what is still to be run."""
-    begun = [name for name in job.checks if any(name in rank.started for rank in ranks)]
-    left = [name for name in job.checks if name not in begun]
-    if left and (result.state is JobState.COMPLETED or not begun):
-        begun, left = list(job.checks), []  # nobody got as far as a check: another attempt would end the same way
-    cause = f"{result.culprit}: {result.cause}" if blamed else "its worker ended normally without measuring it"
-    lost = [one for name in begun for one in _lost(name, ranks, cause, blamed, checks[name].scope)]
-    if blamed and not lost and begun:  # it broke between two checks, or while closing: never let that pass in silence
-        lost = [Measurement(check=begun[-1], subject=CLUSTER, error=f"right after it, {cause}", started=time.time())]
-    for measurement in lost:
-        listener.measured(measurement)
-    # not on the same nodes at any price: one of them may be what broke
-    return job.model_copy(update={"checks": tuple(left), "nodelist": ""})
-
-
-def _lost(name: str, ranks: list[Rank], cause: str, blamed: Blame | None, scope: Scope) -> list[Measurement]:
-    """Measurements that say what is missing: one for ranks that work together, one a rank otherwise."""
-    if scope is Scope.CLUSTER:
-        if all(name in rank.measured and rank.measured[name].finished for rank in ranks):
-            return []
-        where = ranks[blamed.rank].subject if blamed and blamed.rank is not None else ""
-        return [Measurement(check=name, subject=where or CLUSTER, error=cause, started=time.time())]
-    return [
-        Measurement(check=name, subject=rank.subject or rank.name, rank=rank.number, error=cause, started=time.time())
-        for rank in ranks
-        if name not in rank.measured
-    ]
-
-
-def _next_attempt(run_dir: Path, job: Job) -> int:
-    return 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
