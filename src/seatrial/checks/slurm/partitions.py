@@ -57,17 +57,15 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
     require_client()
     partitions, nodes = slurm.partitions(), slurm.nodes()
     up = {partition.name for partition in partitions if partition.up}
-    found = {
-        "partitions": [partition.model_dump(mode="json") for partition in partitions],
-        "out_of_reach": [node.name for node in nodes if not up & set(node.partitions)],
-        "without_limit": [partition.name for partition in partitions if partition.up and _endless(partition)],
-    }
-    yield from facts(found)
+    out_of_reach = [node.name for node in nodes if not up & set(node.partitions)]
+    without_limit = [partition.name for partition in partitions if partition.up and _endless(partition)]
+    listed = [partition.model_dump(mode="json") for partition in partitions]
+    yield from facts({"partitions": listed, "out_of_reach": out_of_reach, "without_limit": without_limit})
     counts = {
         "partitions_up": len(up),
         "default_partitions": sum(partition.default for partition in partitions),
-        "nodes_out_of_reach": len(found["out_of_reach"]),
-        "partitions_without_limit": len(found["without_limit"]),
+        "nodes_out_of_reach": len(out_of_reach),
+        "partitions_without_limit": len(without_limit),
     }
     yield from metrics(METRICS, counts)
 
