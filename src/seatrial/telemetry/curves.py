@@ -127,8 +127,8 @@ def _tracks(gauge: str, found: dict[str, array[float]], digits: int) -> Iterator
         return
     steps = [[value for value in step if not math.isnan(value)] for step in zip(*found.values(), strict=True)]
     for role, value in _OF_ALL.items():
-        values = _plain((value(step) if step else _NAN for step in steps), digits)
-        yield Track(gauge=gauge, label=role, role=role, values=values)
+        curve = _plain((value(step) if step else _NAN for step in steps), digits)
+        yield Track(gauge=gauge, label=role, role=role, values=curve)
     means = {subject: fmean(v for v in values if not math.isnan(v)) for subject, values in found.items()}
     for subject in odd(means):
         yield Track(gauge=gauge, label=subject, values=_plain(found[subject], digits))
