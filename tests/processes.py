@@ -84,7 +84,8 @@ def run(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | N
 def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
     """What ``run`` gives, by seatrial's main in this process: without what a new one takes to start.
 
-    For what refuses, plans, judges or prints. What measures, or ends in a way of its own, needs a process of its own.
+    Its workers are real processes. A trial that is killed, whose encoding or time of the start counts, or that must
+    leave no process behind, needs a process of its own.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with ExitStack() as stack:

@@ -139,7 +139,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     """Too little for the job, for the measurement or for the reports: each ends INCOMPLETE and says why."""
     _fill(tiny_disk, leave=leave)
     out = tiny_disk / "out"
-    code, output, err = run("run", trial, "--out", out)
+    code, output, err = call("run", trial, "--out", out)
     assert code == 3, (output, err)
     assert "INCOMPLETE" in output
     assert "No space left on device" in output + err
@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     assert ("Report: " in output) == (out / "report.html").exists()
     (tiny_disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
-    code, output, err = run("run", "--resume", out)
+    code, output, err = call("run", "--resume", out)
     assert code == 0, (output, err)
     assert load(out).decision.value is Verb.ACCEPTED
 
@@ -160,7 +160,7 @@ def test_a_corrupt_trial_json_is_refused_with_the_way_out(out: Path) -> None:
     assert f"seatrial run --resume {out}" in err
     (out / "trial.json").write_text(json.dumps({**json.loads(whole), "schema_version": "99"}))
     assert "no trial.json of this version: schema_version" in refused("judge", out)
-    assert run("run", "--resume", out)[0] == 0
+    assert call("run", "--resume", out)[0] == 0
     assert call("judge", out)[0] == 0
 
 
@@ -182,7 +182,7 @@ def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(out: Path) -> N
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join(lines) + '\n{"measurement": {"chec')
     (out / "trial.json").unlink()
-    code, _, err = run("run", "--resume", out)
+    code, _, err = call("run", "--resume", out)
     assert code == 0, err
     assert "not a complete record" in err
     assert len(load(out).measurements) == 1
@@ -197,7 +197,7 @@ def test_what_another_machine_measured_is_measured_again(out: Path) -> None:
     here = socket.gethostname()
     assert f'{{"machine": {{"host": "{here}"' in text
     journal.write_text(text.replace(f'{{"machine": {{"host": "{here}"', '{"machine": {"host": "elsewhere"'))
-    code, _, err = run("run", "--resume", out)
+    code, _, err = call("run", "--resume", out)
     assert code == 0, err
     assert f"measured before on elsewhere, now on {here}: everything is measured again" in err.replace("\n", " ")
     assert "start   job" in err
@@ -225,7 +225,7 @@ def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(ou
 
 
 def test_gpus_promised_to_a_trial_that_looks_at_none_are_not_accepted(trial: Path, tmp_path: Path) -> None:
-    code, output, _ = run("run", trial, "--gpus-per-node", "64", "--out", tmp_path / "out")
+    code, output, _ = call("run", trial, "--gpus-per-node", "64", "--out", tmp_path / "out")
     assert code == 3
     assert "64 GPUs promised" in output
 
@@ -237,7 +237,7 @@ def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(out: Path) 
     journal.write_text("\n".join([*lines, *damaged]) + "\n")
     for ranks in out.glob("jobs/*/attempt*/rank*.jsonl"):
         ranks.write_text('{"measurement": "x"}\n')
-    code, _, err = run("run", "--resume", out)
+    code, _, err = call("run", "--resume", out)
     assert code == 0, err
     assert err.count("a record is damaged, left out") == len(damaged)
     assert len(load(out).measurements) == 1
@@ -250,7 +250,7 @@ def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) ->
     code, output, _ = call("run", path, *flags, "--dry-run")
     assert code == 0
     assert f"# left out by {flags[0]}: gpu.inventory" in output
-    code, output, _ = run("run", path, *flags, "--out", tmp_path / "out")
+    code, output, _ = call("run", path, *flags, "--out", tmp_path / "out")
     assert code == 3
     record = load(tmp_path / "out")
     assert record.decision.value is Verb.INCOMPLETE
@@ -264,7 +264,7 @@ def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
     path = tmp_path / "gpu.yaml"
     path.write_text("checks: {gpu.inventory: , nodes.reachable: }")
     out = tmp_path / "out"
-    code, _, _ = run("run", path, "--gpus-per-node", "64", "--out", out)
+    code, _, _ = call("run", path, "--gpus-per-node", "64", "--out", out)
     assert code == 1
     record = load(out)
     outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
@@ -353,7 +353,7 @@ def test_variables_of_another_job_in_our_environment(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("checks: {host.inventory: , nodes.reachable: }")
     strangers = {"RANK": "3", "WORLD_SIZE": "9", "LOCAL_RANK": "2", "MASTER_ADDR": "10.255.0.1", "MASTER_PORT": "1"}
-    code, output, err = run("run", path, "--out", tmp_path / "out", env=strangers)
+    code, output, err = call("run", path, "--out", tmp_path / "out", env=strangers)
     assert code == 0, (output, err)
 
 
@@ -365,7 +365,7 @@ def test_a_worker_side_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("checks: {host.inventory: , nodes.reachable: }")
     out = tmp_path / "out"
-    code, output, err = run("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
+    code, output, err = call("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
     assert code == 3, err
     record = load(out)
     outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}

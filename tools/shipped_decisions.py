@@ -1,4 +1,7 @@
-"""Judges every shipped record by today's rules: its decision and how many verdicts have each outcome, as YAML."""
+"""Prints, as YAML, what the rules of this version make of every shipped record: decision and verdicts by outcome.
+
+tests/test_shipped_decisions.py compares this with docs/results/decisions.yaml.
+"""
 
 from __future__ import annotations
 

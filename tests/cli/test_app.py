@@ -243,9 +243,9 @@ def test_a_place_for_runs_that_cannot_be_made(tmp_path: Path, monkeypatch: pytes
 def test_a_report_is_named_only_when_this_run_wrote_it(finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
-    code, out, _ = run("run", "--resume", copy)
+    code, out, _ = call("run", "--resume", copy)
     assert (code, f"Report: {copy / 'report.html'}" in out) == (0, True)
     (copy / "report.html").unlink()
     (copy / "report.html").mkdir()
-    code, out, _ = run("run", "--resume", copy)
+    code, out, _ = call("run", "--resume", copy)
     assert (code, "Report:" in out) == (3, False)

@@ -346,7 +346,7 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
     _, _, said = program.finish()
     assert f"again   {check} in job ranks-again, since one measurement alone is no proof: busbw.64KiB is" in said
     until(lambda: not program.left_behind(), 120)
-    code, _, err = processes.run("run", "--resume", out)
+    code, _, err = processes.call("run", "--resume", out)
     assert code == 1, err
     trial = processes.load(out)
     assert [(one.job, one.attempt) for one in trial.results] == [("ranks", 1), ("ranks-again", 2)]
@@ -358,7 +358,7 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
     (bad,) = [one for one in trial.verdicts if one.outcome is Outcome.FAIL]
     assert "; reproduced (" in bad.reason
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')
-    assert processes.run("run", "--resume", out)[0] == 1
+    assert processes.call("run", "--resume", out)[0] == 1
     assert (out / "measurements.jsonl").read_text().count('{"measurement"') == before
 
 

@@ -79,9 +79,9 @@ def test_stop_of_what_has_ended_is_harmless(tmp_path: Path) -> None:
 
 def test_a_child_ends_when_we_are_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from seatrial import shell; p = Path(sys.argv[1]);"
+        "import sys, time; from pathlib import Path; from seatrial.util import processes; p = Path(sys.argv[1]);"
         "argv = [sys.executable, '-c', 'import time; time.sleep(600)'];"
-        "child = shell.start(argv, env={}, stdout=p/'o', stderr=p/'e');"
+        "child = processes.start(argv, env={}, stdout=p/'o', stderr=p/'e');"
         "(p / 'pid').write_text(str(child.process.pid)); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
@@ -124,7 +124,9 @@ def test_variables_can_be_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_child_whose_parent_died_before_it_could_ask_leaves() -> None:
-    code = "import os; from seatrial import shell; shell.die_with_parent(os.getppid() + 1); print('stayed')"
+    code = (
+        "import os; from seatrial.util import processes; processes.die_with_parent(os.getppid() + 1); print('stayed')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (143, "")
 

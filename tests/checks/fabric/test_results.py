@@ -1,0 +1,85 @@
+"""Figures, facts and rules that the checks of collectives share; more of them, on real ranks, in test_all_reduce.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.bench.collectives import Result, Timings
+from seatrial.bench.data_check import Mismatch
+from seatrial.bench.operations import OPERATIONS
+from seatrial.bench.pairs import Line
+from seatrial.checks.fabric import _results
+from seatrial.model import Fact, Metric, Outcome
+
+WRONG = Mismatch(7, 5, "1.0", "2.0", "0x1")
+
+
+def timings(*seconds: float) -> Timings:
+    """Windows of two ranks, of which the second takes 1 ms longer."""
+    return Timings(windows=tuple((one, one + 0.001) for one in seconds), per_window=1, warmup=1)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 50), (95, 95), (99, 99), (100, 100), (1, 1)])
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(percent: int, value: int) -> None:
+    assert _results._percentile(list(range(100, 0, -1)), percent) == value
+
+
+def test_parity_has_nccl_tests_figures_of_the_median_window() -> None:
+    operation = OPERATIONS["all_gather"]  # of two ranks: busbw is half of algbw
+    result = Result(size=10**9, timings=timings(0.009, 0.019, 0.029), mismatches={})
+    found = {one.name: one for one in _results.parity(2**30, result, operation)}
+    assert found.keys() == {"busbw.1GiB", "algbw.1GiB", "latency.1GiB", "latency_max.1GiB"}
+    assert found["algbw.1GiB"].value == pytest.approx(1e9 / 0.0195 / 1e9)
+    assert found["busbw.1GiB"].value == pytest.approx(found["algbw.1GiB"].value / 2)
+    assert found["latency.1GiB"].value == pytest.approx(19_500)
+    assert found["latency_max.1GiB"].value == pytest.approx(20_000)  # of the slower rank
+    assert len(found["busbw.1GiB"].samples) == 3
+
+
+def test_a_percentile_needs_enough_samples() -> None:
+    few, enough = (Result(size=8, timings=timings(*[0.001] * count), mismatches={}) for count in (58, 59))
+    assert {one.name for one in _results.distribution(8, few)} == {"p50.8B", "cv.8B"}
+    assert {one.name for one in _results.distribution(8, enough)} == {"p50.8B", "p95.8B", "cv.8B"}
+
+
+def test_a_ranks_own_time_is_in_microseconds_with_its_samples() -> None:
+    metric = _results.rank_time("node0/gpu1", 1, 2**20, timings(0.001, 0.003))
+    assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")
+    assert metric.samples == pytest.approx((2000, 4000))
+    assert metric.value == pytest.approx(3000)
+
+
+def test_wrong_data_counts_every_element_and_names_size_and_rank() -> None:
+    metric, fact = _results.data_check([("1GiB", {}), ("float16 64KiB", {1: WRONG})], ["node0/gpu0", "node0/gpu1"])
+    assert isinstance(metric, Metric)
+    assert isinstance(fact, Fact)
+    assert (metric.name, metric.value) == ("wrong_elements", 7)
+    (entry,) = fact.value if isinstance(fact.value, list) else []
+    assert isinstance(entry, dict)
+    assert (entry["size"], entry["subject"], entry["offset"]) == ("float16 64KiB", "node0/gpu1", 5)
+
+
+def test_wrong_data_of_an_exchange_names_sender_and_receiver() -> None:
+    lines = [Line(0, 1, (0.1,), None), Line(1, 0, (0.1,), WRONG)]
+    (entry,) = _results.wrong_data(lines, ["node0/gpu0", "node1/gpu0"])
+    assert isinstance(entry, dict)
+    assert (entry["from"], entry["to"], entry["wrong"]) == ("node0/gpu0", "node1/gpu0", 7)
+
+
+def test_the_rules_that_all_collectives_share() -> None:
+    intact, fit = _results.intact("see the fact"), _results.all_fit("all_gather", "sizes=[1MiB]")
+    assert intact.expect
+    assert fit.expect
+    assert (intact.expect.holds(0), intact.expect.holds(1), intact.breach) == (True, False, Outcome.FAIL)
+    assert (fit.expect.holds(0), fit.expect.holds(1), fit.breach) == (True, False, Outcome.ERROR)
+
+
+def test_the_carrier_is_what_the_log_tells_and_never_a_guess() -> None:
+    nccl = {"backend": "nccl", "nccl_version": "2.28.9"}
+    assert _results.carrier({**nccl, "transports": {"P2P/CUMEM": 8, "NET/IB": 2}}) == (
+        "NCCL 2.28.9 over P2P/CUMEM + NET/IB"
+    )
+    assert "no log" in _results.carrier({**nccl, "transports": {}})
+    gloo = {"backend": "gloo", "backend_environment": {"GLOO_SOCKET_IFNAME": "eth1"}}
+    assert _results.carrier(gloo) == "gloo over eth1"
+    assert "not set" in _results.carrier({"backend": "gloo", "backend_environment": {}})

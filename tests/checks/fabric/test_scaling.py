@@ -1,0 +1,50 @@
+"""The steps and the efficiencies of scaling; real groups are in test_scenes.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.bench.collectives import Timings
+from seatrial.bench.subgroups import GroupResult
+from seatrial.checks.fabric.scaling import CHECK, _efficiency, _figures, steps
+from seatrial.model import Metric, Outcome
+from tests.checks.fabric.judged import outcomes
+
+
+def result(ranks: int, seconds: float) -> GroupResult:
+    return GroupResult(tuple(range(ranks)), Timings(windows=((seconds,) * ranks,) * 3, per_window=1, warmup=1), {})
+
+
+def test_steps_are_the_powers_of_two_and_all_nodes() -> None:
+    assert steps([[node] for node in range(6)]) == {2: [0, 1], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 4, 5]}
+    assert list(steps([[2 * node, 2 * node + 1] for node in range(3)])) == [1, 2, 3]
+
+
+def test_every_step_is_a_share_of_one_node_and_of_two() -> None:
+    assert _efficiency({1: 400.0, 2: 200.0, 4: 100.0}) == {
+        "1node": {"of 1node": 1.0},
+        "2nodes": {"of 1node": 0.5, "of 2nodes": 1.0},
+        "4nodes": {"of 1node": 0.25, "of 2nodes": 0.5},
+    }
+    assert _efficiency({2: 200.0}) == {"2nodes": {"of 2nodes": 1.0}}
+
+
+def test_bus_bandwidth_is_that_of_as_many_ranks_and_the_largest_step_is_compared() -> None:
+    """1 GB in 10 ms: 100 GB/s of algorithm bandwidth, by 2(n-1)/n."""
+    seen = list(_figures({1: result(2, 0.01), 2: result(4, 0.01), 4: result(8, 0.02)}, 10**9))
+    found = {one.name: one.value for one in seen if isinstance(one, Metric)}
+    assert found == pytest.approx(
+        {
+            "busbw.1node": 100.0,
+            "busbw.2nodes": 150.0,
+            "busbw.4nodes": 87.5,
+            "efficiency.1node": 0.875,
+            "efficiency.2nodes": 87.5 / 150,
+            "wrong_elements": 0,
+        }
+    )
+
+
+def test_only_the_data_is_judged() -> None:
+    figures = {"busbw.2nodes": 1.0, "efficiency.1node": 0.01, "wrong_elements": 2}
+    assert outcomes(CHECK, figures, backend="nccl") == {"wrong_elements": Outcome.FAIL}

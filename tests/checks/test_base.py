@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks.base import NEW_ERRORS, Check, Place
+from seatrial.model import Observation, Phase, Scope
+
+
+def place(device: str, **fields: Any) -> Place:
+    where = {"node": "node3", "rank": 9, "world_size": 16, "local_rank": 1, "promised_gpus": 8}
+    return Place(device=device, out=Path("/run/a"), run_dir=Path("/run"), **{**where, **fields})
+
+
+@pytest.mark.parametrize(
+    ("device", "index", "subject"),
+    [
+        ("cuda:1", None, "node3/gpu1"),
+        ("cuda:1", 5, "node3/gpu5"),  # CUDA_VISIBLE_DEVICES=4,5: NVML's index is that of the hardware
+        ("cuda:0", 0, "node3/gpu0"),
+        ("cpu", None, "node3/rank9"),
+    ],
+)
+def test_a_process_is_called_by_its_gpu_where_it_has_one(device: str, index: int | None, subject: str) -> None:
+    assert place(device, gpu_index=index).subject == subject
+
+
+def _measure(place: Place, options: Any) -> Iterator[Observation]:
+    yield from ()
+
+
+@pytest.mark.parametrize(
+    ("phase", "metrics", "counted"),
+    [
+        (Phase.SINGLE_GPU, {"tflops": "TFLOP/s"}, True),
+        (Phase.INTERCONNECT, {"busbw.*": "GB/s"}, True),
+        (Phase.ENVIRONMENT, {"nodes": "nodes"}, False),
+        (Phase.SINGLE_GPU, {f"{NEW_ERRORS}ecc": "count"}, False),  # it counts them itself
+    ],
+)
+def test_error_counters_are_read_around_what_puts_gpus_to_work(
+    phase: Phase, metrics: dict[str, str], counted: bool
+) -> None:
+    check = Check(
+        name="t.t", title="t", phase=phase, scope=Scope.GPU, metrics=metrics, rules=(), measure=_measure, limit_s=1
+    )
+    assert check.counted is counted
