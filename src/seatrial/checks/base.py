@@ -60,6 +60,11 @@ def metric(name: str, value: float | Sequence[float], unit: str, subject: str = 
     return Metric(name=name, value=value, unit=unit, subject=subject)
 
 
+def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str = CLUSTER) -> Iterator[Metric]:
+    """A metric for each value, in the unit that is declared for its name."""
+    return (metric(name, value, units[name], subject) for name, value in values.items())
+
+
 def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
     """A fact for each name."""
     return (Fact(name=name, value=value) for name, value in values.items())

@@ -99,7 +99,10 @@ def read_nics(root: Path = Path("/")) -> NicFacts:
         if os.path.isdir(folder / name) and name != "lo"
     ]
     assigned = attempt("addresses", addresses) or {}
-    shown = [name for name in found if os.path.exists(folder / name / "device") or _routable(assigned.get(name, ()))]
+    routable = {
+        name for name, given in assigned.items() if not all(ipaddress.ip_address(one).is_link_local for one in given)
+    }
+    shown = [name for name in found if name in routable or os.path.exists(folder / name / "device")]
     return NicFacts(
         interfaces=tuple(_nic(folder / name, assigned.get(name, ())) for name in shown),
         left_out_virtual=len(found) - len(shown),
@@ -123,10 +126,6 @@ def read_rdma(root: Path = Path("/")) -> RdmaFacts:
         peermem=os.path.exists(root / "sys/module/nvidia_peermem"),
         unread=attempt.unread,
     )
-
-
-def _routable(assigned: tuple[str, ...]) -> bool:
-    return not all(ipaddress.ip_address(address).is_link_local for address in assigned)
 
 
 def _nic(folder: Path, assigned: tuple[str, ...]) -> Nic:

@@ -85,14 +85,18 @@ def read(root: Path = Path("/")) -> MountFacts:
     entries = attempt("filesystems", lambda: mountinfo(text(root / "proc/self/mountinfo"))) or []
     real = [entry for entry in entries if not entry.pseudo]
     shown = _once_each(real)
-    asked = [_ask(root, entry.target) for entry in shown]
+
+    def ask(path: str) -> Future[Usage]:
+        return start(lambda: usage(root, path))
+
+    asked = [ask(entry.target) for entry in shown]
     places = {
         "shm": "/dev/shm",
         "tmp": os.environ.get("TMPDIR") or "/tmp",
         "home": os.path.expanduser("~"),
         "root": "/",
     }
-    spaces = {name: _ask(root, path) for name, path in places.items()}
+    spaces = {name: ask(path) for name, path in places.items()}
     wait([*asked, *spaces.values()], timeout=_ANSWER_S)
     return MountFacts(
         filesystems=tuple(_mount(entry, answer) for entry, answer in zip(shown, asked, strict=True)),
@@ -150,10 +154,6 @@ def _once_each(entries: list[Entry]) -> list[Entry]:
     for entry in sorted(entries, key=lambda entry: len(entry.target)):
         first.setdefault((entry.device, entry.options), entry)
     return sorted(first.values(), key=lambda entry: entry.target)
-
-
-def _ask(root: Path, path: str) -> Future[Usage]:
-    return start(lambda: usage(root, path))
 
 
 def _answer(asked: Future[T]) -> T:

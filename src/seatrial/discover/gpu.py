@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,10 @@ def _topology(machine: Interview, gpus: Sequence[Gpu], handles: Sequence[Any]) -
     def between(a: int, b: int) -> str:
         if a == b:
             return "X"
-        if links := _shared_links(gpus[a], gpus[b]):
+        one, other = gpus[a], gpus[b]
+        direct = sum(link.remote == "gpu" and link.remote_pci == other.pci_bus_id for link in one.nvlinks)
+        to_switches = min(sum(link.remote == "switch" for link in gpu.nvlinks) for gpu in (one, other))
+        if links := direct + to_switches:  # through switches there are as many as both have there
             return f"NV{links}"
         field = f"topology gpu{gpus[a].index}-gpu{gpus[b].index}"
         level = machine.ask(field, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
@@ -217,28 +221,18 @@ def _topology(machine: Interview, gpus: Sequence[Gpu], handles: Sequence[Any]) -
     return tuple(tuple(between(a, b) for b in range(len(gpus))) for a in range(len(gpus)))
 
 
-def _shared_links(a: Gpu, b: Gpu) -> int:
-    """NVLinks from one GPU to the other: its own, or through switches as many as both have there."""
-    direct = sum(link.remote == "gpu" and link.remote_pci == b.pci_bus_id for link in a.nvlinks)
-    to_switches = [sum(link.remote == "switch" for link in gpu.nvlinks) for gpu in (a, b)]
-    return direct + min(to_switches)
-
-
 def _pci_gpus(root: Path, attempt: reading.Attempts) -> tuple[str, ...]:
     folder = reading.under(root, "/sys/bus/pci/devices")
     buses = folder.parent.parent
     if buses.is_dir() and not folder.parent.exists():  # a machine without PCI, not one that hides it
         return ()
-    addresses = attempt("pci_devices", lambda: reading.names(folder)) or []
-    return tuple(address for address in addresses if _is_nvidia_gpu(folder / address, attempt))
-
-
-def _is_nvidia_gpu(device: Path, attempt: reading.Attempts) -> bool:
-    vendor = attempt(f"{device.name} vendor", lambda: reading.line(device / "vendor"))
-    if vendor != _NVIDIA:
-        return False
-    kind = attempt(f"{device.name} class", lambda: reading.line(device / "class"))
-    return bool(kind) and str(kind).startswith(_GPU_CLASSES)
+    found = []
+    for address in attempt("pci_devices", lambda: reading.names(folder)) or []:
+        device = folder / address
+        if attempt(f"{address} vendor", partial(reading.line, device / "vendor")) == _NVIDIA:
+            kind = attempt(f"{address} class", partial(reading.line, device / "class"))
+            found += [address] if (kind or "").startswith(_GPU_CLASSES) else []
+    return tuple(found)
 
 
 def _is_withheld(root: Path, address: str, *, nvml_works: bool) -> bool:

@@ -111,12 +111,12 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def _os(root: Path) -> OsFacts:
-    attempt = Attempts()
+    attempt, dmi = Attempts(), root / "sys/class/dmi/id"
     return OsFacts(
         name=attempt("name", lambda: _release_name(root / "etc/os-release")),
         kernel=attempt("kernel", lambda: line(root / "proc/sys/kernel/osrelease")),
         arch=platform.machine(),
-        machine=attempt("machine", lambda: _machine(root / "sys/class/dmi/id")),
+        machine=attempt("machine", lambda: f"{line(dmi / 'sys_vendor')} {line(dmi / 'product_name')}"),
         container=_container(root),
         machine_id=attempt("machine_id", lambda: _digest(line(root / "etc/machine-id"))),
         unread=attempt.unread,
@@ -128,10 +128,6 @@ def _release_name(path: Path) -> str:
     if not found:
         raise ValueError(f"{path} has no PRETTY_NAME")
     return printable(found[1])
-
-
-def _machine(folder: Path) -> str:
-    return f"{line(folder / 'sys_vendor')} {line(folder / 'product_name')}"
 
 
 def _digest(machine_id: str) -> str:
@@ -196,7 +192,11 @@ def _resolve_in_time(name: str) -> tuple[str, ...]:
 def _reasons(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
     """Every entry of an ``unread`` in a record, however deep. A record in a list goes by its name."""
     if isinstance(value, list):
-        value = {_label(item, index): item for index, item in enumerate(value)}
+        labels = ("name", "target", "port")
+        value = {
+            next((str(item[key]) for key in labels if isinstance(item, dict) and item.get(key)), str(index)): item
+            for index, item in enumerate(value)
+        }
     if not isinstance(value, dict):
         return
     for key, item in value.items():
@@ -204,8 +204,3 @@ def _reasons(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
             yield from ((f"{path}.{field}", str(why)) for field, why in item.items())
         else:
             yield from _reasons(f"{path}.{key}".lstrip("."), item)
-
-
-def _label(item: JsonValue, index: int) -> str:
-    labels = [item[key] for key in ("name", "target", "port") if item.get(key)] if isinstance(item, dict) else []
-    return str(labels[0]) if labels else str(index)

@@ -98,13 +98,13 @@ def read(path: Path, size: int = _READ, start: int = 0) -> NcclPath:
 
 def parse(text: str) -> NcclPath:
     """What the lines of one rank's log say. What none of them says stays unknown."""
-    channels = _CHANNELS.search(text)
+    channels, hcas = _CHANNELS.search(text), _first(_HCAS, text)
     return NcclPath(
         version=_first(_VERSION, text),
         network=_first(_NETWORK, text),
         plugin=_first(_PLUGIN, text),
         plugin_version=_first(_PLUGIN_VERSION, text),
-        hcas=_hcas(text),
+        hcas=None if hcas is None else tuple("/".join(hca.groups()) for hca in _HCA.finditer(hcas)),
         nodes=int(nodes) if (nodes := _first(_NODES, text)) else None,
         channels=int(channels[1]) if channels else None,
         nvls_channels=int(channels[2]) if channels else None,
@@ -117,11 +117,6 @@ def parse(text: str) -> NcclPath:
 def _first(pattern: re.Pattern[str], text: str) -> str | None:
     match = pattern.search(text)
     return next(filter(None, match.groups()), "").strip() if match else None
-
-
-def _hcas(text: str) -> tuple[str, ...] | None:
-    line = _first(_HCAS, text)
-    return None if line is None else tuple("/".join(hca.groups()) for hca in _HCA.finditer(line))
 
 
 def _choices(text: str) -> Iterator[Choice]:

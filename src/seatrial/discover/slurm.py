@@ -164,15 +164,11 @@ def ask(argv: Sequence[str], timeout_s: float) -> Answer:
 
 def error(argv: Sequence[str], answer: Answer) -> SeatrialError:
     """What a command's failure means: SlurmUnavailable or SlurmRefused, with what was said and what to run first."""
-    said = _gist(answer.err) or _gist(answer.out) or f"exit code {answer.code}, and no word"
+    lines = [line.strip() for line in (answer.err.strip() or answer.out).splitlines() if line.strip()]
+    said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.code}, and no word"
     if message := first_match(messages().unreachable, answer.err):
         kind = ControllerDown if message.controller else SlurmUnavailable
         return kind(f"{message.meaning} ({said}). Run first: {message.first_command}")
     if message := first_match(messages().refused, said):
         return SlurmRefused(f"{message.meaning} ({said}). Run first: {message.first_command}")
     return SlurmRefused(f"Slurm refuses ({said}). Run first: {shlex.join(argv)}")
-
-
-def _gist(text: str) -> str:
-    """What was said, in a line: each line once."""
-    return "; ".join(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))

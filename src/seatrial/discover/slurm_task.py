@@ -7,7 +7,6 @@ shared directory has to be there. It opens device files for reading, and changes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from seatrial.discover.nvml import pci_address
 from seatrial.discover.reading import id_list
@@ -112,7 +111,8 @@ class Task(Frozen):
         if self.cuda is None:
             return listed
         wanted = _entries(self.cuda)
-        return tuple(gpu for gpu in listed if any(word == gpu.index or _begins(gpu.uuid, word) for word in wanted))
+        uuids = tuple(word for word in wanted if word.startswith("GPU-"))
+        return tuple(gpu for gpu in listed if gpu.index in wanted or gpu.uuid.startswith(uuids))
 
     def threads_of(self, node_cpus: int | None) -> int:
         """How many of the kernel's CPUs are one of Slurm's: a core's threads, where ``CPUs=`` counts cores."""
@@ -166,12 +166,14 @@ def _task(rank: int, lines: list[tuple[str, str]]) -> Task:
     if not all_of("end") or len(nodes) != 1 or len(cpus) != 1:
         raise ValueError(f"what task {rank} said is cut off: it ends with {lines[-1]}")
     listed = unlisted.startswith(_NONE_LISTED) or not unlisted
+    rows = [[word.strip() for word in line.split(",")] for line in all_of("gpu")] if listed else []
+    gpus = [ListedGpu(index=index, uuid=uuid, pci=pci_address(bus)) for index, uuid, bus in rows]
     return Task(
         rank=rank,
         node=nodes[0],
         cpus=tuple(id_list(cpus[0])),
         cuda=next(iter(all_of("cuda")), None),
-        listed=tuple(_listed(all_of("gpu"))) if listed else None,
+        listed=tuple(gpus) if listed else None,
         unlisted=unlisted,
         opened=tuple(all_of("opened")),
         memory_limits=tuple(_limit(limit) for limit in all_of("memory")),
@@ -179,11 +181,6 @@ def _task(rank: int, lines: list[tuple[str, str]]) -> Task:
         threads_per_core=len(id_list(next(iter(all_of("siblings")), "0"))),
         numa=tuple(sorted(map(_numa, all_of("numa")), key=lambda node: node.number)),
     )
-
-
-def _listed(lines: Iterable[str]) -> list[ListedGpu]:
-    rows = [[word.strip() for word in line.split(",")] for line in lines]
-    return [ListedGpu(index=index, uuid=uuid, pci=pci_address(bus)) for index, uuid, bus in rows]
 
 
 def _limit(text: str) -> int | None:
@@ -202,7 +199,3 @@ def _numa(line: str) -> NumaNode:
 
 def _entries(cuda: str) -> list[str]:
     return [word.strip() for word in cuda.split(",") if word.strip() not in _NO_GPU]
-
-
-def _begins(uuid: str, word: str) -> bool:
-    return word.startswith("GPU-") and uuid.startswith(word)

@@ -98,7 +98,10 @@ def jobs(text: str) -> tuple[Job, ...]:
 
 def allocations(text: str) -> tuple[Allocation, ...]:
     """From ``scontrol --details show job`` of a running job: a line for all nodes that gave the same."""
-    return tuple(_allocation(*match) for match in _ALLOCATION.findall(text))
+    return tuple(  # CPUs have numbers of Slurm's here, and not of the kernel: only their count is of use
+        Allocation(nodes=nodes, cpus=len(id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=gres(resources))
+        for nodes, cpus, mebibytes, resources in _ALLOCATION.findall(text)
+    )
 
 
 SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "TimelimitRaw", "Start", "Reason")
@@ -112,17 +115,16 @@ def accounted(text: str) -> tuple[Job, ...]:
 
 def gres(text: str) -> tuple[Gres, ...]:
     """``gpu:h100:8(S:0-1),nvme:1``, ``gpu:2(IDX:0,3)`` or ``(null)``. Raises ValueError on anything else."""
-    words = [word for word in re.sub(r"\([^)]*\)", "", text).split(",") if word not in _UNSET]
-    return tuple(_gres(word) for word in words)
-
-
-def _gres(word: str) -> Gres:
-    match = _GRES.fullmatch(word.replace(":no_consume", ""))
-    if not match:
-        raise ValueError(f"{word!r} is not a generic resource such as gpu:h100:8")
-    name, kind, count, unit = match.groups()
-    scale = 1024 ** (" KMGTP".index(unit) if unit else 0)
-    return Gres(name=name, kind=kind, count=int(count) * scale if count else 1)
+    found = []
+    for word in re.sub(r"\([^)]*\)", "", text).split(","):
+        if word in _UNSET:
+            continue
+        if not (match := _GRES.fullmatch(word.replace(":no_consume", ""))):
+            raise ValueError(f"{word!r} is not a generic resource such as gpu:h100:8")
+        name, kind, count, unit = match.groups()
+        scale = 1024 ** (" KMGTP".index(unit) if unit else 0)
+        found.append(Gres(name=name, kind=kind, count=int(count) * scale if count else 1))
+    return tuple(found)
 
 
 def seconds(text: str) -> Duration:
@@ -218,11 +220,6 @@ def _job(record: Record) -> Job:
         time_limit_s=seconds(record.get("TimeLimit", "")),
         start=_time(record.get("StartTime", "")),
     )
-
-
-def _allocation(nodes: str, cpus: str, mebibytes: str, gres_text: str) -> Allocation:
-    """The numbers of the CPUs are Slurm's own, and not those of the kernel: only how many there are tells anything."""
-    return Allocation(nodes=nodes, cpus=len(id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=gres(gres_text))
 
 
 def _accounted(row: Record) -> Job:

@@ -24,7 +24,13 @@ def of_run(
     if not watched:
         return None
     folders = sorted(path for path in (run_dir / "jobs").glob("*") if path.is_dir())
-    complaints = [words for folder in folders if (words := _gathered(folder))]
+    complaints = []
+    for folder in folders:
+        try:
+            damage = files.gather(folder)
+        except OSError as error:
+            damage = f"{folder.name}: its telemetry could not be gathered: {error.strerror or error}"
+        complaints += [damage] if damage else []
     paths = [path for folder in folders if (path := folder / files.FILE).is_file()]
     checks = {name: phases[name] for job in watched for name in job.checks if name in phases}
     joined = Joined(checks, measurements, min(job.telemetry_hz for job in watched))
@@ -32,25 +38,16 @@ def of_run(
         for device in files.read(path):
             joined.add(device)
     silences = joined.silences()
-    complaints += _few([*silences, *(_last_words(run_dir) if silences else ())])
+    silences += _sampler_errors(run_dir) if silences else ()
+    complaints += silences[:MOST_COMPLAINTS]
+    if len(silences) > MOST_COMPLAINTS:
+        complaints.append(f"and {len(silences) - MOST_COMPLAINTS} more")
     names = tuple(str(path.relative_to(run_dir)) for path in paths)
     return joined.summary().model_copy(update={"files": names, "complaints": tuple(complaints)})
 
 
-def _gathered(folder: Path) -> str:
-    try:
-        return files.gather(folder)
-    except OSError as error:
-        return f"{folder.name}: its telemetry could not be gathered: {error.strerror or error}"
-
-
-def _last_words(run_dir: Path) -> Iterator[str]:
+def _sampler_errors(run_dir: Path) -> Iterator[str]:
     """The last line of each sampler that said anything."""
     for log in sorted(run_dir.glob("jobs/*/attempt*/rank*.samples.err")):
         if lines := log.read_text(encoding="utf-8", errors="replace").strip().splitlines():
             yield f"{log.relative_to(run_dir)}: {lines[-1][:300]}"
-
-
-def _few(complaints: Sequence[str]) -> list[str]:
-    more = len(complaints) - MOST_COMPLAINTS
-    return [*complaints[:MOST_COMPLAINTS], *([f"and {more} more"] if more > 0 else [])]

@@ -6,8 +6,9 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, median
+from typing import Literal
 
 from seatrial.model.telemetry import GAUGES, HEAT_OR_POWER, NOT_LOOKED_AT, POWER_CAP, REASONS, THROTTLED, Kind, Track
 from seatrial.telemetry.files import Device
@@ -23,7 +24,11 @@ _NAN = math.nan  # a step without a sample
 _LABELS = (POWER_CAP, *HEAT_OR_POWER, NOT_LOOKED_AT)
 _UNKNOWN, _KNOWN = 1 << _LABELS.index(NOT_LOOKED_AT), 1 << len(_LABELS)
 
-Values = Sequence[float]
+_OF_ALL: dict[Literal["least", "median", "greatest"], Callable[[list[float]], float]] = {
+    "least": min,
+    "median": median,
+    "greatest": max,
+}
 
 
 class Curves:
@@ -49,8 +54,9 @@ class Curves:
         self.devices.add(device.subject)
         for gauge, found in self._found.items():
             if means := self._means(device.column(gauge), inside):
-                earlier = found.get(device.subject)
-                found[device.subject] = _joined(earlier, means) if earlier else means
+                earlier = found.get(device.subject, means)
+                pairs = zip(earlier, means, strict=True)
+                found[device.subject] = array("f", (a if math.isnan(b) else b for a, b in pairs))
         if self._kind == "gpu":
             steps = range(self._place(at), min(self._place(at + end - begin) + 1, self._steps))
             self._note(device, inside, steps)
@@ -114,22 +120,17 @@ def _throttled(said: Iterable[array[int]]) -> Iterator[Track]:
         yield Track(gauge=THROTTLED, label=NOT_LOOKED_AT, values=tuple(unknown))
 
 
-def _joined(one: array[float], other: array[float]) -> array[float]:
-    return array("f", (a if math.isnan(b) else b for a, b in zip(one, other, strict=True)))
-
-
 def _tracks(gauge: str, found: dict[str, array[float]], digits: int) -> Iterator[Track]:
     if len(found) <= MOST_LINES:
         for subject, values in found.items():
             yield Track(gauge=gauge, label=subject, values=_plain(values, digits))
         return
     steps = [[value for value in step if not math.isnan(value)] for step in zip(*found.values(), strict=True)]
-    yield Track(gauge=gauge, label="least", role="least", values=_plain((min(s, default=_NAN) for s in steps), digits))
-    middle = (median(step) if step else _NAN for step in steps)
-    yield Track(gauge=gauge, label="median", role="median", values=_plain(middle, digits))
-    most = (max(step, default=_NAN) for step in steps)
-    yield Track(gauge=gauge, label="greatest", role="greatest", values=_plain(most, digits))
-    for subject in odd({subject: _mean(values) for subject, values in found.items()}):
+    for role, value in _OF_ALL.items():
+        curve = _plain((value(step) if step else _NAN for step in steps), digits)
+        yield Track(gauge=gauge, label=role, role=role, values=curve)
+    means = {subject: fmean(v for v in values if not math.isnan(v)) for subject, values in found.items()}
+    for subject in odd(means):
         yield Track(gauge=gauge, label=subject, values=_plain(found[subject], digits))
 
 
@@ -140,10 +141,6 @@ def odd(means: dict[str, float]) -> list[str]:
     limit = max(ODD_SIGMAS * 1.4826 * median(away.values()), ODD_SHARE * abs(middle))
     far = [subject for subject, distance in away.items() if distance > limit]
     return sorted(far, key=lambda subject: -away[subject])[:MOST_ODD]
-
-
-def _mean(values: Iterable[float]) -> float:
-    return fmean(value for value in values if not math.isnan(value))
 
 
 def _plain(values: Iterable[float], digits: int) -> tuple[float | None, ...]:

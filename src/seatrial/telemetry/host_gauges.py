@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -59,8 +60,8 @@ class HostGauges:
         if cards := self._attempt("network_rx_mbs", self._of_cards):
             found |= {"network_rx_mbs": cards[0] / _MB, "network_tx_mbs": cards[1] / _MB}
         for name, file in (("rdma_rx_gbs", "port_rcv_data"), ("rdma_tx_gbs", "port_xmit_data")):
-            words = self._attempt(name, _reader(port / file for port in self._ports)) if self._ports else None
-            if words is not None:
+            read = partial(_sum, [port / file for port in self._ports])
+            if self._ports and (words := self._attempt(name, read)) is not None:
                 found[name] = words * _LANES / _GB
         return found
 
@@ -74,6 +75,5 @@ class HostGauges:
         return sum(one.bytes_recv for one in chosen), sum(one.bytes_sent for one in chosen)
 
 
-def _reader(files: Iterable[Path]) -> Callable[[], int]:
-    listed = list(files)
-    return lambda: sum(number(file) for file in listed)
+def _sum(files: Iterable[Path]) -> int:
+    return sum(number(file) for file in files)

@@ -50,11 +50,9 @@ class Window:
 Windows = Mapping[str, Sequence[Window]]  # of each node, or of each subject, in order of time
 
 
-def _node(subject: str) -> str:
-    return subject.partition("/")[0]
-
-
-def windows_of(measurements: Iterable[Measurement], place: Callable[[str], str] = _node) -> Windows:
+def windows_of(
+    measurements: Iterable[Measurement], place: Callable[[str], str] = lambda subject: subject.partition("/")[0]
+) -> Windows:
     """From the first process of a place that began a check to the last that ended it; ``place``: of a subject."""
     found: dict[str, dict[str, Window]] = {}
     for one in measurements:
@@ -90,7 +88,10 @@ class Axis:
         self.seconds = 0.0
         for stretch in stretches:
             self._append({one.check for one in stretch}, windows)
-            self.spans += (_span(one, stretch[0].begin - self.cuts[-1]) for one in stretch)
+            zero = stretch[0].begin - self.cuts[-1]
+            self.spans += (
+                Span(check=one.check, begin=round(one.begin - zero, 2), end=round(one.end - zero, 2)) for one in stretch
+            )
         self.step_s = max(1 / hz, self.seconds / MOST_STEPS)
         self.steps = math.floor(self.seconds / self.step_s) + 1
 
@@ -114,10 +115,6 @@ def _stretches(windows: Sequence[Window]) -> Iterator[list[Window]]:
             stretch = []
         stretch.append(window)
     yield stretch
-
-
-def _span(window: Window, zero: float) -> Span:
-    return Span(check=window.check, begin=round(window.begin - zero, 2), end=round(window.end - zero, 2))
 
 
 class Joined:
@@ -144,20 +141,27 @@ class Joined:
             self._unread.setdefault(f"{kind}.{gauge}", Counter())[why] += 1
         if kind == "host":
             self._times.setdefault(device.node, []).extend(device.time)
-            self._shares += _share(device)
+            self._add_share(device)
         else:
-            windows = self._gpus[device.subject] = self._windows_of(device)
+            # of each check of its node that was not skipped: its own where it has a measurement, else the node's
+            own = {window.check: window for window in self._own.get(device.subject, ())}
+            windows = [own.get(window.check, window) for window in self._done.get(device.node, ())]
+            self._gpus[device.subject] = windows
             self._loads += (one for window in windows for one in loads(device, window))
-            self._rates += _rate(device)
+            seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
+            if seconds >= SHORT_S:
+                self._rates.append(len(device.looks) / seconds)
         for phase, axis in self._axes.items():
             curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
             for piece in axis.pieces.get(device.node, ()):
                 curves.add(device, piece.begin, piece.end, piece.at)
 
-    def _windows_of(self, gpu: Device) -> list[Window]:
-        """Of each check of its node that was not skipped: its own where it has a measurement, else the node's."""
-        own = {window.check: window for window in self._own.get(gpu.subject, ())}
-        return [own.get(window.check, window) for window in self._done.get(gpu.node, ())]
+    def _add_share(self, host: Device) -> None:
+        """The share of one core that the sampler took, without its own start; nothing from so few samples."""
+        used = host.column(SAMPLER_CPU)
+        seconds = host.time[-1] - host.time[0] if host.time else 0.0
+        if seconds >= SHORT_S and used and used[0] is not None and used[-1] is not None:
+            self._shares.append(max(0.0, used[-1] - used[0]) / seconds)
 
     def silences(self) -> list[str]:
         """For each node the longest time of its checks without a sample, where that is longer than it may be."""
@@ -170,25 +174,16 @@ class Joined:
         return found
 
     def summary(self) -> Telemetry:
+        looked = {(load.check, load.gpu) for load in self._loads}
+        every = [(window.check, gpu) for gpu, windows in self._gpus.items() for window in windows]
         return Telemetry(
             loads=tuple(remarkable(self._loads)),
-            not_looked_at=self._not_looked_at(),
+            not_looked_at=dict(Counter(check for check, gpu in every if (check, gpu) not in looked)),
             dashboards=tuple(self._dashboards()),
             least_looks_hz=round(min(self._rates), 3) if self._rates else None,
             most_looks_hz=round(max(self._rates), 3) if self._rates else None,
             cpu_share=round(max(self._shares), 5) if self._shares else None,
             absent={gauge: _commonest(whys) for gauge, whys in self._unread.items()},
-        )
-
-    def _not_looked_at(self) -> dict[str, int]:
-        looked = {(load.check, load.gpu) for load in self._loads}
-        return dict(
-            Counter(
-                window.check
-                for gpu, windows in self._gpus.items()
-                for window in windows
-                if (window.check, gpu) not in looked
-            )
         )
 
     def _dashboards(self) -> Iterator[Dashboard]:
@@ -279,21 +274,6 @@ def _by_phase(windows: Windows, phases: Mapping[str, str]) -> Mapping[str, Windo
 def _during(windows: Sequence[Window], begin: float, end: float) -> float:
     """Seconds of the checks that lie between two times."""
     return sum(max(0.0, min(end, window.end) - max(begin, window.begin)) for window in windows)
-
-
-def _rate(gpu: Device) -> list[float]:
-    """Looks a second that it got; nothing from so short a time."""
-    seconds = gpu.time[-1] - gpu.time[0] + 1 / gpu.hz if gpu.time else 0.0
-    return [len(gpu.looks) / seconds] if seconds >= SHORT_S else []
-
-
-def _share(host: Device) -> list[float]:
-    """What the sampler took of one core while it sampled, without its own start; nothing from so few samples."""
-    used = host.column(SAMPLER_CPU)
-    seconds = host.time[-1] - host.time[0] if host.time else 0.0
-    if seconds < SHORT_S or not used or used[0] is None or used[-1] is None:
-        return []
-    return [max(0.0, used[-1] - used[0]) / seconds]
 
 
 def _commonest(whys: Counter[str]) -> str:

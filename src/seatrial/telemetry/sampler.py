@@ -57,10 +57,6 @@ class GpuGauges:
     def unread(self) -> dict[str, str]:
         return self._interview.unread
 
-    def unseen(self) -> list[float | None]:
-        """In place of a look."""
-        return [None] * (len(GPU_GAUGES) + 1)
-
     def look(self) -> list[float | None]:
         """The gauges in the order of GPU_GAUGES, and the reasons for lower clocks as NVML's bits."""
         found = self._pcie | load_state(self._interview, self._handle) | self._nvlink()
@@ -168,7 +164,8 @@ class Sampler:
         while len(seen) < len(self.gpus) and time.process_time() < cpu_s:
             seen[self._first] = self.gpus[self._first].look()
             self._first = (self._first + 1) % len(self.gpus)
-        return row + [value for i, one in enumerate(self.gpus) for value in seen.get(i, one.unseen())]
+        unseen = [None] * (len(GPU_GAUGES) + 1)
+        return row + [value for i in range(len(self.gpus)) for value in seen.get(i, unseen)]
 
     def ask_pcie(self, limit_s: float) -> None:
         """Of one GPU after another, at least of one, in turn until the time is up."""
@@ -191,7 +188,11 @@ class Sampler:
         for index in range(machine.ask("gpu", "nvmlDeviceGetCount") or 0):
             if (handle := machine.ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index)) is not None:
                 handles[index] = handle
-        known = [_named(nvml, index, handle) for index, handle in handles.items()]
+        known = []
+        for index, handle in handles.items():
+            ask = Interview(nvml).ask
+            name, uuid = ask("name", "nvmlDeviceGetName", handle), ask("uuid", "nvmlDeviceGetUUID", handle)
+            known.append(Gpu(index=index, name=name, uuid=uuid))
         try:
             chosen = gpu.visible(gpu.GpuFacts(gpus=tuple(known)), os.environ)
         except UsageError as error:
@@ -199,15 +200,6 @@ class Sampler:
         self.absent |= machine.unread
         self._names = {f"gpu{one.index}": {"name": one.name, "uuid": one.uuid} for one in chosen}
         self.gpus = [GpuGauges(nvml, one.index, handles[one.index]) for one in chosen]
-
-
-def _named(nvml: Any, index: int, handle: Any) -> Gpu:
-    interview = Interview(nvml)
-    name, uuid = (
-        interview.ask(f, function, handle)
-        for f, function in (("name", "nvmlDeviceGetName"), ("uuid", "nvmlDeviceGetUUID"))
-    )
-    return Gpu(index=index, name=name, uuid=uuid)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from seatrial.checks.base import Options, Place
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job
-from seatrial.model import NotApplicable, SeatrialError
+from seatrial.model import Fact, NotApplicable, SeatrialError
 
 RUN_S = 120  # after so long we do not wait for the end of a job any more
 POLL_S = 1.0
@@ -98,6 +98,11 @@ class Desk:
     def clear(self) -> None:
         """Cancel what is left of our jobs. Raises SlurmUnavailable."""
         slurm.call(["scancel", f"--name={self.name}"])
+
+
+def where(name: str, why_not: str) -> Fact:
+    """A fact that rules name in their ``where``: "yes", or the reason why they do not apply."""
+    return Fact(name=name, value=f"no: {why_not}" if why_not else "yes")
 
 
 def require_client() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Place
-from seatrial.checks.slurm._probe_jobs import SubmitOptions, opened, require_client
+from seatrial.checks.base import Check, Place, metrics
+from seatrial.checks.slurm._probe_jobs import SubmitOptions, opened, require_client, where
 from seatrial.discover import slurm, slurm_task
 from seatrial.discover.slurm_facts import Allocation, Settings
 from seatrial.discover.slurm_task import Task
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 METRICS = {
     "cpus_missing": "CPUs",
@@ -165,15 +165,16 @@ def _size(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: 
 def _setup(settings: Settings, gpus: int, why_none: str) -> Iterator[Observation]:
     """What the rules' ``where`` asks: each is ``yes``, or the reason why the rule does not apply."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
-    yield _where("cpus_confined", settings.confines_cpus, f"{plugins}, ConstrainCores={settings.constrain_cores}")
-    yield _where("tasks_bound", settings.binds_tasks, f"{plugins}, without task/affinity")
+    cores = f"{plugins}, ConstrainCores={settings.constrain_cores}"
     memory = "SelectTypeParameters, TaskPlugin or ConstrainRAMSpace do not hold jobs to their memory"
-    yield _where("memory_limit", settings.confines_memory, memory)
-    yield _where("gpu_per_task", bool(gpus), why_none)
+    yield where("cpus_confined", "" if settings.confines_cpus else cores)
+    yield where("tasks_bound", "" if settings.binds_tasks else f"{plugins}, without task/affinity")
+    yield where("memory_limit", "" if settings.confines_memory else memory)
+    yield where("gpu_per_task", why_none)
     if not gpus:
-        yield from (Fact(name=name, value=f"no: {why_none}") for name in ("others_to_hide", "numa_known"))
+        yield from (where(name, why_none) for name in ("others_to_hide", "numa_known"))
     else:
-        yield _metric("devices_confined", settings.confines_devices, CLUSTER)
+        yield from metrics(METRICS, {"devices_confined": settings.confines_devices})
 
 
 def _complete(tasks: Sequence[Task], wanted: int, given: Mapping[str, Allocation]) -> Sequence[Task]:
@@ -195,11 +196,11 @@ def _cpus(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> dict[str, i
 def _of_cpus(tasks: Sequence[Task], given: Mapping[str, int], each: int) -> Iterator[Observation]:
     yield Fact(name="tasks", value={task.name: _told(task) for task in tasks})
     for task in tasks:
-        yield _metric("cpus_missing", max(0, each - len(task.cpus)), task.name)
+        yield from metrics(METRICS, {"cpus_missing": max(0, each - len(task.cpus))}, task.name)
     for node, cpus in given.items():
         times = Counter(cpu for task in tasks if task.node == node for cpu in task.cpus)
-        yield _metric("cpus_beyond", max(0, len(times) - cpus), node)
-        yield _metric("cpus_shared", sum(count > 1 for count in times.values()), node)
+        shared = sum(count > 1 for count in times.values())
+        yield from metrics(METRICS, {"cpus_beyond": max(0, len(times) - cpus), "cpus_shared": shared}, node)
 
 
 def _told(task: Task) -> dict[str, object]:
@@ -212,8 +213,8 @@ def _of_memory(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> Iterat
     known = [task for task in tasks if task.memory_limits]
     yield Fact(name="memory", value={task.name: task.memory_limit for task in known})
     for task in known:
-        limit = task.memory_limit
-        yield _metric("memory_confined", limit is not None and limit <= given[task.node].memory_bytes, task.name)
+        confined = task.memory_limit is not None and task.memory_limit <= given[task.node].memory_bytes
+        yield from metrics(METRICS, {"memory_confined": confined}, task.name)
 
 
 def _of_gpus(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
@@ -221,34 +222,24 @@ def _of_gpus(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
     yield Fact(name="gpus", value={task.name: list(gpus) for task, gpus in named})
     yield Fact(name="gpus_unlisted", value=sorted({task.unlisted for task in tasks if task.unlisted}))
     for task, gpus in named:
-        yield _metric("gpus_of_task", len(gpus), task.name)
+        yield from metrics(METRICS, {"gpus_of_task": len(gpus)}, task.name)
     for node in sorted({task.node for task in tasks}):
         times = Counter(gpu for task, gpus in named if task.node == node for gpu in gpus)
-        yield _metric("gpus_shared", sum(count > 1 for count in times.values()), node)
-    yield from _numa(tasks)
-
-
-def _numa(tasks: Sequence[Task]) -> Iterator[Observation]:
+        yield from metrics(METRICS, {"gpus_shared": sum(count > 1 for count in times.values())}, node)
     distances = {task.name: task.numa_distance() for task in tasks}
     known = {name: distance for name, distance in distances.items() if isinstance(distance, int)}
     yield Fact(name="numa", value=distances)
-    yield _where("numa_known", bool(known), "; ".join(sorted({str(why) for why in distances.values()})))
-    yield from (_metric("numa_distance", distance, name) for name, distance in known.items())
+    yield where("numa_known", "" if known else "; ".join(sorted({str(why) for why in distances.values()})) or "no task")
+    for name, distance in known.items():
+        yield from metrics(METRICS, {"numa_distance": distance}, name)
 
 
 def _alone(tasks: Sequence[Task], gpus: int, settings: Settings) -> Iterator[Observation]:
     yield Fact(name="alone", value={task.name: _told(task) for task in tasks})
     why = "the trial has one GPU a node" if gpus < 2 else "no device cgroups (see devices_confined)"
-    yield _where("others_to_hide", gpus > 1 and settings.confines_devices, why)
-    yield from (_metric("gpus_in_reach", task.in_reach, task.name) for task in tasks)
-
-
-def _where(name: str, holds: bool, otherwise: str) -> Fact:
-    return Fact(name=name, value="yes" if holds else f"no: {otherwise}")
-
-
-def _metric(name: str, value: float, subject: str) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+    yield where("others_to_hide", "" if gpus > 1 and settings.confines_devices else why)
+    for task in tasks:
+        yield from metrics(METRICS, {"gpus_in_reach": task.in_reach}, task.name)
 
 
 CHECK = Check(

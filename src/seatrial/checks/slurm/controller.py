@@ -5,10 +5,11 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, facts, metrics
+from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
-from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
     "controllers_up": "controllers",
@@ -113,40 +114,46 @@ RULES = (
 
 def measure(place: Place, options: Options) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
-    if not slurm.installed():
-        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    require_client()
     controllers = slurm.ping()
     yield Fact(name="controllers", value=[controller.model_dump() for controller in controllers])
     try:
         settings = slurm.settings()
     except slurm.ControllerDown:  # other errors may lie on this machine, and say nothing of the controller
-        yield _metric("controllers_up", 0)
+        yield from metrics(METRICS, {"controllers_up": 0})
         raise
-    yield _metric("controllers_up", sum(controller.up for controller in controllers))
-    yield _metric("controllers_down", sum(not controller.up for controller in controllers))
-    yield from (Fact(name=name, value=value) for name, value in settings.model_dump(mode="json").items())
-    yield from _judged(settings, place.promised_gpus or 0)
+    up = sum(controller.up for controller in controllers)
+    yield from metrics(METRICS, {"controllers_up": up, "controllers_down": len(controllers) - up})
+    yield from facts(settings.model_dump(mode="json"))
+    yield from _of_settings(settings, place.promised_gpus or 0)
 
 
-def _judged(settings: Settings, promised_gpus: int) -> Iterator[Observation]:
-    compared = settings.same_configuration is not None
-    yield Fact(name="configuration_compared", value="yes" if compared else "no")
-    if compared:
-        yield _metric("configuration_differs", not settings.same_configuration)
-    if settings.proctrack_type is not None:
-        yield _metric("loses_processes", settings.proctrack_type in _LOSING_TRACKERS)
-    yield _metric("binds_tasks", bool(set(settings.task_plugin) - {"task/none", "none"}))
-    yield Fact(name="gpus_promised", value="yes" if promised_gpus else "no")
-    yield _metric("gpu_resource", "gpu" in settings.gres_types)
-    if isinstance(settings.kill_wait_s, int):
-        yield _metric("kill_wait", settings.kill_wait_s)
-    if settings.slurmd_timeout_s is not None:
-        yield _metric("dead_nodes_noticed", settings.slurmd_timeout_s != 0)
-    yield _metric("health_check", settings.health_check_program is not None)
+def _of_settings(settings: Settings, promised_gpus: int) -> Iterator[Observation]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limited = soft != resource.RLIM_INFINITY
-    yield Fact(name="memlock_here", value=soft if limited else "unlimited")
-    yield _metric("memlock_lowered", limited and _propagates(settings, "MEMLOCK"))
+    compared = settings.same_configuration is not None
+    yield from facts(
+        {
+            "configuration_compared": "yes" if compared else "no",
+            "gpus_promised": "yes" if promised_gpus else "no",
+            "memlock_here": soft if limited else "unlimited",
+        }
+    )
+    values: dict[str, float] = {
+        "binds_tasks": bool(set(settings.task_plugin) - {"task/none", "none"}),
+        "gpu_resource": "gpu" in settings.gres_types,
+        "health_check": settings.health_check_program is not None,
+        "memlock_lowered": limited and _propagates(settings, "MEMLOCK"),
+    }
+    if compared:
+        values["configuration_differs"] = not settings.same_configuration
+    if settings.proctrack_type is not None:
+        values["loses_processes"] = settings.proctrack_type in _LOSING_TRACKERS
+    if isinstance(settings.kill_wait_s, int):
+        values["kill_wait"] = settings.kill_wait_s
+    if settings.slurmd_timeout_s is not None:
+        values["dead_nodes_noticed"] = settings.slurmd_timeout_s != 0
+    yield from metrics(METRICS, values)
 
 
 def _propagates(settings: Settings, limit: str) -> bool:
@@ -154,10 +161,6 @@ def _propagates(settings: Settings, limit: str) -> bool:
     if settings.propagate_resource_limits_except:
         return not {limit, "ALL"} & set(settings.propagate_resource_limits_except)
     return bool({limit, "ALL"} & set(settings.propagate_resource_limits))
-
-
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
 
 
 CHECK = Check(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, facts, metrics
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm_facts import Node
-from seatrial.model import Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
+from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
 
 METRICS = {
     "gpus_configured": "GPUs",
@@ -51,20 +51,30 @@ RULES = (
 def measure(place: Place, _options: Options) -> Iterator[Observation]:
     """Raises NotApplicable off the cluster's nodes, SeatrialError where NVML is shown a part of the node."""
     node = _this_node(place, os.environ)
-    facts = discover.read(place.root)
-    configured, seen, promised = node.gpus, len(facts.gpus), place.promised_gpus or 0
-    if not configured and not facts.present and not promised:
+    found = discover.read(place.root)
+    configured, seen, promised = node.gpus, len(found.gpus), place.promised_gpus or 0
+    if not configured and not found.present and not promised:
         raise NotApplicable(f"Slurm has no GPU on {node.name}, none was found there, and none was promised")
-    yield from _evidence(node, facts)
-    yield Fact(name="gpus_promised", value="yes" if promised else "no")
-    yield _metric("gpus_configured", configured, place)
-    yield _metric("gpus_seen", seen, place)
-    yield _metric("promise_unmet", max(0, promised - configured), place)
-    if any(gpu.mig_mode for gpu in facts.gpus):
+    gres = [f"{one.name}:{one.kind}:{one.count}" if one.kind else f"{one.name}:{one.count}" for one in node.gres]
+    yield from facts(
+        {
+            "gres": ",".join(gres),
+            "configured": f"{node.gpus} GPUs by Slurm",
+            "seen": f"{seen} GPUs by NVML",
+            "models": sorted({gpu.name or "unread" for gpu in found.gpus}),
+            "nvml_unavailable": found.unavailable,
+            "gpus_lost": [*found.lost, *found.denied],
+            "gpus_promised": "yes" if promised else "no",
+        }
+    )
+    unmet = max(0, promised - configured)
+    counts = {"gpus_configured": configured, "gpus_seen": seen, "promise_unmet": unmet}
+    yield from metrics(METRICS, counts, place.node)
+    if any(gpu.mig_mode for gpu in found.gpus):
         raise SeatrialError("MIG is on: Slurm counts slices, and NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
-    handed = _handed(configured, facts, os.environ)
-    yield _metric("gpus_missing", max(0, handed - seen), place)
-    yield _metric("gpus_unlisted", max(0, seen - configured), place)
+    handed = _handed(configured, found, os.environ)
+    differences = {"gpus_missing": max(0, handed - seen), "gpus_unlisted": max(0, seen - configured)}
+    yield from metrics(METRICS, differences, place.node)
     if handed < configured:
         raise SeatrialError(
             f"this job holds {handed} of the node's {configured} GPUs, and NVML shows no more in it: whether the "
@@ -90,25 +100,11 @@ def _this_node(place: Place, env: Mapping[str, str]) -> Node:
     raise NotApplicable(f"{name} is not a node of Slurm's, and this is no job of Slurm's")
 
 
-def _evidence(node: Node, facts: GpuFacts) -> Iterator[Fact]:
-    gres = [f"{one.name}:{one.kind}:{one.count}" if one.kind else f"{one.name}:{one.count}" for one in node.gres]
-    yield Fact(name="gres", value=",".join(gres))
-    yield Fact(name="configured", value=f"{node.gpus} GPUs by Slurm")
-    yield Fact(name="seen", value=f"{len(facts.gpus)} GPUs by NVML")
-    yield Fact(name="models", value=sorted({gpu.name or "unread" for gpu in facts.gpus}))
-    yield Fact(name="nvml_unavailable", value=facts.unavailable)
-    yield Fact(name="gpus_lost", value=[*facts.lost, *facts.denied])
-
-
 def _handed(configured: int, facts: GpuFacts, env: Mapping[str, str]) -> int:
     """How many GPUs NVML can be held to: in a job that holds a part of the node's it may be shown that part alone."""
     handed = int(env.get("SLURM_GPUS_ON_NODE") or 0)
     partial = "SLURM_JOB_ID" in env and not facts.unavailable and len(facts.gpus) <= handed < configured
     return handed if partial else configured
-
-
-def _metric(name: str, value: float, place: Place) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=place.node)
 
 
 CHECK = Check(

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Place
-from seatrial.checks.slurm._probe_jobs import Desk, SubmitOptions, opened, require_client
+from seatrial.checks.base import Check, Place, metrics
+from seatrial.checks.slurm._probe_jobs import Desk, SubmitOptions, opened, require_client, where
 from seatrial.discover import slurm, slurm_task
 from seatrial.discover.slurm_facts import Job, Partition, Settings
 from seatrial.discover.slurm_task import Task
 from seatrial.model import (
     Fact,
-    Metric,
     NotApplicable,
     Observation,
     Phase,
@@ -70,15 +69,24 @@ def measure(place: Place, options: IsolationOptions) -> Iterator[Observation]:
     """Raises NotApplicable where a node takes one job at a time, SeatrialError where two did not come to run there."""
     require_client()
     settings, partition = slurm.settings(), _partition(options)
-    if reason := _one_at_a_time(settings, partition):
+    reason = f"SelectType={settings.select_type} hands out whole nodes" if settings.whole_nodes else ""
+    if partition and partition.oversubscribe == "EXCLUSIVE":
+        reason = reason or f"partition {partition.name} has OverSubscribe=EXCLUSIVE"
+    if reason:
         raise NotApplicable(f"no two jobs run on one node of this cluster: {reason}")
-    gpus = _gpus(place, options, settings)
+    gpus = 0
+    if "gpu" in settings.gres_types:
+        gpus = slurm.gpus_per_node(options.partition) if place.promised_gpus is None else place.promised_gpus
     yield from _setup(settings, partition, gpus)
-    size = _size(options, gpus, settings)
+    size = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}"]
+    if settings.consumes_memory:  # the default may be all of a node's
+        size.append("--mem=1G")
+    if gpus > 1:
+        size.append("--gres=gpu:1")
     with opened(place, options) as desk:
-        jobs = _side_by_side(desk, size, options.beside_s)
+        jobs = _side_by_side(desk, tuple(size), options.beside_s)
         probe = slurm_task.command(options.devices)
-        first, second = (_only(desk.step(job.id, size, probe), job) for job in jobs)
+        first, second = (_only(desk.step(job.id, tuple(size), probe), job) for job in jobs)
         _require_both_run(desk, jobs)
     yield from _compare(first, second, settings.confines_devices, gpus > 1)
 
@@ -89,28 +97,6 @@ def _partition(options: IsolationOptions) -> Partition | None:
     return next((one for one in slurm.partitions() if (one.name == named if named else one.default)), None)
 
 
-def _one_at_a_time(settings: Settings, partition: Partition | None) -> str:
-    if settings.whole_nodes:
-        return f"SelectType={settings.select_type} hands out whole nodes"
-    if partition and partition.oversubscribe == "EXCLUSIVE":
-        return f"partition {partition.name} has OverSubscribe=EXCLUSIVE"
-    return ""
-
-
-def _gpus(place: Place, options: IsolationOptions, settings: Settings) -> int:
-    """GPUs of a node."""
-    if "gpu" not in settings.gres_types:
-        return 0
-    return slurm.gpus_per_node(options.partition) if place.promised_gpus is None else place.promised_gpus
-
-
-def _size(options: IsolationOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
-    """Of each job, and of the step in it. Where memory is handed out, the default may be all of a node's."""
-    memory = ["--mem=1G"] if settings.consumes_memory else []
-    size = ("--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}", *memory)
-    return (*size, *(["--gres=gpu:1"] if gpus > 1 else []))
-
-
 def _setup(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:
     """What the rules' ``where`` asks: each is ``yes``, or the reason why the rule does not apply."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
@@ -119,10 +105,10 @@ def _setup(settings: Settings, partition: Partition | None, gpus: int) -> Iterat
         confined = f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not hand out CPUs"
     elif partition and (partition.oversubscribe or "NO").startswith("FORCE"):
         confined = f"partition {partition.name} shares CPUs on purpose, OverSubscribe={partition.oversubscribe}"
-    yield _where("cpus_confined", confined)
+    yield where("cpus_confined", confined)
     devices = "" if settings.confines_devices else f"{plugins}, ConstrainDevices={settings.constrain_devices}"
-    yield _where("devices_confined", devices)
-    yield _where("gpus_compared", "" if gpus > 1 else f"Slurm has {gpus} GPUs a node, and two jobs need one each")
+    yield where("devices_confined", devices)
+    yield where("gpus_compared", "" if gpus > 1 else f"Slurm has {gpus} GPUs a node, and two jobs need one each")
 
 
 def _side_by_side(desk: Desk, size: tuple[str, ...], beside_s: float) -> tuple[Job, Job]:
@@ -154,24 +140,16 @@ def _only(text: str, job: Job) -> Task:
 
 
 def _compare(first: Task, second: Task, confined: bool, gpus: bool) -> Iterator[Observation]:
-    node = first.node
     own, others = first.gpus(confined), second.gpus(confined)
     for name, task, named in (("first", first, own), ("second", second, others)):
         told = {"cpus": list(task.cpus), "gpus": list(named or ()), "opened": list(task.opened), "cuda": task.cuda}
         yield Fact(name=name, value={**told, "unlisted": task.unlisted})
-    yield _metric("cpus_shared", len(set(first.cpus) & set(second.cpus)), node)
+    values = {"cpus_shared": len(set(first.cpus) & set(second.cpus))}
     if gpus and own and others:  # else nobody knows which GPU a job has, and what is not measured is an ERROR
-        yield _metric("gpus_shared", len(set(own) & set(others)), node)
+        values["gpus_shared"] = len(set(own) & set(others))
     if gpus and first.opened and second.opened:
-        yield _metric("gpus_in_reach_of_both", len(set(first.opened) & set(second.opened)), node)
-
-
-def _where(name: str, why_not: str) -> Fact:
-    return Fact(name=name, value=f"no: {why_not}" if why_not else "yes")
-
-
-def _metric(name: str, value: float, subject: str) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+        values["gpus_in_reach_of_both"] = len(set(first.opened) & set(second.opened))
+    yield from metrics(METRICS, values, first.node)
 
 
 CHECK = Check(

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Place
+from seatrial.checks.base import Check, Place, facts, metrics
 from seatrial.checks.slurm._probe_jobs import POLL_S, Desk, SubmitOptions, opened, require_client
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Job, Settings
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.discover.slurm_facts import Settings
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 METRICS = {
     "sbatch_exit_code": "",
@@ -157,11 +157,10 @@ def _batch(desk: Desk) -> Iterator[Observation]:
     code = job.exit_code or 0
     faults = code - _EXIT_CODE
     if not 0 <= faults <= 3:
-        yield _metric("sbatch_exit_code", code)
+        yield from metrics(METRICS, {"sbatch_exit_code": code})
     else:
-        yield _metric("sbatch_exit_code", _EXIT_CODE)
-        yield _metric("sbatch_environment", not faults & 1)
-        yield _metric("sbatch_directory", not faults & 2)
+        arrived = {"sbatch_environment": not faults & 1, "sbatch_directory": not faults & 2}
+        yield from metrics(METRICS, {"sbatch_exit_code": _EXIT_CODE, **arrived})
 
 
 def _signal(desk: Desk) -> Iterator[Observation]:
@@ -174,7 +173,7 @@ def _signal(desk: Desk) -> Iterator[Observation]:
         job = desk.look(job_id)
     yield Fact(name="signalled_job", value=job.model_dump(mode="json"))
     # SIGUSR1 ends a shell that has not set its trap yet: then the job's own signal is 10.
-    yield _metric("signal_arrives", job.exit_code == _SIGNALLED or job.signal == 10)
+    yield from metrics(METRICS, {"signal_arrives": job.exit_code == _SIGNALLED or job.signal == 10})
 
 
 def _interactive(desk: Desk) -> Iterator[Observation]:
@@ -189,32 +188,31 @@ def _interactive(desk: Desk) -> Iterator[Observation]:
     if not any(line.startswith("probe=") for line in lines):
         raise slurm.error(argv, answer)
     yield Fact(name="srun_said", value=[*lines, *answer.err.splitlines()])
-    yield _metric("srun_seconds", time.monotonic() - started)
-    yield _metric("srun_exit_code", answer.code or 0)
-    yield _metric("srun_environment", f"probe={desk.name}" in lines)
-    yield _metric("srun_directory", f"directory={os.getcwd()}" in lines)
+    values = {
+        "srun_seconds": time.monotonic() - started,
+        "srun_exit_code": answer.code or 0,
+        "srun_environment": f"probe={desk.name}" in lines,
+        "srun_directory": f"directory={os.getcwd()}" in lines,
+    }
+    yield from metrics(METRICS, values)
 
 
 def _memory(desk: Desk, settings: Settings) -> Iterator[Observation]:
     limiter, why_not = _memory_limiter(settings)
-    yield Fact(name="memory_limit", value=limiter or f"not enforced: {why_not}")
-    yield Fact(name="memory_limit_tested", value="yes" if limiter else "no")
-    yield _metric("memory_limited", limiter is not None)
+    enforced = limiter or f"not enforced: {why_not}"
+    yield from facts({"memory_limit": enforced, "memory_limit_tested": "yes" if limiter else "no"})
+    yield from metrics(METRICS, {"memory_limited": limiter is not None})
     if not limiter:
         return
     # tail keeps all that it reads, since it cannot know where the end is; when it is killed, the script ends.
     script = f"{{ head -c {_HOARD} /dev/zero; sleep {_HOARD_S}; }} | tail -c {_HOARD} > /dev/null & wait $!"
     job = desk.finish(desk.submit(script, f"--mem={_MEMORY_MIB}M", "--acctg-freq=task=1"), "OUT_OF_MEMORY", "CANCELLED")
     yield Fact(name="memory_job", value=job.model_dump(mode="json"))
-    killed = job.state in ("OUT_OF_MEMORY", "CANCELLED") or _by_signal(job)
+    by_signal = job.signal in (9, 15) or job.exit_code in (128 + 9, 128 + 15)  # of the script, or its last command
+    killed = job.state in ("OUT_OF_MEMORY", "CANCELLED") or by_signal
     if not killed and job.state != "COMPLETED":
         raise SeatrialError(f"the memory limit could not be tried: job {job.id} ended as {job}")
-    yield _metric("memory_limit_enforced", killed)
-
-
-def _by_signal(job: Job) -> bool:
-    """SIGKILL or SIGTERM ended the job's script, or its last command."""
-    return job.signal in (9, 15) or job.exit_code in (128 + 9, 128 + 15)
+    yield from metrics(METRICS, {"memory_limit_enforced": killed})
 
 
 def _memory_limiter(settings: Settings) -> tuple[str | None, str]:
@@ -236,11 +234,7 @@ def _time_limit(desk: Desk, settings: Settings, wanted: bool) -> Iterator[Observ
     # Slurm looks at limits twice a minute or so: a job of one minute was seen to end after 73 and 85 s.
     job = desk.follow(desk.submit("sleep 3600", minutes=1), lambda job: job.ended, 60 + grace + 120)
     yield Fact(name="time_limit_job", value=job.model_dump(mode="json"))
-    yield _metric("time_limit_enforced", job.state == "TIMEOUT")
-
-
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
+    yield from metrics(METRICS, {"time_limit_enforced": job.state == "TIMEOUT"})
 
 
 CHECK = Check(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, facts, metrics
+from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Node
-from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
     "nodes": "nodes",
@@ -62,31 +63,29 @@ class NodesOptions(Options):
 
 def measure(place: Place, options: NodesOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
-    if not slurm.installed():
-        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    require_client()
     nodes = slurm.nodes()
     kept = {node.name for node in nodes if node.kept_from(options.reservation)}
     usable = sum(node.usable and node.name not in kept for node in nodes)
-    yield Fact(name="nodes", value=[node.model_dump(mode="json") for node in nodes])
-    yield Fact(name="out_of_service", value=_those(nodes, lambda node: not node.usable or node.name in kept))
-    yield Fact(name="not_up", value=_those(nodes, lambda node: not node.up))
-    yield Fact(name="held_back", value=_those(nodes, lambda node: node.held_back))
-    yield Fact(name="reserved", value=_those(nodes, lambda node: node.name in kept))
-    yield _metric("nodes", len(nodes))
-    yield _metric("nodes_usable", usable)
-    yield _metric("nodes_missing", max(0, place.promised_nodes - usable))
+
+    def states(chosen: Callable[[Node], bool]) -> dict[str, str]:
+        return {node.name: str(node) for node in nodes if chosen(node)}
+
+    yield from facts(
+        {
+            "nodes": [node.model_dump(mode="json") for node in nodes],
+            "out_of_service": states(lambda node: not node.usable or node.name in kept),
+            "not_up": states(lambda node: not node.up),
+            "held_back": states(lambda node: node.held_back),
+            "reserved": states(lambda node: node.name in kept),
+        }
+    )
+    missing = max(0, place.promised_nodes - usable)
+    yield from metrics(METRICS, {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing})
     for node in nodes:
-        yield _metric("up", node.up, node.name)
-        yield _metric("in_service", not node.held_back, node.name)
-        yield _metric("free_of_reservations", node.name not in kept, node.name)
-
-
-def _those(nodes: Sequence[Node], chosen: Callable[[Node], bool]) -> dict[str, str]:
-    return {node.name: str(node) for node in nodes if chosen(node)}
-
-
-def _metric(name: str, value: float, subject: str = CLUSTER) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+        free = node.name not in kept
+        values = {"up": node.up, "in_service": not node.held_back, "free_of_reservations": free}
+        yield from metrics(METRICS, values, node.name)
 
 
 CHECK = Check(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, facts, metrics
+from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Node, Partition
-from seatrial.model import CLUSTER, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.discover.slurm_facts import Partition
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
     "partitions_up": "partitions",
@@ -53,33 +54,26 @@ RULES = (
 
 def measure(place: Place, options: Options) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
-    if not slurm.installed():
-        raise NotApplicable("no Slurm client (sinfo) on this machine")
+    require_client()
     partitions, nodes = slurm.partitions(), slurm.nodes()
-    out_of_reach = _out_of_reach(partitions, nodes)
-    without_limit = [partition.name for partition in partitions if partition.up and _endless(partition)]
-    yield Fact(name="partitions", value=[partition.model_dump(mode="json") for partition in partitions])
-    yield Fact(name="out_of_reach", value=out_of_reach)
-    yield Fact(name="without_limit", value=without_limit)
-    yield _metric("partitions_up", sum(partition.up for partition in partitions))
-    yield _metric("default_partitions", sum(partition.default for partition in partitions))
-    yield _metric("nodes_out_of_reach", len(out_of_reach))
-    yield _metric("partitions_without_limit", len(without_limit))
-
-
-def _out_of_reach(partitions: Sequence[Partition], nodes: Sequence[Node]) -> list[str]:
     up = {partition.name for partition in partitions if partition.up}
-    return [node.name for node in nodes if not up & set(node.partitions)]
+    out_of_reach = [node.name for node in nodes if not up & set(node.partitions)]
+    without_limit = [partition.name for partition in partitions if partition.up and _endless(partition)]
+    listed = [partition.model_dump(mode="json") for partition in partitions]
+    yield from facts({"partitions": listed, "out_of_reach": out_of_reach, "without_limit": without_limit})
+    counts = {
+        "partitions_up": len(up),
+        "default_partitions": sum(partition.default for partition in partitions),
+        "nodes_out_of_reach": len(out_of_reach),
+        "partitions_without_limit": len(without_limit),
+    }
+    yield from metrics(METRICS, counts)
 
 
 def _endless(partition: Partition) -> bool:
     """Whether a job without --time has no limit. DefaultTime counts; where none is set, MaxTime does."""
     limit = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
     return limit in (None, "unlimited")
-
-
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
 
 
 CHECK = Check(
