@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,12 +195,12 @@ def _in_place(owner: type, name: str, method: Callable[..., Any]) -> Iterator[No
 def main(argument: str) -> None:
     task = json.loads(argument)
     acts = [Act.model_validate(act) for act in task["acts"]]
-    answer.give(lambda: _carry_out_all(task, acts), acts[0].out)
 
+    def work() -> list[str]:
+        fresh_ranks.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
+        return [carry_out(act) for act in acts]
 
-def _carry_out_all(task: Mapping[str, Any], acts: Sequence[Act]) -> list[str]:
-    fresh_ranks.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-    return [carry_out(act) for act in acts]
+    answer.give(work, acts[0].out)
 
 
 if __name__ == "__main__":
