@@ -72,7 +72,10 @@ def measure(world: World, steps: int, take: Take, replicated: bool) -> dict[str,
     """
     take(True)  # what was measured before has emptied caches
     mine = _by_kernels(world, steps, take) if world.device.type == "cuda" else None
-    control = _by_control(world, steps, take) if replicated else None
+    control = None
+    if replicated:
+        whole, without = (_seconds(world, steps, take, exchange) for exchange in (True, False))
+        control = max(0.0, 100 * (1 - without / whole))
     method = f"kernels: NCCL's on a GPU, and no other, in {steps} steps after the measured ones"
     if world.device.type != "cuda":
         mine, method = control, f"control: {steps} steps with and {steps} without exchange of gradients"
@@ -99,11 +102,6 @@ def _by_kernels(world: World, steps: int, take: Take) -> float | None:
     # the raw events: torch's own evaluation of them takes minutes
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     return of_kernels(kernels(results.events() if results is not None else []))
-
-
-def _by_control(world: World, steps: int, take: Take) -> float:
-    whole, without = (_seconds(world, steps, take, exchange) for exchange in (True, False))
-    return max(0.0, 100 * (1 - without / whole))
 
 
 def _seconds(world: World, steps: int, take: Take, exchange: bool) -> float:

@@ -2,6 +2,9 @@
 
 A tensor is divided by its scale, so that its largest number is the type's largest, and the product is multiplied by
 both scales. They are taken anew from every tensor: nothing is remembered from step to step. Weights stay as they were.
+
+torchao's Float8Linear (0.18) computes the same for weights that train. For LoRA's frozen ones it keeps x and takes
+three products in place of two, as it computes a gradient that nobody needs; and a layer with an adapter cannot be one.
 """
 
 from __future__ import annotations
@@ -35,8 +38,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
     A frozen weight has no gradient, and for it x is not kept.
     """
-    kind = _Linear if weight.requires_grad else _Frozen
-    rows = cast(Tensor, kind.apply(x.flatten(0, -2), weight))  # type: ignore[no-untyped-call]
+    rows = cast(Tensor, _Linear.apply(x.flatten(0, -2), weight))  # type: ignore[no-untyped-call]
     return rows.view(*x.shape[:-1], -1)
 
 
@@ -60,45 +62,23 @@ def _product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, dtype: torch.dtyp
     return torch._scaled_mm(a.contiguous(), columns, of_a, of_b, out_dtype=dtype, use_fast_accum=fast)
 
 
-def _forward(x: Tensor, of_x: Tensor, weight: Tensor, of_weight: Tensor) -> Tensor:
-    narrow_x, narrow_weight = narrow(x, of_x, VALUES), narrow(weight, of_weight, VALUES)
-    return _product(narrow_x, of_x, narrow_weight.t(), of_weight, x.dtype, fast=True)
-
-
-def _to_input(narrow_gradient: Tensor, of_gradient: Tensor, weight: Tensor, of_weight: Tensor) -> Tensor:
-    narrow_weight = narrow(weight, of_weight, VALUES)
-    return _product(narrow_gradient, of_gradient, narrow_weight, of_weight, weight.dtype, fast=False)
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         of_x, of_weight = scale_of(x, VALUES), scale_of(weight, VALUES)
-        ctx.save_for_backward(x, weight, of_x, of_weight)
-        return _forward(x, of_x, weight, of_weight)
+        kept = (x, of_x) if ctx.needs_input_grad[1] else (None, None)
+        ctx.save_for_backward(*kept, weight, of_weight)
+        narrow_x, narrow_weight = narrow(x, of_x, VALUES), narrow(weight, of_weight, VALUES)
+        return _product(narrow_x, of_x, narrow_weight.t(), of_weight, x.dtype, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         (gradient,) = gradients
-        x, weight, of_x, of_weight = ctx.saved_tensors
+        x, of_x, weight, of_weight = ctx.saved_tensors
         of_gradient = scale_of(gradient, GRADIENTS)
-        narrow_gradient, narrow_x = narrow(gradient, of_gradient, GRADIENTS), narrow(x, of_x, VALUES)
-        return (
-            _to_input(narrow_gradient, of_gradient, weight, of_weight),
-            _product(narrow_gradient.t(), of_gradient, narrow_x, of_x, weight.dtype, fast=False),
-        )
-
-
-class _Frozen(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        of_x, of_weight = scale_of(x, VALUES), scale_of(weight, VALUES)
-        ctx.save_for_backward(weight, of_weight)
-        return _forward(x, of_x, weight, of_weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        weight, of_weight = ctx.saved_tensors
-        of_gradient = scale_of(gradient, GRADIENTS)
-        return _to_input(narrow(gradient, of_gradient, GRADIENTS), of_gradient, weight, of_weight), None
+        narrow_gradient, narrow_weight = narrow(gradient, of_gradient, GRADIENTS), narrow(weight, of_weight, VALUES)
+        to_x = _product(narrow_gradient, of_gradient, narrow_weight, of_weight, weight.dtype, fast=False)
+        if x is None:
+            return to_x, None
+        narrow_x = narrow(x, of_x, VALUES)
+        return to_x, _product(narrow_gradient.t(), of_gradient, narrow_x, of_x, weight.dtype, fast=False)

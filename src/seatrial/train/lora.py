@@ -48,7 +48,11 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
     """Write what ``gather`` gave as a folder that peft reads. Raises OSError."""
     from safetensors.torch import save
 
-    found = [(name.rpartition(".")[2], layer.adapter) for name, layer in model.named_modules() if _adapted(layer)]
+    found = [
+        (name.rpartition(".")[2], layer.adapter)
+        for name, layer in model.named_modules()
+        if isinstance(layer, Linear) and layer.adapter is not None
+    ]
     first = found[0][1]
     settings = {
         "peft_type": "LORA",
@@ -74,10 +78,6 @@ def prove(weights: dict[str, Tensor], folder: Path) -> str:
     if wrong or len(found) != len(weights):
         raise SeatrialError(f"{folder / WEIGHTS} does not hold what was trained: {len(wrong)} adapters differ")
     return "loaded; equal bit by bit"
-
-
-def _adapted(layer: nn.Module) -> bool:
-    return isinstance(layer, Linear) and layer.adapter is not None
 
 
 @torch.no_grad()

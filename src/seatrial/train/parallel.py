@@ -179,8 +179,11 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dt
         fully_shard(model.output, reshard_after_forward=False, **options)
         groups.append(model.output)
     fully_shard(model, reshard_after_forward=False, **options)
-    if parallel.prefetch:
-        _prefetch(cast("list[FSDPModule]", groups), parallel.prefetch)
+    if ahead := parallel.prefetch:  # while a group computes, the weights of the next are gathered, in both directions
+        wrapped = cast("list[FSDPModule]", groups)
+        for place, group in enumerate(wrapped):
+            group.set_modules_to_forward_prefetch(wrapped[place + 1 : place + 1 + ahead])
+            group.set_modules_to_backward_prefetch(wrapped[max(0, place - ahead) : place][::-1])
 
 
 def _mesh(world: World, replicas: int) -> DeviceMesh:
@@ -194,13 +197,6 @@ def _mesh(world: World, replicas: int) -> DeviceMesh:
     if rest or shards == 1:
         raise UsageError(f"parallel.replicas {replicas} must divide {world.size} ranks, and leave each two or more")
     return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
-
-
-def _prefetch(groups: list[FSDPModule], ahead: int) -> None:
-    """While a group computes, the weights of the next ``ahead`` are gathered, in both directions."""
-    for place, group in enumerate(groups):
-        group.set_modules_to_forward_prefetch(groups[place + 1 : place + 1 + ahead])
-        group.set_modules_to_backward_prefetch(groups[max(0, place - ahead) : place][::-1])
 
 
 def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:

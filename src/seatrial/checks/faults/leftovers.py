@@ -17,15 +17,15 @@ class LeftoversOptions(Options):
 
 def measure(place: Place, options: LeftoversOptions) -> Iterator[Observation]:
     """Sees the processes of this PID namespace: those of a container with one of its own only from within it."""
-    found = [_described(process) for process in psutil.process_iter() if _is_of(process, options.run)]
+    # torchrun and worker name the run's directory on their command line, what they start does in its environment. A
+    # zombie does no longer: it holds nothing, and waits for its parent
+    found = [
+        _described(process)
+        for process in psutil.process_iter()
+        if any(f"{options.run}/" in text for text in [*_command(process), *_environment(process)])
+    ]
     yield Fact(name="left", value=[f"{place.node}: {words}" for words in found])
     yield Metric(name="processes", value=len(found), unit="count", subject=place.node)
-
-
-def _is_of(process: psutil.Process, run: str) -> bool:
-    """Whether the run's directory is named by a process: torchrun and worker do on their command line, what they start
-    does in its environment. A zombie does no longer: it holds nothing, and waits for its parent."""
-    return any(f"{run}/" in text for text in [*_command(process), *_environment(process)])
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -204,7 +204,10 @@ def judged(runs: Mapping[str, Trained]) -> Iterator[Observation]:
     yield Fact(name="loss_drops", value={name: round(drop, 4) for name, drop in drops.items() if drop is not None})
     values: dict[str, float | None] = {
         "exit_code": next((one.exit_code for one in runs.values() if one.exit_code), 0),
-        "steps_missing": sum(map(_missing, runs.values())),
+        # a step that is there twice makes up for none that is missing
+        "steps_missing": sum(
+            len(set(range(1, one.max_steps + 1)) - {step["step"] for step in one.steps}) for one in runs.values()
+        ),
         "nonfinite_losses": sum(not is_number(step.get("loss")) for one in runs.values() for step in one.steps),
         "loss_drop": min((drop for drop in drops.values() if drop is not None), default=None),
     }
@@ -243,11 +246,6 @@ def memory_rule(**where: str) -> Rule:
         fix="Compare memory_held_gib of the ranks in metrics.json (an artifact); other processes on the "
         "GPU do not count here",
     )
-
-
-def _missing(trained: Trained) -> int:
-    """A step that was told twice makes up for none that is missing."""
-    return len(set(range(1, trained.max_steps + 1)) - {step["step"] for step in trained.steps})
 
 
 def _figures(trained: Trained) -> dict[str, Any]:

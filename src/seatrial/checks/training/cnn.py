@@ -47,7 +47,9 @@ def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
 
     start = time.monotonic()
     data = images.load(options.data)
-    facts = {**cnn.describe(place.device), "dataset": data.name, "data": _describe(data), "how": _how(data, options)}
+    counts = {"train": len(data.train_labels), "held_out": len(data.test_labels)}
+    described = {"source": data.source, **counts, "does_not_show": data.does_not_show or None}
+    facts = {**cnn.describe(place.device), "dataset": data.name, "data": described, "how": _how(data, options)}
     yield from (Fact(name=name, value=value) for name, value in facts.items())
     cnn.require_enough(len(data.train_labels), options.epochs, options.batch)
 
@@ -59,7 +61,8 @@ def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
     values |= {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
     yield from (_metric(place, name, value) for name, value in values.items())
     if losses:
-        yield _loss_curve(place, losses)
+        numbers = tuple(float(step) for step in range(1, len(losses) + 1))
+        yield Series(name="loss", subject=place.subject, x=numbers, y=tuple(losses), x_unit="step", y_unit="nats")
 
     place.note("save, load, evaluate")
     folder = place.out / place.subject.replace("/", "_")
@@ -81,11 +84,6 @@ def measure(place: Place, options: CnnOptions) -> Iterator[Observation]:
         yield Artifact(path=str(file.relative_to(place.run_dir)), title=f"{title} of {place.subject}")
 
 
-def _describe(data: Images) -> dict[str, object]:
-    counts = {"train": len(data.train_labels), "held_out": len(data.test_labels)}
-    return {"source": data.source, **counts, "does_not_show": data.does_not_show or None}
-
-
 def _how(data: Images, options: CnnOptions) -> str:
     """What was measured, how often and on what, in a sentence."""
     steps = options.epochs * math.ceil(len(data.train_labels) / options.batch)
@@ -99,11 +97,6 @@ def _how(data: Images, options: CnnOptions) -> str:
 
 def _metric(place: Place, name: str, value: float) -> Metric:
     return Metric(name=name, value=value, unit=UNITS[name], subject=place.subject)
-
-
-def _loss_curve(place: Place, losses: list[float]) -> Series:
-    steps = tuple(float(step) for step in range(1, len(losses) + 1))
-    return Series(name="loss", subject=place.subject, x=steps, y=tuple(losses), x_unit="step", y_unit="nats")
 
 
 CHECK = Check(

@@ -130,14 +130,15 @@ def _record(
         "data": report["data"],
         "preprocess": report["preprocess"],
         "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT},
-        **{name: _by_split(cases, found) for name, found in scores.items()},
+        **{
+            name: {
+                split: summary(score for case, score in zip(cases, found, strict=True) if case.split == split)
+                for split in HELD_OUT
+            }
+            for name, found in scores.items()
+        },
         "gate": gate(scores["base"], scores["tuned"], config.evaluation.significance),
     }
-
-
-def _by_split(cases: Sequence[Case], scores: Sequence[Score]) -> dict[str, Any]:
-    pairs = list(zip(cases, scores, strict=True))
-    return {split: summary(found for case, found in pairs if case.split == split) for split in HELD_OUT}
 
 
 def gate(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:
