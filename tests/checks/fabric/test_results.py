@@ -7,7 +7,7 @@ import pytest
 from seatrial.bench.collectives import Result, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.pairs import Line
+from seatrial.bench.pairs import Figures, Line
 from seatrial.checks.fabric import _results
 from seatrial.model import Fact, Metric, Outcome
 
@@ -19,9 +19,14 @@ def timings(*seconds: float) -> Timings:
     return Timings(windows=tuple((one, one + 0.001) for one in seconds), per_window=1, warmup=1)
 
 
-@pytest.mark.parametrize(("percent", "value"), [(50, 50), (95, 95), (99, 99), (100, 100), (1, 1)])
-def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(percent: int, value: int) -> None:
-    assert _results._percentile(list(range(100, 0, -1)), percent) == value
+@pytest.mark.parametrize(
+    ("count", "name", "seconds"),
+    [(59, "p95.8B", 57), (100, "p95.8B", 95), (299, "p95.8B", 285), (299, "p99.8B", 297), (400, "p99.8B", 396)],
+)
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(count: int, name: str, seconds: int) -> None:
+    windows = tuple((float(value),) for value in range(count, 0, -1))
+    result = Result(size=8, timings=Timings(windows=windows, per_window=1, warmup=1), mismatches={})
+    assert {one.name: one.value for one in _results.distribution(8, result)}[name] == pytest.approx(seconds * 1e6)
 
 
 def test_parity_has_nccl_tests_figures_of_the_median_window() -> None:
@@ -43,14 +48,16 @@ def test_a_percentile_needs_enough_samples() -> None:
 
 
 def test_a_ranks_own_time_is_in_microseconds_with_its_samples() -> None:
-    metric = _results.rank_time("node0/gpu1", 1, 2**20, timings(0.001, 0.003))
+    metric = _results.rank_time("node0/gpu1", 2**20, timings(0.001, 0.003).of_rank(1))
     assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")
     assert metric.samples == pytest.approx((2000, 4000))
     assert metric.value == pytest.approx(3000)
 
 
-def test_wrong_data_counts_every_element_and_names_size_and_rank() -> None:
-    metric, fact = _results.data_check([("1GiB", {}), ("float16 64KiB", {1: WRONG})], ["node0/gpu0", "node0/gpu1"])
+def test_wrong_data_counts_every_element_and_says_where_each_was() -> None:
+    assert [one.name for one in _results.data_check([]) if isinstance(one, Metric | Fact)] == ["wrong_elements"]
+    where = {"size": "float16 64KiB", "subject": "node0/gpu1"}
+    metric, fact = _results.data_check([(where, WRONG)])
     assert isinstance(metric, Metric)
     assert isinstance(fact, Fact)
     assert (metric.name, metric.value) == ("wrong_elements", 7)
@@ -60,8 +67,13 @@ def test_wrong_data_counts_every_element_and_names_size_and_rank() -> None:
 
 
 def test_wrong_data_of_an_exchange_names_sender_and_receiver() -> None:
-    lines = [Line(0, 1, (0.1,), None), Line(1, 0, (0.1,), WRONG)]
-    (entry,) = _results.wrong_data(lines, ["node0/gpu0", "node1/gpu0"])
+    lines = (Line(0, 1, (0.1,), None), Line(1, 0, (0.1,), WRONG))
+    figures = Figures(lines, 8, {"node0": (0,), "node1": (1,)}, ["node0/gpu0", "node1/gpu0"])
+    metric, fact = _results.pair_data_check(figures, "node0")
+    assert isinstance(metric, Metric)
+    assert (metric.subject, metric.value) == ("node0", 7)
+    assert isinstance(fact, Fact)
+    (entry,) = fact.value if isinstance(fact.value, list) else []
     assert isinstance(entry, dict)
     assert (entry["from"], entry["to"], entry["wrong"]) == ("node0/gpu0", "node1/gpu0", 7)
 
