@@ -31,14 +31,14 @@ _CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what a co
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Chosen:
     """Of every operation that a check asked NCCL for; a contrast knows of one, and is all that older runs have."""
-    found: dict[Shape, dict[str, Way]] = {}
+    chosen: dict[Shape, dict[str, Way]] = {}
     for by_case in _distinct("contrast_algorithms", measurements, checks):
-        found.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
+        chosen.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
     for by_operation in _distinct("algorithms", measurements, checks):
-        for operation, told in by_operation.items():
-            shape = operation, str(_mapping(told).get("dtype")), str(_mapping(told).get("buffers"))
-            found.setdefault(shape, {}).update(_ways(_mapping(_mapping(told).get("by_size"))))
-    return found
+        for operation, choice in by_operation.items():
+            shape = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
+            chosen.setdefault(shape, {}).update(_ways(_mapping(_mapping(choice).get("by_size"))))
+    return chosen
 
 
 def _distinct(
@@ -63,14 +63,14 @@ def size_label(size: float) -> str:
 
 def _ways(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Way]]:
     """Under the size that was asked for, and under the exact one."""
-    for name, told in by_size.items():
-        algorithm = str(_mapping(told).get("algorithm") or _NONE[0])
+    for name, choice in by_size.items():
+        algorithm = str(_mapping(choice).get("algorithm") or _NONE[0])
         if algorithm.startswith(_NONE):
             continue
-        protocol = str(told.get("protocol") or "")
+        protocol = str(choice.get("protocol") or "")
         way = _AS_NCCL_ALGO.get(algorithm, algorithm), "" if protocol in _NONE else protocol
         yield name, way
-        if isinstance(size := told.get("bytes"), int):
+        if isinstance(size := choice.get("bytes"), int):
             yield size_label(size), way
 
 

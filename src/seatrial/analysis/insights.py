@@ -35,21 +35,21 @@ def insights(
 ) -> tuple[Insight, ...]:
     """Every insight of a trial: of collectives in their order, of peaks, then of gates that hardly test anything."""
     chosen = choices.read(measurements, checks)
-    found: list[Insight] = [*gates.relative(measurements, checks, links)]
-    found += gates.inside(measurements, config, checks, known, links)
+    gathered: list[Insight] = [*gates.relative(measurements, checks, links)]
+    gathered += gates.inside(measurements, config, checks, known, links)
     timing = {name: check for name, check in checks.items() if check.operation}
     for measurement in (one for one in measurements if one.series and one.check in timing):
         series = {one.name: one for one in measurement.series}  # one of thousands of ranks has the curves
         operation = timing[measurement.check].operation
         scene = scene_of(measurement, operation, choices.of(chosen, operation, measurement.facts), links, known)
         if scene and {"device_busbw", "device_latency"} <= set(series):
-            found += _latency(scene, series["device_busbw"], series["device_latency"])
+            gathered += _latency(scene, series["device_busbw"], series["device_latency"])
         if scene and {"busbw", "latency"} <= set(series):
             busbw = series["busbw"]
-            found += _limiter(scene, busbw)
+            gathered += _limiter(scene, busbw)
             reached = {f"busbw.{size_label(x)}": y for x, y in zip(busbw.x, busbw.y, strict=True)}
-            found += gates.held(scene, measurement.facts, reached, config, checks, known)
-    return (*found, *achieved(measurements, checks, known), *_weak(verdicts))
+            gathered += gates.held(scene, measurement.facts, reached, config, checks, known)
+    return (*gathered, *achieved(measurements, checks, known), *_weak(verdicts))
 
 
 def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
@@ -96,18 +96,18 @@ def _limiter(scene: Scene, busbw: Series) -> Iterator[Insight]:
         yield Insight(check=scene.check, title="binding link", text=text, values={"limiter": "unknown"})
         return
     shares = {name: value * share / rate for name, (share, rate) in loads.items()}
-    told = []
+    carried = []
     for link, (share, rate) in loads.items():
         of_plan = ""
         if scene.planned and link == NVLINK:
             of_plan = f", {value * share / scene.planned:.0%} of the {scene.planned:g} that NCCL plans with"
-        told.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
+        carried.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
     limiter = _binding(scene, loads, value)
     none = (
         "no known link is near what NCCL reaches on it: the protocol, the GPUs' own pace or something unknown limits it"
     )
     end = f"limited by {limiter}" if limiter != "unknown" else none
-    text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {'; '.join(told)}; {end}"
+    text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {'; '.join(carried)}; {end}"
     values: dict[str, Any] = {
         "limiter": limiter,
         "shares": shares,

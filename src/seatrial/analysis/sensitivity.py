@@ -111,12 +111,12 @@ def _gate(scene: Scene, metric: str, limit: Limit, known: Reference | str, reach
         return
     of = f"{known.of}" if isinstance(known, Reference) else "what was measured here"
     share = limit.value / best
-    told, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
+    parts, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
     if scene.nodes == 1 and share <= 1:
-        told.append(f"the least that it sees is {_links(scene, label, limit.value, best, values)}")
+        parts.append(f"the least that it sees is {_links(scene, label, limit.value, best, values)}")
     if scene.nodes > 1:
-        told.append(_network(scene, label, limit.value, values))
-    yield Insight(check=scene.check, title="gate", text=f"{metric} {limit}: {'; '.join(told)}", values=dict(values))
+        parts.append(_network(scene, label, limit.value, values))
+    yield Insight(check=scene.check, title="gate", text=f"{metric} {limit}: {'; '.join(parts)}", values=dict(values))
 
 
 def _links(scene: Scene, label: str, gate: float, best: float, values: dict[str, float]) -> str:

@@ -44,13 +44,13 @@ class Figure:
 
 def bound(figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
     """The most that any GPU of ``facts`` can show for a figure. None where the vendor's figure is not known."""
-    found = [
+    bounds = [
         _of_sku(sku, figure, facts, known)
         for name in str(facts.get("gpu") or "").split(MIXED)
         if (sku := known.sku(name))
     ]
-    sure = [one for one in found if one]
-    return max(sure, key=lambda one: one.value) if sure and len(sure) == len(found) else None
+    known_bounds = [one for one in bounds if one]
+    return max(known_bounds, key=lambda one: one.value) if known_bounds and len(known_bounds) == len(bounds) else None
 
 
 def _of_sku(sku: Sku | str, figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
@@ -72,13 +72,13 @@ def _of_training(sku: Sku, trained: Work) -> Bound | None:
     spec, bf16 = sku.spec.get(trained.line), sku.spec.get("bf16")
     if trained.share and spec and bf16:
         most = 100 * spec.value / bf16.value
-        said = f"{sku.name} has {_spec(sku, trained.line)}, and MFU is a share of the {bf16.value:g} of its bf16"
-        return Bound(most, "%", f"{said}: {format_value(most, '%')}")
+        arithmetic = f"{sku.name} has {_spec(sku, trained.line)}, and MFU is a share of the {bf16.value:g} of its bf16"
+        return Bound(most, "%", f"{arithmetic}: {format_value(most, '%')}")
     if trained.share or not spec or not trained.flops:
         return None
     most = spec.value * 1e12 / trained.flops
-    said = f"a token takes {trained.flops / 1e9:.4g} GFLOP, and {sku.name} has {_spec(sku, trained.line)}"
-    return Bound(most, "tokens/s/GPU", f"{said}: {format_value(round(most), 'tokens/s/GPU')}")
+    arithmetic = f"a token takes {trained.flops / 1e9:.4g} GFLOP, and {sku.name} has {_spec(sku, trained.line)}"
+    return Bound(most, "tokens/s/GPU", f"{arithmetic}: {format_value(round(most), 'tokens/s/GPU')}")
 
 
 def _spec(sku: Sku, line: str) -> str:
@@ -131,10 +131,10 @@ def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | Non
     shares = [node_share(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree")]
     rate, share = int(ports[1]) * float(ports[2]) / 8, min(shares)
     out, most = (format_value(value, "GB/s") for value in (rate, rate / share))
-    said = f"{fabric} carries {out} out of a node, where {operation} needs {share:.3g} of its busbw: {most}"
-    return Bound(rate / share, "GB/s", said)
+    arithmetic = f"{fabric} carries {out} out of a node, where {operation} needs {share:.3g} of its busbw: {most}"
+    return Bound(rate / share, "GB/s", arithmetic)
 
 
-def _times_of(one: Bound, gain: float, why: str) -> Bound:
-    most = one.value * gain
-    return Bound(most, one.unit, f"{one.arithmetic}; × {gain:.3g}{why} is {format_value(most, one.unit)}")
+def _times_of(base: Bound, gain: float, why: str) -> Bound:
+    most = base.value * gain
+    return Bound(most, base.unit, f"{base.arithmetic}; × {gain:.3g}{why} is {format_value(most, base.unit)}")

@@ -30,15 +30,15 @@ def work(metric: str, facts: Mapping[str, JsonValue]) -> Work | None:
     the facts do not say in which type it multiplies.
     """
     match = _METRIC.fullmatch(metric)
-    told = facts.get(f"run{match['end']}") or facts.get("load") if match else None
-    if not match or not isinstance(told, Mapping):
+    load = facts.get(f"run{match['end']}") or facts.get("load") if match else None
+    if not match or not isinstance(load, Mapping):
         return None
-    line = _LINES.get(str(told.get("precision")).partition(" ")[0])
-    return Work(_count(told.get("flops_per_token")), line, bool(match["share"])) if line else None
+    line = _LINES.get(str(load.get("precision")).partition(" ")[0])
+    return Work(_count(load.get("flops_per_token")), line, bool(match["share"])) if line else None
 
 
-def _count(told: JsonValue) -> float | None:
+def _count(value: JsonValue) -> float | None:
     """Floating-point operations; None for what a record may hold in their place, of which nothing follows."""
-    if isinstance(told, bool) or not isinstance(told, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(told) if 1 <= told < _MOST_FLOPS else None
+    return float(value) if 1 <= value < _MOST_FLOPS else None
