@@ -19,6 +19,16 @@ def timings(*seconds: float) -> Timings:
     return Timings(windows=tuple((one, one + 0.001) for one in seconds), per_window=1, warmup=1)
 
 
+@pytest.mark.parametrize(
+    ("count", "name", "seconds"),
+    [(59, "p95.8B", 57), (100, "p95.8B", 95), (299, "p95.8B", 285), (299, "p99.8B", 297), (400, "p99.8B", 396)],
+)
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(count: int, name: str, seconds: int) -> None:
+    windows = tuple((float(value),) for value in range(count, 0, -1))
+    result = Result(size=8, timings=Timings(windows=windows, per_window=1, warmup=1), mismatches={})
+    assert {one.name: one.value for one in _results.distribution(8, result)}[name] == pytest.approx(seconds * 1e6)
+
+
 def test_parity_has_nccl_tests_figures_of_the_median_window() -> None:
     operation = OPERATIONS["all_gather"]  # of two ranks: busbw is half of algbw
     result = Result(size=10**9, timings=timings(0.009, 0.019, 0.029), mismatches={})
@@ -38,14 +48,16 @@ def test_a_percentile_needs_enough_samples() -> None:
 
 
 def test_a_ranks_own_time_is_in_microseconds_with_its_samples() -> None:
-    metric = _results.rank_time("node0/gpu1", 2**20, (0.002, 0.004))
+    metric = _results.rank_time("node0/gpu1", 2**20, timings(0.001, 0.003).of_rank(1))
     assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")
     assert metric.samples == pytest.approx((2000, 4000))
     assert metric.value == pytest.approx(3000)
 
 
-def test_wrong_data_counts_every_element_and_names_size_and_rank() -> None:
-    metric, fact = _results.data_check([({"size": "float16 64KiB", "subject": "node0/gpu1"}, WRONG)])
+def test_wrong_data_counts_every_element_and_says_where_each_was() -> None:
+    assert [one.name for one in _results.data_check([]) if isinstance(one, Metric | Fact)] == ["wrong_elements"]
+    where = {"size": "float16 64KiB", "subject": "node0/gpu1"}
+    metric, fact = _results.data_check([(where, WRONG)])
     assert isinstance(metric, Metric)
     assert isinstance(fact, Fact)
     assert (metric.name, metric.value) == ("wrong_elements", 7)
@@ -56,8 +68,10 @@ def test_wrong_data_counts_every_element_and_names_size_and_rank() -> None:
 
 def test_wrong_data_of_an_exchange_names_sender_and_receiver() -> None:
     lines = (Line(0, 1, (0.1,), None), Line(1, 0, (0.1,), WRONG))
-    figures = Figures(lines, 8, {"node0": [0], "node1": [1]}, ["node0/gpu0", "node1/gpu0"])
-    _, fact = _results.pair_data_check(figures)
+    figures = Figures(lines, 8, {"node0": (0,), "node1": (1,)}, ["node0/gpu0", "node1/gpu0"])
+    metric, fact = _results.pair_data_check(figures, "node0")
+    assert isinstance(metric, Metric)
+    assert (metric.subject, metric.value) == ("node0", 7)
     assert isinstance(fact, Fact)
     (entry,) = fact.value if isinstance(fact.value, list) else []
     assert isinstance(entry, dict)
