@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
 from typing import Any
 
 from seatrial.analysis import algorithms as choices
@@ -18,7 +17,7 @@ from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, node_share, nvlink_share
 from seatrial.hardware.references import Known
 from seatrial.judge.peaks import achieved
-from seatrial.model import HARDLY, Insight, Measurement, Series, Verdict, format_bytes
+from seatrial.model import Insight, Measurement, Series, format_bytes
 
 _BACK_TO_BACK = ("time over size", "intercept", "intercept_us", "back to back")
 _BINDS = 0.9  # of that: under it, something else holds it up
@@ -29,12 +28,11 @@ _NO_LINE = 0.15
 def insights(
     config: Config,
     measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
     checks: Mapping[str, Check],
     known: Known,
     links: Links,
 ) -> tuple[Insight, ...]:
-    """Every insight of a trial: of collectives in their order, of peaks, then of gates that hardly test anything."""
+    """Every insight of a trial: of collectives in their order, then of peaks."""
     chosen = choices.read(measurements)
     found: list[Insight] = [*gates.relative(measurements, checks, links)]
     found += gates.inside(measurements, config, checks, known, links)
@@ -51,15 +49,7 @@ def insights(
             reached = {f"busbw.{size_label(x)}": y for x, y in zip(busbw.x, busbw.y, strict=True)}
             found += gates.held(scene, measurement.facts, reached, config, checks, known)
         found += gates.scaling(measurement, config)
-    return (*found, *achieved(measurements, known), *_weak(verdicts))
-
-
-def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
-    """Each gate that hardly tests anything, once, however many subjects passed it."""
-    lax = {judged_by for judged_by in set(map(attrgetter("judged_by"), verdicts)) if HARDLY in judged_by}
-    gates = {(one.check, one.metric): one.judged_by for one in verdicts if one.judged_by in lax} if lax else {}
-    for (check, metric), judged_by in gates.items():
-        yield Insight(check=check, title=HARDLY, text=f"{metric}, {judged_by.replace(f'; {HARDLY}:', ', is')}")
+    return (*found, *achieved(measurements, known))
 
 
 def _lines(scene: Scene, busbw: Series, latency: Series, *, graph: bool) -> Iterator[Insight]:
