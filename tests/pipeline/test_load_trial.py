@@ -75,7 +75,8 @@ def test_a_record_of_schema_version_1_is_upgraded(path: Path) -> None:
 
 
 def test_a_damaged_record_of_schema_version_1_is_one_message(tmp_path: Path) -> None:
-    for changes in ({"verdicts": ["FAIL"]}, {"verdicts": {}}, {"decision": "ACCEPTED"}):
+    damages: tuple[dict[str, Any], ...] = ({"verdicts": ["FAIL"]}, {"verdicts": {}}, {"decision": "ACCEPTED"})
+    for changes in damages:
         (tmp_path / "trial.json").write_text(record(schema_version="1", **changes))
         with pytest.raises(UsageError, match="of this version"):
             load_trial(tmp_path)
