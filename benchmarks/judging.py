@@ -27,8 +27,7 @@ from seatrial.checks import catalog
 from seatrial.checks.base import Check
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge
-from seatrial.judge.decision import decide
-from seatrial.judge.unjudged import unjudged
+from seatrial.judge.decision import decide, recorded_only
 from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.pipeline.run_directory import load_trial
 
@@ -133,10 +132,10 @@ def main() -> int:
     metrics = sum(len(one.metrics) for one in measurements)
     began, worked = time.perf_counter(), time.process_time()
     verdicts = judge(config, jobs, measurements, catalog(), trial.left_out)
-    insights = read(config, measurements, verdicts, catalog())
+    insights = read(config, measurements, catalog())
     required = {name: check.required for name, check in config.checks.items()}
-    told = unjudged(catalog(), measurements, verdicts)
-    decision = decide(required, verdicts, trial.left_out, "a benchmark", unjudged=told)
+    recorded = recorded_only(catalog(), measurements, verdicts)
+    decision = decide(required, verdicts, trial.left_out, "a benchmark", recorded_only=recorded)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
     print(f"{options.nodes} nodes × {options.gpus} GPUs: {len(measurements):,} measurements, {metrics:,} metrics")

@@ -11,9 +11,7 @@ from seatrial.analysis import read
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.hardware.links import Links
-from seatrial.judge import judge
 from seatrial.model import (
-    HARDLY,
     Insight,
     Limit,
     Measurement,
@@ -57,8 +55,7 @@ def told(*measurements: Measurement, limit: str = "", nodes: int = 1) -> dict[st
     expect = {"busbw.8GiB": Limit.parse(limit)} if limit else {}
     checks = {"collectives.all_reduce": CheckSettings(expect=expect)}
     config = Config(name="mine", cluster=Cluster(nodes=nodes), checks=checks)
-    verdicts = judge(config, (), measurements, catalog(), {})
-    return {one.title: one for one in read(config, measurements, verdicts, catalog())}
+    return {one.title: one for one in read(config, measurements, catalog())}
 
 
 def contrast(algorithm: str, protocol: str = "SIMPLE") -> Measurement:
@@ -70,6 +67,14 @@ def contrast(algorithm: str, protocol: str = "SIMPLE") -> Measurement:
 
 RING = contrast("RING")
 TWO_NODES = [*hosts([port()] * 8), gpus(*[18] * 8), IB]
+
+
+def test_the_line_is_told_with_its_regime() -> None:
+    assert told(collective("all_reduce", 360, 4, 1))["time over size"].text == (
+        "T = intercept + S/β, back to back: 1MiB to 8GiB: intercept 30 µs, β 360 GB/s busbw, "
+        "4 sizes off it by 0.0% at most"
+    )
+    assert "Ring/SIMPLE, 1MiB" in told(collective("all_reduce", 360, 4, 1), RING)["time over size"].text
 
 
 def test_inside_a_node_nvlink_binds_and_the_line_rate_is_the_discovered_one() -> None:
@@ -155,7 +160,7 @@ def test_the_latency_is_that_of_the_device() -> None:
     found = told(measured, asked)
     assert set(found) == {"latency"}
     assert found["latency"].text.startswith(
-        "T = α + S/β, in a CUDA graph: Ring/LL, 8B to 16KiB: α 4.5 µs, β 75 GB/s busbw, max fit error 0.0% over 3 sizes"
+        "T = α + S/β, in a CUDA graph: Ring/LL, 8B to 16KiB: α 4.5 µs, β 75 GB/s busbw"
     )
     assert "Ring/SIMPLE, 1MiB to 8MiB: α 20 µs" in found["latency"].text
 
@@ -181,7 +186,8 @@ def test_rules_on_shares_say_what_they_see() -> None:
     assert "does not see what slows all of them alike" in found.text
     assert told(shares("rails", {**comparable, "comparable": "no"}, rail_share=1.0)) == {}
     gain = told(shares("contrast", {"nvlink": "yes", "peers": "yes"}, p2p_gain=15.0), gpus(18, 18))["gate"]
-    assert gain.text == "p2p_gain >= 1.5 x: it sees peer-to-peer missing, not slow"
+    assert "p2p_gain >= 1.5 x: 10% of the 15 x measured here" in gain.text
+    assert "with 16 of a GPU's 18 NVLinks down" in gain.text
 
 
 def test_sockets_between_nodes_are_named() -> None:
@@ -235,11 +241,11 @@ def shipped() -> Trial:
 def test_a_weak_gate_of_a_real_run_is_marked_in_every_report() -> None:
     """500 tokens/s a GPU, where it was 499,156."""
     trial = shipped()
-    (weak,) = (one for one in trial.insights if one.title == HARDLY)
-    assert weak.check == "train.ddp"
-    assert "0.1% of the 499,156 tokens/s/GPU that was measured here: a 998x slowdown would pass" in weak.text
+    lax = {(one.check, one.metric): one.basis.lax for one in trial.verdicts if one.basis and one.basis.lax}
+    text = "0.1% of the 499,156 tokens/s/GPU that was measured here: a 998x slowdown would pass"
+    assert lax == {("train.ddp", "tokens_per_second_per_gpu"): text}
     for format in ("html", "markdown", "junit", "json"):
-        assert "a 998x slowdown would pass" in render(trial, format), format
+        assert "998 times slower passes" in render(trial, format), format
     assert 'seatrial_weak_gates{trial="acceptance"} 1' in render(trial, "prometheus")
 
 
@@ -249,7 +255,7 @@ def test_a_weak_gate_is_marked_in_the_terminal(capsys: pytest.CaptureFixture[str
     from seatrial.report.terminal import summary
 
     summary(shipped(), Console(width=200))
-    assert "HARDLY A TEST  train.ddp tokens_per_second_per_gpu" in capsys.readouterr().out
+    assert "LAX THRESHOLD  train.ddp tokens_per_second_per_gpu" in capsys.readouterr().out
 
 
 def test_judging_again_changes_no_verdict_of_the_shipped_run() -> None:

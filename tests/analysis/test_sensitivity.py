@@ -30,7 +30,7 @@ def gates(*measurements: Measurement, **expect: str) -> list[Insight]:
     check = measurements[0].check
     limits = {metric.replace("__", "."): Limit.parse(text) for metric, text in expect.items()}
     config = Config(name="mine", checks={check: CheckSettings(expect=limits)})
-    return [one for one in read(config, measurements, (), catalog()) if one.title == "gate" and one.check == check]
+    return [one for one in read(config, measurements, catalog()) if one.title == "gate" and one.check == check]
 
 
 def carried(links: int, per_busbw: float) -> float:
@@ -92,7 +92,7 @@ def test_a_thousand_nodes_have_one_line_a_rule() -> None:
     of_pairs = [one for one in measurements if one.check == PAIRS and one.metrics]
     assert len(of_pairs) >= 64
     every = [node(EACH, number, 8, "8GiB", 470) for number in range(64)]
-    found = [one for one in read(config, [*measurements, *every], (), catalog()) if one.title == "gate"]
+    found = [one for one in read(config, [*measurements, *every], catalog()) if one.title == "gate"]
     told = [(one.check, one.text.partition(" ")[0]) for one in found if one.check in (EACH, PAIRS)]
     assert sorted(told) == sorted(
         [(EACH, "busbw.8GiB"), (PAIRS, "busbw.1GiB"), (PAIRS, "gpu_share"), (PAIRS, "path_share")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seatrial.config.schema import CheckSettings, Cluster
-from seatrial.judge.coverage import unheld, unproven
+from seatrial.judge.coverage import incomplete, not_evaluated
 from seatrial.model import CLUSTER, Job, Limit, Measurement, Outcome
 
 
@@ -28,7 +28,7 @@ def on(rank: int, check: str = "a", node: str = "", **others: str) -> Measuremen
 
 def faults(*measurements: Measurement, cluster: Cluster | None = None, jobs: tuple[Job, ...] = ()) -> list[str]:
     by_check = {check: [one for one in measurements if one.check == check] for check in ("a", "b")}
-    verdicts = list(unproven("a", cluster or Cluster(nodes=2), jobs or (job(),), by_check))
+    verdicts = list(incomplete("a", cluster or Cluster(nodes=2), jobs or (job(),), by_check))
     assert all((one.outcome, one.subject) == (Outcome.ERROR, CLUSTER) for one in verdicts)
     return [one.reason for one in verdicts]
 
@@ -44,7 +44,7 @@ def test_a_rank_that_is_missing_is_named_however_often_another_was_measured() ->
 
 def test_many_missing_ranks_are_counted_and_some_named() -> None:
     (fault,) = faults(on(0), cluster=Cluster(nodes=10), jobs=(job("ranks", 10, 2),))
-    assert fault == "not measured everywhere: 19 of 20 ranks are missing (1, 2, 3, 4, 5, 6, 7, 8, …)"
+    assert fault == "not measured everywhere: 19 of 20 ranks are missing (1, 2, 3, 4, 5, 6, 7, 8 and 11 more)"
 
 
 def test_what_applies_at_one_place_applies_at_all() -> None:
@@ -97,12 +97,12 @@ def test_a_check_that_no_job_runs_may_be_skipped_but_not_measured() -> None:
 def test_a_threshold_on_a_check_that_did_not_apply_is_not_dropped() -> None:
     asked = CheckSettings(expect={"busbw.8GiB": Limit.parse("> 350 GB/s")})
     alone = [Measurement(check="a", subject=CLUSTER, skipped="needs 2 ranks")]
-    (verdict,) = unheld("a", asked, alone, "mine")
+    (verdict,) = not_evaluated("a", asked, alone, "mine")
     assert (verdict.outcome, verdict.metric) == (Outcome.ERROR, "busbw.8GiB")
     assert verdict.reason == "a is not held to busbw.8GiB > 350 GB/s: needs 2 ranks"
     assert verdict.fix == "Where it need not apply: --set checks.a.may_skip=true"
-    (spared,) = unheld("a", asked.model_copy(update={"may_skip": True}), alone, "mine")
+    (spared,) = not_evaluated("a", asked.model_copy(update={"may_skip": True}), alone, "mine")
     assert (spared.outcome, spared.judged_by) == (Outcome.SKIP, "trial mine: > 350 GB/s")
-    assert list(unheld("a", CheckSettings(), alone, "mine")) == []
-    assert list(unheld("a", asked, [on(0)], "mine")) == []
-    assert list(unheld("a", asked, [], "mine")) == []
+    assert list(not_evaluated("a", CheckSettings(), alone, "mine")) == []
+    assert list(not_evaluated("a", asked, [on(0)], "mine")) == []
+    assert list(not_evaluated("a", asked, [], "mine")) == []

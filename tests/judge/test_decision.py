@@ -11,28 +11,24 @@ from hypothesis import strategies as st
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import judge
-from seatrial.judge.decision import decide
-from seatrial.judge.thresholds import RECORDED
-from seatrial.model import CLUSTER, Measurement, Outcome, Verb, Verdict
+from seatrial.judge.decision import decide, recorded_only
+from seatrial.model import CLUSTER, Measurement, Metric, Outcome, Reason, Verb, Verdict
 
 NAMES = ("a", "b", "c")
-RECORDED_ONE = Verdict(
-    check="a", subject="n0", metric="busbw.1GiB", outcome=Outcome.SKIP, reason="recorded", judged_by=RECORDED
-)
+RECORDED_ONE = Verdict("a", "n0", Outcome.SKIP, "busbw.1GiB", (Reason.RECORDED_ONLY,), "no SKU data for X", 1.0, "GB/s")
 verdicts = st.lists(
     st.builds(
         Verdict,
         check=st.sampled_from(NAMES),
         subject=st.just("n0"),
         outcome=st.sampled_from(list(Outcome)),
-        reason=st.just("r"),
     ),
     max_size=8,
 )
 
 
 def verdict(check: str, outcome: Outcome) -> Verdict:
-    return Verdict(check=check, subject="n0", outcome=outcome, reason="r")
+    return Verdict(check=check, subject="n0", outcome=outcome)
 
 
 def decided(*said: Verdict, required: dict[str, bool] | None = None, left_out: dict[str, str] | None = None) -> Verb:
@@ -128,7 +124,7 @@ def test_what_may_skip_is_no_reason_why_a_trial_is_incomplete() -> None:
 def test_what_was_only_recorded_does_not_fill_the_sentence() -> None:
     """Of a thousand nodes there are thousands of pairs: who accepts is told of how many checks the report has such."""
     skips = [replace(RECORDED_ONE, subject=f"n{one}") for one in range(1000)]
-    decision = decide({"a": True}, [verdict("a", Outcome.PASS), *skips], {}, "", unjudged=("a: busbw.*",))
+    decision = decide({"a": True}, [verdict("a", Outcome.PASS), *skips], {}, "", recorded_only={"a": ("busbw.*",)})
     told = "of 1 check the report lists figures that were recorded and judged by nothing"
     assert (decision.value, decision.reason) == (Verb.ACCEPTED, f"1 check passed; {told}")
 
@@ -140,3 +136,41 @@ def test_what_failed_is_named_with_its_places() -> None:
     ]
     reason = decide(dict.fromkeys(NAMES, True), said, {}, "").reason
     assert reason == "2 checks failed: a, b on n2/gpu2, n10/gpu1, n3/gpu0 and 1 more"
+
+
+JUDGED = Verdict(check="collectives.all_gather", subject="cluster", metric="busbw.1GiB", outcome=Outcome.PASS)
+
+
+def measured(check: str, *names: str) -> Measurement:
+    metrics = tuple(Metric(name=name, value=1, unit="GB/s", subject="cluster") for name in names)
+    return Measurement(check=check, subject="cluster", metrics=metrics)
+
+
+def test_figures_of_performance_that_no_verdict_is_on_are_told_together() -> None:
+    sizes = ("busbw.1GiB", "busbw.1MiB", "busbw.1KiB", "latency.1KiB", "wrong_elements")
+    every = [measured(f"collectives.{name}", *sizes) for name in ("all_gather", "broadcast", "reduce")]
+    assert recorded_only(catalog(), every, [JUDGED]) == {
+        "collectives.all_gather": ("busbw.* other than 1GiB", "latency.1KiB"),
+        "collectives.broadcast": ("busbw.*", "latency.1KiB"),
+        "collectives.reduce": ("busbw.*", "latency.1KiB"),
+    }
+
+
+def test_what_did_not_apply_judged_nothing() -> None:
+    skipped = replace(JUDGED, outcome=Outcome.SKIP)
+    one = measured("collectives.all_gather", "busbw.1GiB")
+    assert recorded_only(catalog(), [one], [skipped]) == {"collectives.all_gather": ("busbw.1GiB",)}
+    assert recorded_only(catalog(), [one], [JUDGED]) == {}
+
+
+def test_acceptance_says_of_what_it_does_not_speak() -> None:
+    recorded = {"a": ("busbw.*", "latency.*"), "b": ("busbw.*", "latency.*"), "c": ("triad",)}
+    decision = decide({JUDGED.check: True}, [JUDGED], {}, "", recorded_only=recorded)
+    assert decision.value is Verb.ACCEPTED
+    assert (
+        decision.reason
+        == "1 check passed; of 3 checks the report lists figures that were recorded and judged by nothing"
+    )
+    assert decision.recorded_only == recorded
+    failed = replace(JUDGED, outcome=Outcome.FAIL)
+    assert decide({JUDGED.check: True}, [failed], {}, "", recorded_only=recorded).recorded_only == recorded

@@ -175,7 +175,7 @@ def test_of_a_whole_trial_both_measurements_are_judged() -> None:
     for own, more in ((bad, []), (good, again)):
         found = judge(config, trial.jobs, own, catalog(), trial.left_out, None, more)
         assert {one.outcome for one in found if one.metric == "new_errors.xid"} == {Outcome.FAIL}
-        titles = [one.title for one in read(config, own, found, catalog())]
+        titles = [one.title for one in read(config, own, catalog())]
         assert "Error counters" in titles
     found = judge(config, trial.jobs, good, catalog(), trial.left_out)
     assert {one.outcome for one in found} == {one.outcome for one in trial.verdicts}

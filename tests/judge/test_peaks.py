@@ -179,7 +179,7 @@ def test_a_training_faster_than_its_gpu_multiplies_was_measured_wrongly() -> Non
     wrong = impossible(trained(40_000, 120.3, flops_per_token=MISTRAL))
     assert set(wrong) == {speed, "mfu.native"}
     assert wrong[speed].reason.startswith(
-        f"{speed} is 40,000 tokens/s/GPU, which no GPU here can reach: it was measured wrongly: "
+        f"{speed} is 40,000 tokens/s/GPU, which nothing here can reach: it was measured wrongly: "
         "a token takes 29.77 GFLOP, and NVIDIA H200 SXM has 989.5 TFLOP/s of bf16 ("
     )
     assert wrong[speed].reason.endswith("): 33,238 tokens/s/GPU")

@@ -15,7 +15,7 @@ from seatrial.hardware.references import Known, Reference, skus
 from seatrial.judge import site_baseline
 from seatrial.judge.plausibility import refuse_site
 from seatrial.judge.rules import judge_check
-from seatrial.model import HARDLY, Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
+from seatrial.model import Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
 from seatrial.pipeline import run as pipeline
 from tests.processes import call as command
 from tests.report import samples
@@ -246,7 +246,8 @@ def test_a_weak_value_is_marked_where_it_judges(value: float, floor: float | Non
     known = Known(expected(value, floor=floor), skus())
     (said,) = [v for v in judge_check(catalog()[one.check], [one], {}, "t", known) if v.metric == "busbw.1GiB"]
     assert said.outcome is Outcome.PASS
-    assert (HARDLY in said.judged_by) is weak
+    assert said.basis is not None
+    assert bool(said.basis.lax) is weak
 
 
 def test_a_training_is_not_weak_for_being_far_from_its_bound() -> None:
@@ -260,7 +261,8 @@ def test_a_training_is_not_weak_for_being_far_from_its_bound() -> None:
     said = judge_check(catalog()["train.lora"], [measured], {}, "t", Known(lab, skus()))
     (verdict,) = [one for one in said if one.metric == speed.name]
     assert verdict.outcome is Outcome.PASS
-    assert HARDLY not in verdict.judged_by
+    assert verdict.basis is not None
+    assert not verdict.basis.lax
 
 
 def test_a_figure_across_nodes_is_of_its_own_network() -> None:

@@ -7,9 +7,21 @@ from dataclasses import asdict
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from seatrial.model import Outcome, Verdict
+from seatrial.model import Basis, BasisKind, Outcome, Reason, Retry, Verdict
 
-_ONE = Verdict(check="c", subject="n0", metric="m", outcome=Outcome.PASS, reason="r", evidence="e", judged_by="j")
+_ONE = Verdict(
+    check="c",
+    subject="n0",
+    metric="m",
+    outcome=Outcome.FAIL,
+    reasons=(Reason.THRESHOLD_VIOLATED, Reason.REPRODUCED),
+    value=5.0,
+    unit="GB/s",
+    basis=Basis(BasisKind.TRIAL, "mine", 10.0, "GB/s", ">="),
+    evidence="e",
+    interval=(4.0, 6.0),
+    retry=Retry(5.0, 6.0, "n0/gpu1", ("n1",)),
+)
 _RECORD = TypeAdapter(Verdict)
 
 
@@ -23,10 +35,13 @@ def test_what_is_written_is_what_is_read() -> None:
 
 def _changed(one: Verdict) -> None:
     """Never called. To mypy alone a verdict is frozen: were it not, this ``ignore`` would be one too many."""
-    one.reason = "changed"  # type: ignore[misc]
+    one.detail = "changed"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("change", [{"outcome": "GOOD"}, {"reason": 1}, {"colour": "green"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"outcome": "GOOD"}, {"detail": 1}, {"reasons": ["slow"]}, {"basis": {"kind": "hearsay"}}, {"colour": "green"}],
+)
 def test_a_record_that_is_none_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         _RECORD.validate_python({**asdict(_ONE), **change})

@@ -69,4 +69,14 @@ def test_a_record_of_schema_version_1_is_upgraded(path: Path) -> None:
     trial = load_trial(path)
     assert (old["schema_version"], trial.schema_version) == ("1", "2")
     assert [one.fix for one in trial.verdicts] == [one["remedy"] for one in old["verdicts"]]
+    assert [one.detail for one in trial.verdicts] == [one["reason"] for one in old["verdicts"]]
+    assert trial.decision.cpu_only is old["decision"]["scope"].startswith("REHEARSAL")
     assert [one.fix for one in trial.findings] == [one["remedy"] for one in old["findings"]]
+
+
+def test_a_damaged_record_of_schema_version_1_is_one_message(tmp_path: Path) -> None:
+    damages: tuple[dict[str, Any], ...] = ({"verdicts": ["FAIL"]}, {"verdicts": {}}, {"decision": "ACCEPTED"})
+    for changes in damages:
+        (tmp_path / "trial.json").write_text(record(schema_version="1", **changes))
+        with pytest.raises(UsageError, match="of this version"):
+            load_trial(tmp_path)

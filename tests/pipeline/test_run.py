@@ -15,11 +15,11 @@ from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.launch.base import Rendered
 from seatrial.launch.local import LocalJob
-from seatrial.model import Job, Limit, Machine, Measurement, Outcome, Trial, UsageError, Verb
+from seatrial.model import Job, Limit, Machine, Measurement, Outcome, Reason, Retry, Trial, UsageError, Verb
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.run import INTERRUPTED, _done, _scope, _take_up, prepare, preview, rejudge, run
-from seatrial.pipeline.run_directory import Request, RunDir
+from seatrial.pipeline.run_directory import Request, RunDir, load_trial
 from seatrial.util.journal import Journal, Record
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted
@@ -275,7 +275,11 @@ def test_what_is_slow_once_is_measured_again_and_only_warns(tmp_path: Path, monk
     took = {one.name: one.seconds for one in trial.timings}
     assert (took[SPEED], took[f"{SPEED}, again"]) == (1000, 0)
     assert took["start and end of job ranks-again"] > 0
-    for name in ("report.html", "junit.xml", "trial.json"):
+    recorded = [one for one in load_trial(run_dir.path).verdicts if one.retry]
+    assert [(one.reasons, one.retry) for one in recorded] == [
+        ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2))
+    ]
+    for name in ("report.html", "junit.xml"):
         assert "not reproduced (0.5 GB/s, then 2 GB/s)" in (run_dir.path / name).read_text(), name
     figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if FIGURE in line]
     assert [line.partition("{")[0] for line in figures] == [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from seatrial.model import CLUSTER, Artifact, Measurement, Metric, Outcome, Series, Verdict
+from seatrial.model import CLUSTER, Artifact, Basis, BasisKind, Measurement, Metric, Outcome, Reason, Series, Verdict
 
 BEGAN = 1_795_250_712.0
 SIZES = {"1MiB": 2**20, "10MiB": 10 * 2**20, "100MiB": 100 * 2**20, "1GiB": 2**30, "8GiB": 2**33}
@@ -161,7 +161,11 @@ def wobble(value: float, key: str, width: float) -> float:
     return round(value + width * (hash_of(key) % 1000 / 500 - 1), 4)
 
 
-def passes(one: Measurement, name: str, judged_by: str, sick: tuple[str, str] = ("", "")) -> Iterator[Verdict]:
+def rule(op: str, expected: float, unit: str) -> Basis:
+    return Basis(BasisKind.RULE, "", expected, unit, op)
+
+
+def passes(one: Measurement, name: str, basis: Basis, sick: tuple[str, float] = ("", 0.0)) -> Iterator[Verdict]:
     for metric in one.metrics:
         if metric.name == name:
             bad = metric.subject == sick[0]
@@ -170,59 +174,72 @@ def passes(one: Measurement, name: str, judged_by: str, sick: tuple[str, str] = 
                 subject=metric.subject,
                 metric=name,
                 outcome=Outcome.FAIL if bad else Outcome.PASS,
-                reason=f"{name} is {sick[1]}: A row that cannot be corrected ends every job that touches it."
-                if bad
-                else f"{name} is {metric.value:g}",
+                reasons=(Reason.THRESHOLD_VIOLATED,) if bad else (),
+                value=sick[1] if bad else metric.value,
+                unit=metric.unit,
+                why="A row that cannot be corrected ends every job that touches it." if bad else "",
                 evidence=f"{name} = {metric.value:g} on {metric.subject}",
                 fix="Reset the GPU to let the rows be remapped; `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
-                judged_by=judged_by,
+                basis=basis,
             )
 
 
 def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict]:
     bad = nofile is not Outcome.PASS
-    why = (
-        ", expected >= 4,096 files: Each tensor that a data loader worker hands over takes a file descriptor."
-        if bad
-        else ""
-    )
     yield Verdict(
         check="host.inventory",
         subject=node,
         metric="nofile_soft",
         outcome=nofile,
-        reason=f"nofile_soft is 1,024 files{why}",
+        reasons=(Reason.THRESHOLD_VIOLATED,) if bad else (),
+        value=1024.0,
+        unit="files",
+        why="Each tensor that a data loader worker hands over takes a file descriptor." if bad else "",
         evidence=f"nofile_soft = 1,024 files on {node}" if bad else "",
         fix="`ulimit -n 65536` in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/" if bad else "",
-        judged_by="rule: >= 4,096 files",
+        basis=rule(">=", 4096, "files"),
     )
-    for metric, limit in (("shm_bytes", ">= 1GiB"), ("clock_synchronised", "== yes")):
+    for metric, value, basis in (
+        ("shm_bytes", 2.0**33, rule(">=", 2**30, "B")),
+        ("clock_synchronised", 1.0, rule("==", 1, "bool")),
+    ):
         yield Verdict(
             check="host.inventory",
             subject=node,
             metric=metric,
             outcome=Outcome.PASS,
-            reason=f"{metric} is good",
-            judged_by=f"rule: {limit}",
+            value=value,
+            unit=basis.unit,
+            basis=basis,
         )
-    reason = "does not apply: there is no RDMA device"
-    yield Verdict(check="host.inventory", subject=node, metric="rdma_idle_ports", outcome=Outcome.SKIP, reason=reason)
+    yield Verdict(
+        check="host.inventory",
+        subject=node,
+        metric="rdma_idle_ports",
+        outcome=Outcome.SKIP,
+        reasons=(Reason.DOES_NOT_APPLY,),
+        detail="there is no RDMA device",
+    )
 
 
 def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]:
-    yield from passes(one, "wrong_elements", "rule: == 0 count")
+    yield from passes(one, "wrong_elements", rule("==", 0, "count"))
     metric = next(metric for metric in one.metrics if metric.name == "busbw.8GiB")
-    reason = f"busbw.8GiB is {metric.value:g} GB/s, {metric.value / 3.7:.1f}% of the 370 GB/s known of NVIDIA H200"
-    why = ": At this size the links are saturated: what is missing here is missing from every gradient exchange."
+    source = "four GPUs of one host, 2026-11"
+    why = "At this size the links are saturated: what is missing here is missing from every gradient exchange."
     fix = "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its links."
     yield Verdict(
         check="collectives.all_reduce",
         subject=CLUSTER,
         metric="busbw.8GiB",
         outcome=outcome,
-        reason=reason + ("" if outcome is Outcome.PASS else why),
+        reasons=() if outcome is Outcome.PASS else (Reason.THRESHOLD_VIOLATED,),
+        value=metric.value,
+        unit="GB/s",
+        share=metric.value / 370,
+        why="" if outcome is Outcome.PASS else why,
         evidence=f"busbw.8GiB = {metric.value:g} GB/s on cluster, 7 samples "
         f"from {min(metric.samples):.4g} GB/s to {max(metric.samples):.4g} GB/s",
         fix="" if outcome is Outcome.PASS else fix,
-        judged_by="SKU NVIDIA H200: 370 GB/s (four GPUs of one host, 2026-11); fails under 90%, warns under 95%",
+        basis=Basis(BasisKind.SKU, "NVIDIA H200", 370, "GB/s", source=source, fail_below=0.9, warn_below=0.95),
     )

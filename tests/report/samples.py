@@ -13,6 +13,8 @@ from seatrial.checks.base import Check, Place
 from seatrial.model import (
     CLUSTER,
     Artifact,
+    Basis,
+    BasisKind,
     Decision,
     Finding,
     Job,
@@ -23,6 +25,7 @@ from seatrial.model import (
     Observation,
     Outcome,
     Phase,
+    Reason,
     Scope,
     Series,
     Timing,
@@ -41,6 +44,7 @@ from tests.report.made_up import (
     host_verdicts,
     inventory,
     passes,
+    rule,
 )
 from tests.report.made_up_telemetry import telemetry
 
@@ -73,12 +77,12 @@ def accepted() -> Trial:
     measurements = (host("h200-01"), inventory("h200-01", 4), all_reduce(BUSBW), *cnn("h200-01", 4), ddp("h200-01", 4))
     verdicts = (
         *host_verdicts("h200-01", nofile=Outcome.WARN),
-        *passes(measurements[1], "ecc_uncorrected", "rule: == 0"),
-        *passes(measurements[1], "pcie_width", "rule: >= 16"),
+        *passes(measurements[1], "ecc_uncorrected", rule("==", 0, "")),
+        *passes(measurements[1], "pcie_width", rule(">=", 16, "")),
         *all_reduce_verdicts(measurements[2], Outcome.PASS),
-        *(verdict for one in measurements[3:7] for verdict in passes(one, "accuracy", "rule: > 95 %")),
-        *passes(measurements[7], "tokens_per_s_per_gpu", "trial acceptance: > 500 tok/s"),
-        *passes(measurements[7], "identical_parameters", "rule: == yes"),
+        *(verdict for one in measurements[3:7] for verdict in passes(one, "accuracy", rule(">", 95, "%"))),
+        *passes(measurements[7], "tokens_per_s_per_gpu", Basis(BasisKind.TRIAL, "acceptance", 500, "tok/s", ">")),
+        *passes(measurements[7], "identical_parameters", rule("==", 1, "bool")),
     )
     return _trial(
         measurements=measurements,
@@ -112,17 +116,20 @@ def rejected() -> Trial:
     verdicts = (
         *host_verdicts("node1"),
         *host_verdicts("node2", nofile=Outcome.WARN),
-        *passes(measurements[2], "ecc_uncorrected", "rule: == 0"),
-        *passes(measurements[3], "ecc_uncorrected", "rule: == 0", sick=("node2/gpu2", "3, expected == 0")),
+        *passes(measurements[2], "ecc_uncorrected", rule("==", 0, "")),
+        *passes(measurements[3], "ecc_uncorrected", rule("==", 0, ""), sick=("node2/gpu2", 3)),
         *all_reduce_verdicts(measurements[4], Outcome.FAIL),
-        *(verdict for one in measurements[5:] for verdict in passes(one, "accuracy", "rule: > 95 %")),
+        *(verdict for one in measurements[5:] for verdict in passes(one, "accuracy", rule(">", 95, "%"))),
         *(
             Verdict(
                 check="train.cnn",
                 subject=one.subject,
                 metric="images_per_s",
                 outcome=Outcome.UNJUDGED,
-                reason=f"images_per_s is {one.metrics[1].value:,.0f} img/s, and no baseline is known for NVIDIA H20-3e",
+                reasons=(Reason.NO_REFERENCE,),
+                detail="no baseline is known for NVIDIA H20-3e",
+                value=one.metrics[1].value,
+                unit="img/s",
                 fix="Learn one from good runs: `seatrial baseline learn RUN… --out site.yaml`",
             )
             for one in measurements[5:]
@@ -196,7 +203,8 @@ def incomplete() -> Trial:
             check=check,
             subject=CLUSTER,
             outcome=Outcome.ERROR,
-            reason=reason,
+            reasons=(Reason.MEASUREMENT_FAILED,),
+            detail=reason,
             evidence=evidence,
             fix="See jobs/ranks/attempt1/rank3.log; on the node: `dmesg -T | grep -i -E 'oom|killed process'`",
         )
@@ -208,7 +216,7 @@ def incomplete() -> Trial:
     )
     return _trial(
         measurements=measurements,
-        verdicts=(*host_verdicts("node1"), *passes(measurements[1], "ecc_uncorrected", "rule: == 0"), *errors),
+        verdicts=(*host_verdicts("node1"), *passes(measurements[1], "ecc_uncorrected", rule("==", 0, "")), *errors),
         results=(
             _result("nodes", JobState.COMPLETED, 4.1, 0.4),
             _result("ranks", JobState.FAILED, 21.4, 7.9, culprit="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
@@ -260,10 +268,12 @@ def hostile() -> Trial:
         subject=place,
         metric=HOSTILE,
         outcome=Outcome.FAIL,
-        reason=HOSTILE,
+        reasons=(Reason.THRESHOLD_VIOLATED,),
+        detail=HOSTILE,
+        why=HOSTILE,
         evidence=f"{HOSTILE}\n```\n{HOSTILE}",
         fix=HOSTILE,
-        judged_by=HOSTILE,
+        basis=Basis(BasisKind.SITE, HOSTILE, source=HOSTILE, lax=HOSTILE, beyond=HOSTILE),
     )
     finding = Finding(what=HOSTILE, where=place, confidence="low", why=HOSTILE, first_command=HOSTILE, source=HOSTILE)
     return _trial(
@@ -295,12 +305,12 @@ def fleet() -> Trial:
     for name, one in zip(names, inventories, strict=True):
         place = f"{name}/gpu{sick[name]}" if name in sick else ""
         verdicts += host_verdicts(name, nofile=Outcome.WARN if name > "node40" else Outcome.PASS)
-        verdicts += passes(one, "ecc_uncorrected", "rule: == 0", sick=(place, "3, expected == 0"))
-        verdicts += passes(one, "pcie_width", "rule: >= 16")
+        verdicts += passes(one, "ecc_uncorrected", rule("==", 0, ""), sick=(place, 3))
+        verdicts += passes(one, "pcie_width", rule(">=", 16, ""))
     for one in nets:
-        verdicts += passes(one, "accuracy", "rule: > 95 %")
+        verdicts += passes(one, "accuracy", rule(">", 95, "%"))
     verdicts += all_reduce_verdicts(reduced, Outcome.WARN)
-    verdicts.append(Verdict(check="train.ddp", subject="node51/gpu7", outcome=Outcome.ERROR, reason="silent for 60 s"))
+    verdicts.append(Verdict(check="train.ddp", subject="node51/gpu7", outcome=Outcome.ERROR, detail="silent for 60 s"))
     return _trial(
         name="burn-in",
         nodes=64,

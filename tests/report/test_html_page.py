@@ -96,7 +96,7 @@ def test_every_trouble_has_its_evidence_and_fix() -> None:
 def test_why_a_check_brought_back_no_number_stands_in_the_overview() -> None:
     trial = samples.rejected()
     why = "does not apply: one GPU has nobody to talk to"
-    none = replace(trial.verdicts[0], outcome=Outcome.SKIP, metric="", reason=why)
+    none = replace(trial.verdicts[0], outcome=Outcome.SKIP, metric="", value=None, detail=why)
     skipped = trial.model_copy(update={"verdicts": (none,), "measurements": (), "jobs": ()})
     overview = render(skipped).partition('id="overview"')[2].partition("</table>")[0]
     assert "<td>does not apply: one GPU has nobody to talk to</td>" in overview

@@ -17,7 +17,7 @@ from tests.report.conftest import assert_golden
 
 def with_verdicts(*outcomes: Outcome, reason: str = "because") -> Trial:
     verdicts = tuple(
-        Verdict(check="train.cnn", subject="node1/gpu0", metric=f"m{number}", outcome=outcome, reason=reason)
+        Verdict(check="train.cnn", subject="node1/gpu0", metric=f"m{number}", outcome=outcome, detail=reason)
         for number, outcome in enumerate(outcomes)
     )
     return samples.accepted().model_copy(update={"verdicts": verdicts, "measurements": (), "jobs": ()})
@@ -93,5 +93,5 @@ def test_hostile_text_is_kept_as_text() -> None:
 @given(st.text())
 def test_any_text_is_well_formed(text: str) -> None:
     trial = with_verdicts(Outcome.FAIL, Outcome.WARN)
-    verdict = replace(trial.verdicts[0], subject=text, metric=text, reason=text, evidence=text, fix=text)
+    verdict = replace(trial.verdicts[0], subject=text, metric=text, detail=text, evidence=text, fix=text)
     ET.fromstring(render(trial.model_copy(update={"verdicts": (verdict,), "left_out": {text: text}})).encode())

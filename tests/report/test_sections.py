@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model import Measurement, Metric, Outcome, Timing, Verdict
+from seatrial.model import Measurement, Metric, Outcome, Reason, Timing, Verdict
 from seatrial.report.sections import facts_of, fleet, is_grid, is_table, matrix, pretty, rug_of, settings, time_bar
 from seatrial.report.view import chapters
 from tests.report import samples
@@ -184,8 +184,15 @@ def test_a_figure_for_each_pair_is_a_grid(value: Any, expected: bool) -> None:
 def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:
     metric = Metric(name="m", value=1, unit="s", subject="n/gpu0")
     verdicts = (
-        Verdict(check="train.cnn", subject="n/gpu0", metric="m", outcome=Outcome.PASS, reason="good"),
-        Verdict(check="train.cnn", subject="n/gpu1", metric="m", outcome=Outcome.ERROR, reason="m was not measured"),
+        Verdict(check="train.cnn", subject="n/gpu0", metric="m", outcome=Outcome.PASS),
+        Verdict(
+            check="train.cnn",
+            subject="n/gpu1",
+            metric="m",
+            outcome=Outcome.ERROR,
+            reasons=(Reason.MEASUREMENT_FAILED,),
+            detail="m was not measured",
+        ),
     )
     measurement = Measurement(check="train.cnn", subject="n/gpu0", metrics=(metric,))
     trial = samples.accepted().model_copy(update={"measurements": (measurement,), "verdicts": verdicts, "jobs": ()})

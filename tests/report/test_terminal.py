@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from seatrial.model import Baseline, Trial
+from seatrial.model import Baseline, Basis, BasisKind, Trial
 from seatrial.report.terminal import summary
 from tests.report import samples
 from tests.report.conftest import assert_golden
@@ -83,7 +83,7 @@ def test_what_was_left_out_is_told() -> None:
 
 def test_how_many_the_sites_baseline_judged_is_told() -> None:
     trial = samples.rejected()
-    own = replace(trial.verdicts[0], judged_by="site hall-2: 363 GB/s (3 runs)")
+    own = replace(trial.verdicts[0], basis=Basis(BasisKind.SITE, "hall-2", 363, "GB/s", source="3 runs"))
     site = Baseline(name="hall-2", learned_from=("a.json",), expected={})
     told = trial.model_copy(update={"verdicts": (own, *trial.verdicts[1:]), "baseline": site})
     assert "2 SKIP; 1 of them by the site's baseline hall-2" in printed(told, width=120)

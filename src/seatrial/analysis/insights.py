@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
 from typing import Any
 
 from seatrial.analysis import algorithms as choices
@@ -18,7 +17,7 @@ from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, node_share, nvlink_share
 from seatrial.hardware.references import Known
 from seatrial.judge.peaks import achieved
-from seatrial.model import HARDLY, Insight, Measurement, Series, Verdict, format_bytes
+from seatrial.model import Insight, Measurement, Series, format_bytes
 
 _BINDS = 0.9  # of that: under it, something else holds it up
 # A line that misses a point by more is not the line of those points
@@ -28,12 +27,11 @@ _NO_LINE = 0.15
 def insights(
     config: Config,
     measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
     checks: Mapping[str, Check],
     known: Known,
     links: Links,
 ) -> tuple[Insight, ...]:
-    """Every insight of a trial: of collectives in their order, of peaks, then of gates that hardly test anything."""
+    """Every insight of a trial: of collectives in their order, then of peaks."""
     chosen = choices.read(measurements, checks)
     gathered: list[Insight] = [*gates.relative(measurements, checks, links)]
     gathered += gates.inside(measurements, config, checks, known, links)
@@ -49,15 +47,7 @@ def insights(
             gathered += _limiter(scene, busbw)
             reached = {f"busbw.{size_label(x)}": y for x, y in zip(busbw.x, busbw.y, strict=True)}
             gathered += gates.held(scene, measurement.facts, reached, config, checks, known)
-    return (*gathered, *achieved(measurements, checks, known), *_weak(verdicts))
-
-
-def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
-    """Each gate that hardly tests anything, once, however many subjects passed it."""
-    lax = {judged_by for judged_by in set(map(attrgetter("judged_by"), verdicts)) if HARDLY in judged_by}
-    gates = {(one.check, one.metric): one.judged_by for one in verdicts if one.judged_by in lax} if lax else {}
-    for (check, metric), judged_by in gates.items():
-        yield Insight(check=check, title=HARDLY, text=f"{metric}, {judged_by.replace(f'; {HARDLY}:', ', is')}")
+    return (*gathered, *achieved(measurements, checks, known))
 
 
 def _latency(scene: Scene, busbw: Series, latency: Series) -> Iterator[Insight]:

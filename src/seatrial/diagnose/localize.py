@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from seatrial.checks.base import Check, Location
-from seatrial.model import Finding, Measurement, Metric, Outcome, Verdict, format_value
+from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.util.text import and_more
 
 MOST_NAMED = 8
@@ -96,7 +96,7 @@ def _finding(check: Check, location: Location, metrics: Sequence[Metric], place:
 def _confidence(verdict: Verdict) -> Confidence:
     if verdict.outcome is not Outcome.FAIL:
         return "low"
-    return "high" if verdict.retry == "reproduced" else "medium"
+    return "high" if Reason.REPRODUCED in verdict.reasons else "medium"
 
 
 def _node(subject: str) -> str:

@@ -13,13 +13,12 @@ from statistics import NormalDist, median
 from pydantic import Field, FiniteFloat, JsonValue
 
 from seatrial.hardware.links import Links
-from seatrial.model import Baseline, Expected, Frozen
+from seatrial.model import Baseline, BasisKind, Expected, Frozen
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 
 # Of two that differ nobody knows which is right; of three, two agree.
 FLEET = 3
-OF_FLEET = "median of"  # how the judge begins its name where the fleet is the judge
 # Deviations from the fleet's median, in robust standard deviations, that chance hardly makes (Iglewicz and Hoaglin,
 # How to Detect and Handle Outliers, 1993)
 OUTLYING = 3.5
@@ -64,10 +63,16 @@ class Reference:
 
     value: float
     unit: str
-    of: str
+    kind: BasisKind
+    name: str
     source: str
     deviation: float | None = None
     floor: float | None = None
+
+    @property
+    def of(self) -> str:
+        """Who says so, as text to show."""
+        return f"{'median of' if self.kind is BasisKind.PEERS else self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class Known:
             return published
         count = f"{len(fleet.values)} subjects on {fleet.model}" + (f" in {fleet.node}" if fleet.node else "")
         source = f"{published}, and the fleet's own median says who is slower than the rest, not whether all are slow"
-        return Reference(fleet.median, unit, f"{OF_FLEET} {count}", source, fleet.spread)
+        return Reference(fleet.median, unit, BasisKind.PEERS, count, source, fleet.spread)
 
     def published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """What the site or SKU files say of ``key``, without regard to the fleet.
@@ -164,14 +169,14 @@ class Known:
     def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
         if self.site and (own := _of_site(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
-            return Reference(own.value, own.unit, self.site.title, own.source, floor=own.floor)
+            return Reference(own.value, own.unit, BasisKind.SITE, self.site.name, own.source, floor=own.floor)
         found = [self._of_model(key, facts, name) for name in gpu.split(MIXED)]
         references = [one for one in found if isinstance(one, Reference)]
         if len(references) < len(found) or len({one.unit for one in references}) > 1:
             unknown = next((one for one in found if isinstance(one, str)), "their figures are in different units")
             return f"{gpu} are mixed models, and {unknown}" if len(found) > 1 else unknown
         slowest = min(references, key=lambda one: one.value)
-        return replace(slowest, of=f"{slowest.of}, the slowest of {gpu}") if len(found) > 1 else slowest
+        return replace(slowest, name=f"{slowest.name}, the slowest of {gpu}") if len(found) > 1 else slowest
 
     def sku(self, gpu: str) -> Sku | str:
         """What is known of a model by its NVML name, or why nothing is."""
@@ -185,7 +190,8 @@ class Known:
         if isinstance(sku, str):
             return sku
         if expected := _fitting(sku.expected.get(key, ()), facts, "", self.fabric):
-            return Reference(expected.value, expected.unit, f"SKU {sku.name}", expected.source, floor=expected.floor)
+            value, unit, source = expected.value, expected.unit, expected.source
+            return Reference(value, unit, BasisKind.SKU, sku.name, source, floor=expected.floor)
         nodes = facts.get("nodes")
         fabric = f" over {self.fabric or 'a network of unknown class'}" if isinstance(nodes, int) and nodes > 1 else ""
         return f"{sku.name} has no known {key} for {facts.get('world_size')} GPUs on {nodes} nodes{fabric}"

@@ -9,10 +9,10 @@ from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.references import known_for
 from seatrial.judge import error_counters, retry
-from seatrial.judge.coverage import unheld, unproven
+from seatrial.judge.coverage import incomplete, not_evaluated
 from seatrial.judge.peaks import unreachable
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Verdict
+from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import uncollected
 
 
@@ -39,26 +39,25 @@ def judge(
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in left_out:
-            reason = f"left out by {left_out[name]}"
-            verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.SKIP, reason=reason))
+            reasons, detail = (Reason.LEFT_OUT,), left_out[name]
+            verdicts.append(Verdict(name, CLUSTER, Outcome.SKIP, reasons=reasons, detail=detail))
         elif name not in checks:
-            reason = "this version of seatrial has no such check, so that nothing can judge it"
-            verdicts.append(Verdict(check=name, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason=reason))
+            verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
-            own = by_check.get(name, ())
-            verdicts += unproven(name, config.cluster, jobs, by_check)
-            verdicts += unheld(name, setting, own, config.name)
-            first = judge_check(checks[name], own, setting.expect, config.name, known)
-            verdicts += error_counters.verdicts(checks[name], own)
-            verdicts += unreachable(checks[name], own, known)
+            check, own = checks[name], by_check.get(name, ())
+            verdicts += incomplete(name, config.cluster, jobs, by_check)
+            verdicts += not_evaluated(name, setting, own, config.name)
+            first = judge_check(check, own, setting.expect, config.name, known)
+            verdicts += error_counters.verdicts(check, own)
+            verdicts += unreachable(check, own, known)
             if repeats is None:
                 verdicts += first
                 continue
             more = [measurement for measurement in repeats if measurement.check == name]
-            second = judge_check(checks[name], more, setting.expect, config.name, known) if more else []
-            verdicts += retry.weighed(checks[name], first, own, second, more)
-            verdicts += error_counters.verdicts(checks[name], more)
-            verdicts += unreachable(checks[name], more, known)
+            second = judge_check(check, more, setting.expect, config.name, known) if more else []
+            verdicts += retry.weighed(check, first, own, second, more)
+            verdicts += error_counters.verdicts(check, more)
+            verdicts += unreachable(check, more, known)
     return tuple(verdicts)
 
 
@@ -77,9 +76,9 @@ def to_repeat(
     found: dict[str, str] = {}
     for name, setting in config.checks.items():
         own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))
-        if name in checks and own and not any(one.error for one in own) and not retry.whole(own, more):
+        if name in checks and own and not any(one.error for one in own) and not retry.is_complete(own, more):
             first = judge_check(checks[name], own, setting.expect, config.name, known)
-            figures = [one.reason.partition(": ")[0] for one in retry.shortfalls(checks[name], first)]
+            figures = [one.statement for one in retry.shortfalls(checks[name], first)]
             more_of_them = f", and {len(figures) - 1} more" if len(figures) > 1 else ""
             found |= {name: figures[0] + more_of_them} if figures else {}
     return found

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from seatrial.config.schema import CheckSettings, Cluster
-from seatrial.judge.wording import some
-from seatrial.model import CLUSTER, Job, Measurement, Outcome, Verdict
+from seatrial.model import CLUSTER, Basis, BasisKind, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.util.text import and_more
 
 _NAMED = 8  # how many places a sentence names
 
 
-def unproven(
+def incomplete(
     check: str, cluster: Cluster, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]
 ) -> Iterator[Verdict]:
     """An ERROR for everything that keeps the ``measurements`` (by check) of ``check`` from speaking of all promised.
@@ -29,10 +29,10 @@ def unproven(
     if job is None and not all(one.skipped for one in own):
         faults = ["it was measured, and no job of the plan has it"]
     for fault in faults:
-        yield Verdict(check=check, subject=CLUSTER, outcome=Outcome.ERROR, reason=fault)
+        yield Verdict(check, CLUSTER, Outcome.ERROR, reasons=(Reason.INCOMPLETE,), detail=fault)
 
 
-def unheld(check: str, setting: CheckSettings, own: Sequence[Measurement], trial: str) -> Iterator[Verdict]:
+def not_evaluated(check: str, setting: CheckSettings, own: Sequence[Measurement], trial: str) -> Iterator[Verdict]:
     """A verdict on each threshold of the trial where the check did not apply: nothing was held to it.
 
     Who wrote it wants to know that it holds: an ERROR, unless the trial says that the check may be skipped.
@@ -45,9 +45,10 @@ def unheld(check: str, setting: CheckSettings, own: Sequence[Measurement], trial
             subject=CLUSTER,
             metric=metric,
             outcome=Outcome.SKIP if setting.may_skip else Outcome.ERROR,
-            reason=f"{check} is not held to {metric} {limit}: {own[0].skipped}",
+            reasons=(Reason.THRESHOLD_NOT_EVALUATED,),
+            detail=own[0].skipped or "",
             fix="" if setting.may_skip else f"Where it need not apply: --set checks.{check}.may_skip=true",
-            judged_by=f"trial {trial}: {limit}",
+            basis=Basis(BasisKind.TRIAL, trial, limit.value, limit.unit, limit.op),
         )
 
 
@@ -55,7 +56,7 @@ def _absent(job: Job, own: Sequence[Measurement], nodes: Sequence[str]) -> Itera
     subjects = {one.rank: one.subject for one in own}
     missing = sorted(set(range(job.places)) - subjects.keys())
     if missing:
-        names = some([str(rank) for rank in missing], _NAMED)
+        names = and_more([str(rank) for rank in missing], _NAMED)
         yield f"not measured everywhere: {len(missing)} of {job.places} ranks are missing ({names})"
         return
     if len(nodes) != job.nodes:
@@ -70,7 +71,7 @@ def _here_and_there(own: Sequence[Measurement]) -> Iterator[str]:
     """What applies at one place applies at all: the places of a job are to be alike."""
     without = [one for one in own if one.skipped]
     if without and len(without) < len(own):
-        names = some([one.subject for one in without], _NAMED)
+        names = and_more([one.subject for one in without], _NAMED)
         yield f"measured at {len(own) - len(without)} of {len(own)} places; not at {names}: {without[0].skipped}"
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from fnmatch import fnmatchcase
 from operator import attrgetter
 
-from seatrial.judge.thresholds import RECORDED
-from seatrial.model import CLUSTER, Decision, Outcome, Verb, Verdict, worst
+from seatrial.checks.base import Check
+from seatrial.model import CLUSTER, Decision, Measurement, Outcome, Reason, Verb, Verdict, worst
 from seatrial.util.text import and_more
 
-Said = Mapping[str, Set[Outcome]]  # which outcomes each check was given
+Outcomes = Mapping[str, Set[Outcome]]  # which outcomes each check has
 _NAMED = 3  # how many places the decision names of a check
-_UNHELD = (Outcome.SKIP, Outcome.ERROR)
 _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 
 
@@ -21,29 +21,67 @@ def decide(
     left_out: Mapping[str, str],
     scope: str,
     obstacles: Sequence[str] = (),
-    unjudged: tuple[str, ...] = (),
+    recorded_only: Mapping[str, tuple[str, ...]] | None = None,
+    cpu_only: bool = False,
 ) -> Decision:
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
 
-    A SKIP or an ERROR that names its judge says what nothing was held to. Whoever accepts is told of both; a SKIP is
-    one that the trial permits, and no reason why anything is missing. Of what was only recorded ``unjudged`` tells.
+    A SKIP or an ERROR that has a basis says which threshold was not evaluated: the reason of the decision lists both.
     ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
-    ``unjudged`` are figures that nothing judged: nothing is accepted or refused by them, and whoever accepts is told.
+    ``recorded_only``, see below: nothing is accepted or refused by these metrics, and the reason says that there are
+    some.
     """
-    said = _said(verdicts)
-    failed = sorted(name for name, outcomes in said.items() if Outcome.FAIL in outcomes)
-    if failed:
-        reason = f"{_count(failed)} failed: {', '.join(_failed(failed, verdicts))}"
-        return Decision(value=Verb.REJECTED, reason=reason, scope=scope, unjudged=unjudged)
-    rest = [one for one in verdicts if one.outcome in _UNHELD and one.judged_by not in ("", RECORDED)]
-    unheld = {kind: [one.reason for one in rest if one.outcome is kind] for kind in _UNHELD}
-    missing = [*filter(None, obstacles), *_missing(required, said, left_out)]
-    if missing:
-        reason = "; ".join([*missing, *unheld[Outcome.ERROR]])
-        return Decision(value=Verb.INCOMPLETE, reason=reason, scope=scope, unjudged=unjudged)
-    told = [_praise(required, said), *unheld[Outcome.SKIP], *unheld[Outcome.ERROR]]
-    told += [_unspoken(unjudged)] if unjudged else []
-    return Decision(value=Verb.ACCEPTED, reason="; ".join(told), scope=scope, unjudged=unjudged)
+    outcomes = _outcomes(verdicts)
+    if failed := sorted(name for name, given in outcomes.items() if Outcome.FAIL in given):
+        value, reason = Verb.REJECTED, f"{_count(failed)} failed: {', '.join(_failed(failed, verdicts))}"
+    else:
+        skipped, errors = (_without_value(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
+        if missing := [*filter(None, obstacles), *_missing(required, outcomes, left_out)]:
+            value, reason = Verb.INCOMPLETE, "; ".join([*missing, *errors])
+        else:
+            parts = [_passed(required, outcomes), *skipped, *errors]
+            if recorded_only:
+                parts.append(
+                    f"of {_count([*recorded_only])} the report lists figures that were recorded and judged by nothing"
+                )
+            value, reason = Verb.ACCEPTED, "; ".join(parts)
+    return Decision(value=value, reason=reason, scope=scope, cpu_only=cpu_only, recorded_only=dict(recorded_only or {}))
+
+
+def recorded_only(
+    checks: Mapping[str, Check], measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
+) -> dict[str, tuple[str, ...]]:
+    """By check, the metrics of performance that no verdict is on: ``algbw.*``, ``busbw.* other than 1GiB``."""
+    recorded: dict[str, set[str]] = {}
+    with_performance = {name for name, check in checks.items() if check.performance}
+    for one in (one for one in measurements if one.metrics and one.check in with_performance):
+        recorded.setdefault(one.check, set()).update(map(attrgetter("name"), one.metrics))
+    given = set(map(attrgetter("check", "metric", "outcome"), verdicts))  # few of very many
+    judged = {(check, metric) for check, metric, outcome in given if outcome is not Outcome.SKIP}
+    families = {name: tuple(_families(checks[name], metrics, judged)) for name, metrics in recorded.items()}
+    return {name: members for name, members in families.items() if members}
+
+
+def _families(check: Check, recorded: Iterable[str], judged: Set[tuple[str, str]]) -> Iterator[str]:
+    """The families of metrics that no verdict is on, or not on all of their members."""
+    families: dict[str, list[str]] = {}
+    for pattern in check.performance:  # which are in the order of their weight
+        for metric in sorted(metric for metric in recorded if fnmatchcase(metric, pattern)):
+            members = families.setdefault(metric.partition(".")[0], [])
+            members += [metric] if metric not in members else []
+    for family, members in families.items():
+        held = [metric.partition(".")[2] for metric in members if (check.name, metric) in judged]
+        if len(members) == len(held) + 1:
+            yield next(metric for metric in members if (check.name, metric) not in judged)
+        elif len(members) > len(held):
+            yield f"{family}.*" + (f" other than {' '.join(held)}" if held else "")
+
+
+def _outcomes(verdicts: Sequence[Verdict]) -> Outcomes:
+    outcomes: dict[str, set[Outcome]] = {}
+    for check, outcome in set(map(attrgetter("check", "outcome"), verdicts)):  # few of very many
+        outcomes.setdefault(check, set()).add(outcome)
+    return outcomes
 
 
 def _failed(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -54,43 +92,39 @@ def _failed(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield f"{name} on {and_more(list(places), _NAMED)}" if places else name
 
 
-def _unspoken(unjudged: Sequence[str]) -> str:
-    """Of how many checks there are figures that nothing judged; the report has the list."""
-    names = [name for line in unjudged for name in line.partition(": ")[0].split(", ")]
-    return f"of {_count(names)} the report lists figures that were recorded and judged by nothing"
+def _without_value(verdicts: Sequence[Verdict], outcome: Outcome) -> list[str]:
+    """The reason of each such verdict that is about a threshold."""
+    return [
+        one.reason
+        for one in verdicts
+        if one.outcome is outcome and one.basis and Reason.BEYOND_HARDWARE not in one.reasons
+    ]
 
 
-def _praise(required: Mapping[str, bool], outcomes: Said) -> str:
-    """What was found good, what did not apply, and where somebody should look."""
-    said = {name: worst(outcomes.get(name, ())) for name in required}
-    skipped = sorted(name for name, outcome in said.items() if outcome is Outcome.SKIP)
-    warned = sorted(name for name, outcome in said.items() if outcome is Outcome.WARN)
-    unknown = [f"{name} is {outcome}" for name, outcome in said.items() if outcome not in _GOOD]
+def _missing(required: Mapping[str, bool], outcomes: Outcomes, left_out: Mapping[str, str]) -> list[str]:
+    """Every reason why nothing can be accepted yet, in words."""
+    needed = [name for name, is_required in required.items() if is_required]
+    given = {name: outcomes.get(name, set()) for name in needed}
+    reasons = [f"{name} was left out by {flag}" for name, flag in left_out.items() if name in needed]
+    for name, of_check in given.items():
+        if name not in left_out and worst(of_check) not in _GOOD:
+            reasons.append(f"{name} is {worst(of_check)}")
+    if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in given.values() for outcome in of_check):
+        reasons.append("nothing that the decision needs was measured")
+    return reasons
+
+
+def _passed(required: Mapping[str, bool], outcomes: Outcomes) -> str:
+    """What passed, what did not apply, and where somebody should look."""
+    given = {name: worst(outcomes.get(name, ())) for name in required}
+    skipped = sorted(name for name, outcome in given.items() if outcome is Outcome.SKIP)
+    warned = sorted(name for name, outcome in given.items() if outcome is Outcome.WARN)
+    unknown = [f"{name} is {outcome}" for name, outcome in given.items() if outcome not in _GOOD]
     passed = [name for name, is_required in required.items() if is_required and name not in skipped]
     reason = f"{_count(passed)} passed"
     reason += f", {len(skipped)} did not apply ({', '.join(skipped)})" if skipped else ""
     reason += f", with warnings in {', '.join(warned)}" if warned else ""
     return reason + (f"; not required, and not known: {', '.join(unknown)}" if unknown else "")
-
-
-def _missing(required: Mapping[str, bool], every: Said, left_out: Mapping[str, str]) -> list[str]:
-    """Every reason why nothing can be accepted yet, in words."""
-    needed = [name for name, is_required in required.items() if is_required]
-    said = {name: every.get(name, set()) for name in needed}
-    reasons = [f"{name} was left out by {flag}" for name, flag in left_out.items() if name in needed]
-    for name, outcomes in said.items():
-        if name not in left_out and worst(outcomes) not in _GOOD:
-            reasons.append(f"{name} is {worst(outcomes)}")
-    if not any(outcome in (Outcome.PASS, Outcome.WARN) for outcomes in said.values() for outcome in outcomes):
-        reasons.append("nothing that the decision needs was measured")
-    return reasons
-
-
-def _said(verdicts: Sequence[Verdict]) -> Said:
-    said: dict[str, set[Outcome]] = {}
-    for check, outcome in set(map(attrgetter("check", "outcome"), verdicts)):  # few of very many
-        said.setdefault(check, set()).add(outcome)
-    return said
 
 
 def _count(names: Sequence[str]) -> str:

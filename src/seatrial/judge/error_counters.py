@@ -11,7 +11,17 @@ from typing import Any
 
 from seatrial.checks.base import NEW_ERRORS, Check
 from seatrial.hardware.error_counters import Counter, grown, known
-from seatrial.model import CLUSTER, ERROR_COUNTERS, Insight, Measurement, Outcome, Verdict
+from seatrial.model import (
+    CLUSTER,
+    ERROR_COUNTERS,
+    Basis,
+    BasisKind,
+    Insight,
+    Measurement,
+    Outcome,
+    Reason,
+    Verdict,
+)
 from seatrial.util.text import and_more
 
 _NAMED = 6  # how many counters or places a sentence names
@@ -38,8 +48,8 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
         elif to_be_read and "/gpu" in one.subject and not one.skipped:
             yield _error(check.name, one.subject, f"the error counters of this GPU were not read: {_NOT_ZERO}")
     for why, names in refused.items() if sound else ():
-        reason = f"error counters that may not be read, or are not there: {and_more(list(names), _NAMED)}: {why}"
-        yield Verdict(check=check.name, subject=CLUSTER, outcome=Outcome.SKIP, reason=reason)
+        detail = f"{and_more(list(names), _NAMED)}: {why}"
+        yield Verdict(check.name, CLUSTER, Outcome.SKIP, reasons=(Reason.COUNTERS_REFUSED,), detail=detail)
 
 
 def _is_fine(fact: Any) -> bool:
@@ -107,21 +117,22 @@ def _judged(counter: Counter, before: int, after: int, minutes: float) -> tuple[
 
 
 def _verdict(check: str, subject: str, name: str, counter: Counter, outcome: Outcome, words: Sequence[str]) -> Verdict:
-    normal = f"at most {counter.per_minute:g} a minute" if counter.per_minute else "none"
     return Verdict(
         check=check,
         subject=subject,
         metric=f"{NEW_ERRORS}{name}",
         outcome=outcome,
-        reason=f"{and_more(words, _NAMED)} during this check, expected {normal}: {counter.means}",
+        reasons=(Reason.ERRORS_COUNTED,),
+        detail=and_more(words, _NAMED),
+        why=counter.means,
         evidence=f"error counters, before → after: {'; '.join(words)}",
         fix=counter.fix,
-        judged_by=f"error counters: {counter.source}",
+        basis=Basis(BasisKind.RULE, "error counters", counter.per_minute, source=counter.source),
     )
 
 
-def _error(check: str, subject: str, reason: str) -> Verdict:
-    return Verdict(check=check, subject=subject, outcome=Outcome.ERROR, reason=reason)
+def _error(check: str, subject: str, detail: str) -> Verdict:
+    return Verdict(check, subject, Outcome.ERROR, reasons=(Reason.COUNTERS_UNREAD,), detail=detail)
 
 
 class _Account:

@@ -15,8 +15,8 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Of
 from seatrial.hardware.references import Fleet
-from seatrial.judge.wording import opposite, some
 from seatrial.model import CLUSTER, EXCUSED, GPUS_USED, Measurement, Metric, Scope
+from seatrial.util.text import and_more
 
 NOBODY = Fleet("", ())
 _NAMED = 4  # how many places a sentence names
@@ -86,7 +86,7 @@ class Group:
         if kind == "pair":  # whichever of the two it names first
             found |= {opposite(subject) for subject in found}
         missing = [place for place in expected if place not in found]
-        return f"{len(missing)} of {len(expected)}: {some(missing, _NAMED)}" if missing else ""
+        return f"{len(missing)} of {len(expected)}: {and_more(missing, _NAMED)}" if missing else ""
 
     def _gpus(self) -> list[str]:
         """Those of a node that were looked at: what was found of them does not tell how many they are."""
@@ -158,39 +158,11 @@ def model_of(facts: Mapping[str, JsonValue]) -> str:
     return str(facts.get("gpu") or "")
 
 
-def outside(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
-    """The facts that are otherwise than a rule asks; one that nobody told does not count as otherwise."""
-    return [fact for fact, value in where.items() if facts.get(fact, value) != value]
-
-
-class Alike:
-    """Where a rule applies, by device, asked of a fleet once: what applies to one device applies to its like."""
-
-    def __init__(self, groups: Sequence[Group], where: Mapping[str, str]) -> None:
-        self._groups, self._where = groups, where
-
-    @cached_property
-    def _applies(self) -> dict[tuple[str, str], str]:
-        inside = (one for one in reversed(self._groups) if one.of_device and not outside(self._where, one.facts))
-        return {_device(one.facts): one.subject for one in inside}
-
-    def to(self, group: Group, otherwise: Sequence[str]) -> str:
-        """A like place where the rule applies, though it does not to ``group``; empty where there is none.
-
-        A place without a GPU, among others with one, has lost it. Of NVLink one card may have less than the next of
-        its model: bridges are bought apart. Nodes may be unlike in everything.
-        """
-        if not group.of_device or all("nvlink" in fact for fact in otherwise):
-            return ""
-        own, found = _device(group.facts), self._applies
-        lost = (place for (gpu, _), place in found.items() if gpu and not own[0])
-        return found.get(own) or next(lost, "")
-
-
-def _device(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
-    """The GPU, or without one the CPU."""
-    gpu = model_of(facts)
-    return gpu, "" if gpu else str(facts.get("cpu") or "")
+def opposite(subject: str) -> str:
+    """The opposite direction of a pair: ``n/gpu1->gpu0`` of ``n/gpu0->gpu1``, ``n2->n1`` of ``n1->n2``."""
+    before, _, target = subject.partition("->")
+    node, slash, source = before.rpartition("/")
+    return f"{node}{slash}{target}->{source}"
 
 
 def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
@@ -199,7 +171,7 @@ def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
         if name in one.facts:
             told.setdefault(str(one.facts[name]), one.subject)
     words = [f"{value} at {place}" for value, place in told.items()]
-    return f"{name} is {some(words, _NAMED)}" if len(words) > 1 else ""
+    return f"{name} is {and_more(words, _NAMED)}" if len(words) > 1 else ""
 
 
 def _of(per: Mapping[str, Of], metric: str) -> Of | None:

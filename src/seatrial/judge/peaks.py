@@ -11,7 +11,8 @@ from seatrial.checks.base import Check
 from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, Figure, bound
 from seatrial.hardware.references import Known, Spec
 from seatrial.hardware.training_flops import FAMILIES
-from seatrial.model import Insight, Measurement, Metric, Outcome, Verdict, format_value
+from seatrial.judge.thresholds import beyond_hardware
+from seatrial.model import Insight, Measurement, Metric, Verdict
 
 _LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # of which insights on links speak
 
@@ -72,16 +73,4 @@ def unreachable(check: Check, measured: Sequence[Measurement], known: Known) -> 
         for metric in one.metrics:
             most = bound(Figure(metric.name, metric.name), one.facts, known) if metric.name in families else None
             if most and most.unit == metric.unit and metric.value > most.value:
-                yield _wrong(check.name, metric, most.arithmetic)
-
-
-def _wrong(check: str, metric: Metric, arithmetic: str) -> Verdict:
-    value = format_value(metric.value, metric.unit)
-    return Verdict(
-        check=check,
-        subject=metric.subject,
-        metric=metric.name,
-        outcome=Outcome.ERROR,
-        reason=f"{metric.name} is {value}, which no GPU here can reach: it was measured wrongly: {arithmetic}",
-        evidence=f"{metric.name} = {value} on {metric.subject}",
-    )
+                yield beyond_hardware(check.name, metric, most)

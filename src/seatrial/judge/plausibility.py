@@ -16,7 +16,7 @@ from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import COLLECTIVE, Figure, bound
 from seatrial.hardware.references import MIXED, Known, Reference, skus
-from seatrial.model import HARDLY, Baseline, Expected, Limit, Outcome, Rule, UsageError, format_value
+from seatrial.model import Baseline, BasisKind, Expected, Limit, Outcome, Rule, UsageError, format_value
 
 WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
 # Under this share a threshold was written in another unit: MB/s for GB/s is a thousandth, as in a diagnostic suite that
@@ -203,17 +203,17 @@ def _too_lax(one: Expected, figure: Figure, facts: Mapping[str, JsonValue], know
 
 
 def weakness(found: Reference, figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> str:
-    """The mark on a verdict by a site's value that is far under what its hardware is known to reach: it tests little.
+    """Why a site's value tests little: it is far under what its hardware is known to reach. Empty where it is not.
 
     A floor under the value is what fails, and is weighed in its place.
     """
-    if not known.site or found.of != known.site.title:
+    if found.kind is not BasisKind.SITE:
         return ""
     best = _yardstick(figure, found.unit, facts, known.hardware)
     share = (found.floor or found.value) / best[0] if best else 1.0
     if not best or share >= WEAK:
         return ""
-    return f"; {HARDLY}: {100 * share:.2g}% of {best[1]}: {passes(share)}"
+    return f"{100 * share:.2g}% of {best[1]}: {passes(share)}"
 
 
 def _yardstick(figure: Figure, unit: str, facts: Mapping[str, JsonValue], known: Known) -> tuple[float, str] | None:

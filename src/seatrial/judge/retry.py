@@ -5,17 +5,15 @@ Corruption is another matter: seen once, in either of the two, it has been seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
-from seatrial.judge.wording import some
-from seatrial.model import WORST_FIRST, Measurement, Outcome, Verdict, format_value
-from seatrial.model.verdict import Retry
+from seatrial.model import WORST_FIRST, Measurement, Outcome, Reason, Retry, Verdict
 
 CHANGED = "retry"  # the fact of a second measurement that says what was different
-Key = tuple[str, str]  # metric, subject
+_FAIL = Outcome.FAIL  # once: to ask an enum for a member takes as long as a call
 # What becomes of a FAIL, by what the second measurement says. By anything else, an ERROR say, it stays what it is.
 _LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUDGED: Outcome.UNJUDGED}
 
@@ -23,10 +21,10 @@ _LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUD
 def shortfalls(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Those that fail for want of performance, and that a second measurement may bear out or not."""
     repeatable = _Repeatable(check)
-    return [one for one in verdicts if one.outcome is Outcome.FAIL and repeatable[one.metric]]
+    return [one for one in verdicts if one.outcome is _FAIL and repeatable[one.metric]]
 
 
-def whole(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
+def is_complete(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
     """Whether the second measurement, ``repeats``, was made everywhere where the first was, and nowhere else."""
     same = {one.subject for one in own} == {one.subject for one in repeats}
     return same and not any(one.error or one.skipped for one in repeats)
@@ -38,43 +36,36 @@ def weighed(
     own: Sequence[Measurement],
     second: Sequence[Verdict],
     repeats: Sequence[Measurement],
-) -> Iterable[Verdict]:
+) -> Iterator[Verdict]:
     """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
     repeatable = _Repeatable(check)
-    if not repeats:
-        failed = Outcome.FAIL  # once, for hundreds of thousands: to ask an enum for a member takes as long as a call
-        return [_unrepeated(one, "") if one.outcome is failed and repeatable[one.metric] else one for one in first]
-    return _together(repeatable, first, own, second, repeats)
-
-
-def _together(
-    repeatable: Mapping[str, bool],
-    first: Sequence[Verdict],
-    own: Sequence[Measurement],
-    second: Sequence[Verdict],
-    repeats: Sequence[Measurement],
-) -> Iterator[Verdict]:
-    speaks, trouble = whole(own, repeats), _trouble(repeats)
-    said, before, after = _by_key(second), _values(own), _values(repeats)
-    changed = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
-    how = f" ({'; '.join(changed)})" if changed else ""
-    short, ranks = _Short(first, second), _by_rank(own, repeats)
+    complete, trouble = is_complete(own, repeats), _trouble(repeats)
+    changes = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
+    how = "measured again" + (f" ({'; '.join(changes)})" if changes else "")
+    mildest_first = sorted(second, key=lambda one: WORST_FIRST.index(one.outcome), reverse=True)
+    again = {(one.metric, one.subject): one for one in mildest_first}  # the worst verdict on each
+    failed, failed_again = (
+        {(one.metric, one.subject) for one in every if one.outcome is _FAIL} for every in (first, second)
+    )
+    subject_again = _subject_of_rank(own, repeats)
     for one in first:
-        key = one.metric, one.subject
-        if not repeatable[one.metric]:
+        if not (repeats or one.outcome is _FAIL) or not repeatable[one.metric]:
             yield one
-        elif speaks and key in said and key in before and key in after:
-            if mirrored := short.with_its_rank(key, ranks):
-                figures = f"{before[key]} here, then {after[mirrored]} at {mirrored[1]}"
-                yield _of_the_rank(one, figures, f"{how}: {_account(said[mirrored])}")
-                continue
-            yield _both(one, said[key], f"{before[key]}, then {after[key]}{short.instead(key)}", how)
+            continue
+        key = one.metric, one.subject
+        moved = one.metric, subject_again.get(one.subject, "")
+        if not complete or key not in again or one.value is None:
+            yield _not_repeated(one, trouble)
+        elif key in failed and key not in failed_again and moved in failed_again:
+            # with the rank to another device: a fault of the host, its cores, its memory, its settings
+            yield _both(one, again[moved], _FAIL, Reason.REPRODUCED_BY_RANK, how, subject=moved[1])
         else:
-            yield _unrepeated(one, trouble)
+            others = failed_again - failed if key in failed and key not in failed_again else set()
+            instead = tuple(sorted(subject for metric, subject in others if metric == one.metric))
+            yield _weighed(one, again[key], how, instead)
     for one in second:  # of what no repetition excuses
-        new = one.outcome is Outcome.FAIL and (one.metric, one.subject) not in short.first
-        if new and not repeatable[one.metric]:
-            yield replace(one, reason=_with(one, "seen when it was measured a second time"))
+        if one.outcome is _FAIL and (one.metric, one.subject) not in failed and not repeatable[one.metric]:
+            yield replace(one, reasons=(*one.reasons, Reason.SECOND_TIME_ONLY))
 
 
 class _Repeatable(dict[str, bool]):
@@ -92,93 +83,59 @@ class _Repeatable(dict[str, bool]):
         return self[metric]
 
 
-class _Short:
-    """What fell short each time, and where it went if it was elsewhere the second time."""
-
-    def __init__(self, first: Iterable[Verdict], second: Iterable[Verdict]) -> None:
-        self.first, self._second = (
-            {(one.metric, one.subject) for one in every if one.outcome is Outcome.FAIL} for every in (first, second)
-        )
-
-    def with_its_rank(self, key: Key, ranks: Mapping[str, str]) -> Key | None:
-        """Where the rank that fell short at ``key`` fell short the second time, on another device."""
-        there = key[0], ranks.get(key[1], "")
-        moved = key in self.first and key not in self._second and there in self._second
-        return there if moved else None
-
-    def instead(self, key: Key) -> str:
-        """In words, who fell short in place of ``key`` the second time."""
-        if key not in self.first or key in self._second:
-            return ""
-        others = sorted(subject for metric, subject in self._second - self.first if metric == key[0])
-        return f"; instead {some(others, 4)} fell short" if others else ""
+def _trouble(repeats: Sequence[Measurement]) -> str:
+    """Why a second measurement is not one of all places; empty where there is none."""
+    errors = (f"{one.subject}: {one.error or one.skipped}" for one in repeats if one.error or one.skipped)
+    return next(errors, f"only {', '.join(sorted({one.subject for one in repeats}))}" if repeats else "")
 
 
-def _by_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict[str, str]:
+def _subject_of_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict[str, str]:
     """Place → where its rank was the second time; the ranks go through a node's GPUs the other way round then."""
     second = {one.rank: one.subject for one in repeats}
     return {one.subject: second[one.rank] for one in own if one.rank is not None and one.rank in second}
 
 
-def _of_the_rank(first: Verdict, figures: str, evidence: str) -> Verdict:
-    """A fault that went with the rank to another device is the host's: its cores, its memory, its settings."""
-    words = f"reproduced by the same rank ({figures}): it goes with the rank, not with the device"
-    return replace(
-        first, reason=_with(first, words), evidence=f"{first.evidence}; measured again{evidence}", retry="same_rank"
-    )
+def _not_repeated(verdict: Verdict, trouble: str) -> Verdict:
+    """A FAIL by one measurement alone stays one."""
+    if verdict.outcome is not _FAIL:
+        return verdict
+    reason = Reason.RETRY_FAILED if trouble else Reason.NOT_REPEATED
+    evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
+    return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
 
 
-def _both(first: Verdict, second: Verdict, figures: str, how: str) -> Verdict:
-    """One verdict on two figures of the same metric at the same place."""
-    leading = first
-    retry: Retry = "not_reproduced"
+def _weighed(first: Verdict, second: Verdict, how: str, instead: tuple[str, ...]) -> Verdict:
+    """One verdict on two values of the same metric at the same place."""
     match first.outcome, second.outcome:
         case Outcome.FAIL, Outcome.FAIL:
-            outcome, words, retry = Outcome.FAIL, f"reproduced ({figures})", "reproduced"
+            return _both(first, second, _FAIL, Reason.REPRODUCED, how)
         case Outcome.FAIL, better if better in _LIFTED:
-            outcome, words = _LIFTED[better], f"not reproduced ({figures}), worth looking at"
+            return _both(first, second, _LIFTED[better], Reason.NOT_REPRODUCED, how, instead=instead)
         case Outcome.FAIL, _:
-            return _unrepeated(first, second.reason)
+            return _not_repeated(first, second.reason)
         case Outcome.PASS | Outcome.WARN, Outcome.FAIL:
-            outcome, words, leading = Outcome.WARN, f"the second time only ({figures}), worth looking at", second
-        case _:
-            return first
-    evidence = f"{_account(first)}; measured again{how}: {_account(second)}"
-    return replace(leading, outcome=outcome, reason=_with(leading, words), evidence=evidence, retry=retry)
+            return _both(first, second, Outcome.WARN, Reason.SECOND_TIME_ONLY, how)
+    return first
 
 
-def _account(verdict: Verdict) -> str:
-    """One of two that stand beside each other: a good one has no evidence."""
-    return verdict.evidence or verdict.reason
-
-
-def _unrepeated(verdict: Verdict, trouble: str) -> Verdict:
-    """A FAIL by one measurement alone stays one."""
-    if verdict.outcome is not Outcome.FAIL:
-        return verdict
-    words = "not repeated" + (", though it was tried" if trouble else "")
-    evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
-    return replace(verdict, reason=_with(verdict, words), evidence=evidence, retry="not_repeated")
-
-
-def _trouble(repeats: Sequence[Measurement]) -> str:
-    """What a second measurement that does not speak of all places says instead; empty where there is none."""
-    told = (f"{one.subject}: {one.error or one.skipped}" for one in repeats if one.error or one.skipped)
-    return next(told, f"only {', '.join(sorted({one.subject for one in repeats}))}" if repeats else "")
-
-
-def _with(verdict: Verdict, words: str) -> str:
-    """The reason with ``words`` behind what it says of the figure, before what that means."""
-    figure, colon, meaning = verdict.reason.partition(": ")
-    return f"{figure}; {words}{colon}{meaning}"
-
-
-def _by_key(verdicts: Iterable[Verdict]) -> dict[Key, Verdict]:
-    """The worst verdict on each metric of each place."""
-    mildest_first = sorted(verdicts, key=lambda one: WORST_FIRST.index(one.outcome), reverse=True)
-    return {(one.metric, one.subject): one for one in mildest_first}
-
-
-def _values(measurements: Iterable[Measurement]) -> dict[Key, str]:
-    metrics = (metric for measurement in measurements for metric in measurement.metrics)
-    return {(metric.name, metric.subject): format_value(metric.value, metric.unit) for metric in metrics}
+def _both(
+    first: Verdict,
+    second: Verdict,
+    outcome: Outcome,
+    reason: Reason,
+    how: str,
+    subject: str = "",
+    instead: tuple[str, ...] = (),
+) -> Verdict:
+    """The verdict that fell short, with the values of both measurements."""
+    assert first.value is not None
+    assert second.value is not None
+    leading = second if reason is Reason.SECOND_TIME_ONLY else first
+    accounts = [one.evidence or one.statement for one in (first, second)]  # a good one has no evidence
+    return replace(
+        leading,
+        outcome=outcome,
+        reasons=(*leading.reasons, reason),
+        evidence=f"{accounts[0]}; {how}: {accounts[1]}",
+        retry=Retry(first.value, second.value, subject, instead),
+    )

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from seatrial.checks.base import Check
 from seatrial.hardware import links
-from seatrial.hardware.references import OF_FLEET
 from seatrial.model import (
     Baseline,
+    BasisKind,
     Expected,
     Measurement,
     Metric,
     Outcome,
+    Reason,
     Trial,
     UsageError,
     Verb,
@@ -94,12 +95,12 @@ def _faults(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """By check, metric and subject why a value is not to be learned; empty where it is.
 
     To be learned is what passed, or was only not judged because nobody knows what is good. Where a rule may do without
-    (``if_known``), that is a SKIP: of what was measured, the only one that names a judge.
+    (``if_known``), that is a SKIP.
     """
     found: dict[tuple[str, str, str], str] = {}
     for one in verdicts:
-        unknown = one.outcome is Outcome.UNJUDGED and (not one.judged_by or one.judged_by.startswith(OF_FLEET))
-        unknown |= one.outcome is Outcome.SKIP and bool(one.judged_by)
+        unknown = one.outcome is Outcome.UNJUDGED and (one.basis is None or one.basis.kind is BasisKind.PEERS)
+        unknown |= Reason.RECORDED_ONLY in one.reasons
         key, good = (one.check, one.metric, one.subject), unknown or one.outcome is Outcome.PASS
         found[key] = found.get(key) or ("" if good else f"{one.subject}: {one.outcome}, {one.reason}")
     return found

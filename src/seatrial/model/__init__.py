@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -20,28 +20,35 @@ from pydantic import (
     FiniteFloat,
     JsonValue,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    WrapSerializer,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
 
 from seatrial.model.base import Frozen as Frozen
+from seatrial.model.outcome import WORST_FIRST as WORST_FIRST
+from seatrial.model.outcome import BasisKind as BasisKind
+from seatrial.model.outcome import Outcome as Outcome
+from seatrial.model.outcome import Reason as Reason
+from seatrial.model.outcome import worst as worst
 from seatrial.model.telemetry import Telemetry
-from seatrial.model.verdict import WORST_FIRST as WORST_FIRST
-from seatrial.model.verdict import Outcome as Outcome
+from seatrial.model.units import BINARY_UNITS
+from seatrial.model.units import ByteSize as ByteSize
+from seatrial.model.units import format_bytes as format_bytes
+from seatrial.model.units import format_value as format_value
+from seatrial.model.units import parse_bytes as parse_bytes
+from seatrial.model.verdict import Basis as Basis
+from seatrial.model.verdict import Retry as Retry
 from seatrial.model.verdict import Verdict as Verdict
-from seatrial.model.verdict import worst as worst
 
 CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
-REHEARSAL = "REHEARSAL"  # how the scope of a decision begins in which no GPU had a part
 EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both
 GPUS_USED = "gpus_used"  # a fact: NVML's indices of the GPUs of a node that CUDA may use
-
-_BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
 
 
 class SeatrialError(Exception):
@@ -64,33 +71,6 @@ def first_fault(error: ValidationError) -> str:
 
 class NotApplicable(Exception):
     """Raised by a check that cannot apply where it runs. The message is the reason shown beside SKIP."""
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes from ``"8GiB"``, ``"512 B"`` or a plain number of bytes.
-
-    Raises ValueError on anything else, decimal units (``MB``) among them: they would be read two ways.
-    """
-    match = _SIZE.fullmatch(str(text))
-    if not match:
-        units = ", ".join(_BINARY_UNITS)
-        raise ValueError(f"{text!r} is not a size: write a number and one of {units} (1 KiB = 1024 B)")
-    value = float(match[1]) * _BINARY_UNITS[match[2] or "B"]
-    if value != int(value):
-        raise ValueError(f"{text!r} is not a whole number of bytes")
-    return int(value)
-
-
-def format_bytes(count: float) -> str:
-    """The shortest exact form: 1048576 → ``1MiB``; a size that no unit divides keeps one decimal: ``1.5GiB``."""
-    for unit in reversed(_BINARY_UNITS):
-        scaled = count / _BINARY_UNITS[unit]
-        if scaled >= 1:
-            return f"{scaled:.0f}{unit}" if scaled == int(scaled) else f"{scaled:.1f}{unit}"
-    return f"{count:.0f}B"
-
-
-ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 class Scope(StrEnum):
@@ -200,7 +180,7 @@ class Limit(Frozen):
         if not match:
             raise ValueError(f"{text!r} is not a threshold: expected a comparison and a number, such as '> 350 GB/s'")
         op, number, unit = match.groups()
-        if unit in _BINARY_UNITS:
+        if unit in BINARY_UNITS:
             return cls(op=op, value=parse_bytes(f"{number}{unit}"), unit="B")
         return cls(op=op, value=float(number), unit=unit)
 
@@ -219,16 +199,6 @@ ParsedLimit = Annotated[
     BeforeValidator(lambda value: value if isinstance(value, Limit | dict) else Limit.parse(value)),
     PlainSerializer(str, return_type=str),
 ]
-
-
-def format_value(value: float, unit: str) -> str:
-    """A number as a person reads it: bytes in binary units, yes/no for a bool, four significant digits otherwise."""
-    if unit == "B":
-        return format_bytes(value)
-    if unit == "bool":
-        return "yes" if value else "no"
-    digits = f"{value:.4g}" if value % 1 and abs(value) < 10_000 else f"{value:,.0f}"
-    return f"{digits} {unit}" if unit else digits
 
 
 class Rule(Frozen):
@@ -286,11 +256,6 @@ class Baseline(Frozen):
     learned_from: tuple[str, ...]
     expected: dict[str, tuple[Expected, ...]]
 
-    @property
-    def title(self) -> str:
-        """What it is called where it judges, in ``judged_by``."""
-        return f"site {self.name}"
-
 
 class Finding(Frozen):
     """A diagnosis: what is wrong, where, how sure we are, why we say so, and what to do first."""
@@ -302,9 +267,6 @@ class Finding(Frozen):
     first_command: str = ""
     fix: str = ""
     source: str = ""
-
-
-HARDLY = "HARDLY A TEST"  # how a verdict and an insight mark a gate that good hardware passes by far
 
 
 class Insight(Frozen):
@@ -376,12 +338,15 @@ class Verb(StrEnum):
 
 
 class Decision(Frozen):
-    """The one answer, and in a sentence why, and of what it does not speak."""
+    """The one answer, and in a sentence why; ``scope`` says in words which nodes and GPUs it is about."""
 
     value: Verb
     reason: str
     scope: str = ""
-    unjudged: tuple[str, ...] = Field(default=(), description="figures of performance that nothing judged, by check")
+    cpu_only: bool = Field(default=False, description="no GPU was used: it says nothing about GPUs or a fabric")
+    recorded_only: dict[str, tuple[str, ...]] = Field(
+        default={}, description="by check, the metrics of performance that no rule and no threshold judged"
+    )
 
 
 class Timing(Frozen):
@@ -410,6 +375,19 @@ class Session(Frozen):
     overhead: tuple[Timing, ...] = ()
 
 
+def _without_empty_fields(verdicts: tuple[Verdict, ...], dump: SerializerFunctionWrapHandler) -> list[dict[str, Any]]:
+    """Verdicts as they are written: most fields of most verdicts are empty."""
+    return [_filled(one) for one in dump(verdicts)]
+
+
+def _filled(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _filled(value) if isinstance(value, dict) else value
+        for name, value in record.items()
+        if name in ("check", "subject") or (value is not None and value not in ("", (), []))
+    }
+
+
 class Trial(Frozen):
     """The whole record, the source of truth of a run: trial.json."""
 
@@ -432,7 +410,7 @@ class Trial(Frozen):
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
     repeats: tuple[Measurement, ...] = Field(default=(), description="second measurements, of what fell short at first")
-    verdicts: tuple[Verdict, ...]
+    verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]

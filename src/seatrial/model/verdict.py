@@ -1,38 +1,14 @@
-"""A verdict and its outcome: of all records the one that a large cluster has most of."""
+"""A verdict: of all records the one that a large cluster has most of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal, TypeVar, dataclass_transform
+from typing import TypeVar, dataclass_transform
 
 from pydantic import ConfigDict
 
-
-class Outcome(StrEnum):
-    """What one verdict says. The six are never merged: "measured bad" is not "could not be measured"."""
-
-    PASS = "PASS"
-    WARN = "WARN"
-    FAIL = "FAIL"
-    SKIP = "SKIP"  # does not apply here; the reason says why
-    UNJUDGED = "UNJUDGED"  # measured, and nothing known to judge it by
-    ERROR = "ERROR"  # could not be measured
-
-
-# What a second measurement said of a figure that fell short in one of two; "same_rank": the same rank fell short again,
-# on another device
-Retry = Literal["", "reproduced", "same_rank", "not_reproduced", "not_repeated"]
-
-# Worst first: the order in which a report and a summary of several verdicts care.
-WORST_FIRST = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS, Outcome.SKIP)
-
-
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome that a summary shows. No outcome at all is UNJUDGED: nothing was said."""
-    return min(outcomes, key=WORST_FIRST.index, default=Outcome.UNJUDGED)
-
+from seatrial.model import verdict_text
+from seatrial.model.outcome import BasisKind, Outcome, Reason
 
 _T = TypeVar("_T")
 
@@ -44,10 +20,56 @@ def _record(cls: type[_T]) -> type[_T]:
 
 
 @_record
+class Basis:
+    """What a value is judged by; one object for all verdicts of a kind.
+
+    ``name``: of the trial, site, SKU, group of peers, or source. With ``op`` a value must hold ``op expected``; without
+    it the value fails under the share ``fail_below`` of ``expected`` and warns under ``warn_below``. ``asymmetry``: it
+    warns under this share of the opposite direction. ``lax``: why the threshold tests hardly anything; ``beyond``: the
+    known good value that the threshold exceeds. Both are empty for other thresholds.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    kind: BasisKind
+    name: str = ""
+    expected: float | None = None
+    unit: str = ""
+    op: str = ""
+    source: str = ""
+    fail_below: float | None = None
+    warn_below: float | None = None
+    asymmetry: float | None = None
+    lax: str = ""
+    beyond: str = ""
+
+    def __str__(self) -> str:
+        return verdict_text.basis_text(self)
+
+
+@_record
+class Retry:
+    """The value of the first measurement and of the second, in the unit of the verdict.
+
+    ``subject``: where the same rank was the second time, if on another device. ``instead``: subjects that failed only
+    the second time.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    first: float
+    second: float
+    subject: str = ""
+    instead: tuple[str, ...] = ()
+
+
+@_record
 class Verdict:
     """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty).
 
-    ``evidence`` stands beside what somebody has to look into, and is empty of what is good.
+    ``share`` is the value as a share of what ``basis`` expects. ``detail`` holds what no field can: an error message,
+    the places that are missing. ``why``: what a bad value means. ``interval``: of the value, where the threshold is in
+    it. ``opposite``: the value of the opposite direction of a pair. ``evidence`` is empty of what is good.
 
     There are half a million of a thousand nodes: as a record like our others each would take four times the memory.
     """
@@ -57,9 +79,31 @@ class Verdict:
     check: str
     subject: str
     outcome: Outcome
-    reason: str
     metric: str = ""
+    reasons: tuple[Reason, ...] = ()
+    detail: str = ""
+    value: float | None = None
+    unit: str = ""
+    basis: Basis | None = None
+    share: float | None = None
+    why: str = ""
     evidence: str = ""
     fix: str = ""
-    judged_by: str = ""
-    retry: Retry = ""
+    interval: tuple[float, float] | None = None
+    opposite: float | None = None
+    retry: Retry | None = None
+
+    @property
+    def statement(self) -> str:
+        """What was measured and what is expected, as text to show. No code reads it."""
+        return verdict_text.statement(self)
+
+    @property
+    def reason(self) -> str:
+        """The statement, and what it means, as text to show. No code reads it."""
+        return f"{self.statement}: {self.why}" if self.why else self.statement
+
+    @property
+    def judged_by(self) -> str:
+        """The basis as text to show. No code reads it."""
+        return str(self.basis or "")

@@ -23,12 +23,10 @@ from seatrial.config.schema import Config
 from seatrial.diagnose import diagnose, relocated
 from seatrial.diagnose.throttling import throttled
 from seatrial.judge import judge, plausibility, site_baseline, to_repeat
-from seatrial.judge.decision import decide
-from seatrial.judge.unjudged import unjudged
+from seatrial.judge.decision import decide, recorded_only
 from seatrial.launch import by_slurm, elsewhere, end_earlier_jobs, launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
-    REHEARSAL,
     Baseline,
     Decision,
     Finding,
@@ -114,7 +112,7 @@ def _said(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Said:
     settings, measurements, repeats = collected.settings, collected.measurements, collected.repeats
     with collected.timed("judge"):
         verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats)
-        insights = read(settings, measurements, verdicts, catalog(), baseline)
+        insights = read(settings, measurements, catalog(), baseline)
     with collected.timed("diagnose"):
         findings = diagnose(collected.results, measurements, repeats, verdicts, catalog(), collected.run_dir.path)
     with collected.timed("telemetry"):
@@ -188,8 +186,11 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         plausibility.refuse_site(known, catalog())
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
-    decision = _decide(settings, trial.measurements, verdicts, trial.left_out, trial.decision.scope, obstacles)
-    told = read(settings, trial.measurements, verdicts, catalog(), known)
+    old = trial.decision
+    decision = _decide(
+        settings, trial.measurements, verdicts, trial.left_out, obstacles, scope=old.scope, cpu_only=old.cpu_only
+    )
+    told = read(settings, trial.measurements, catalog(), known)
     findings = relocated(trial, verdicts, catalog())
     return trial.model_copy(
         update={
@@ -378,8 +379,9 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
             collected.measurements,
             said.verdicts,
             plan.left_out,
-            _scope(settings, plan, survey),
             (collected.stopped, trouble),
+            scope=_scope(settings, plan, survey),
+            cpu_only=_cpu_only(settings, survey),
         ),
     )
 
@@ -397,7 +399,9 @@ def _reported(trial: Trial, collected: Collected) -> Trial:
         collected.show.complain(f"the reports are not whole: {error}")
         if trial.decision.value is Verb.ACCEPTED:
             reason = f"the record of the trial could not be written: {error}"
-            incomplete = Decision(value=Verb.INCOMPLETE, reason=reason, scope=trial.decision.scope)
+            incomplete = Decision(
+                value=Verb.INCOMPLETE, reason=reason, scope=trial.decision.scope, cpu_only=trial.decision.cpu_only
+            )
             trial = trial.model_copy(update={"decision": incomplete})
         report.write_some(trial, collected.run_dir.path)
     return trial
@@ -408,11 +412,20 @@ def _decide(
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     left_out: Mapping[str, str],
-    scope: str,
     obstacles: Sequence[str],
+    *,
+    scope: str,
+    cpu_only: bool,
 ) -> Decision:
     required = {name: check.required for name, check in settings.checks.items()}
-    return decide(required, verdicts, left_out, scope, obstacles, unjudged(catalog(), measurements, verdicts))
+    recorded = recorded_only(catalog(), measurements, verdicts)
+    return decide(required, verdicts, left_out, scope, obstacles, recorded, cpu_only)
+
+
+def _cpu_only(settings: Config, survey: Survey) -> bool:
+    """Whether no GPU has a part in the trial, and none is missing."""
+    devices = survey.devices(settings)
+    return not devices.trouble and not devices.usable_gpus
 
 
 def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
@@ -423,7 +436,7 @@ def _scope(settings: Config, plan: Plan, survey: Survey) -> str:
         return f"{nodes}; {devices.trouble}"
     if not devices.usable_gpus:
         there = f"no GPU used, though there are {survey.gpus.present}" if survey.gpus.present else "no GPU"
-        return f"{REHEARSAL}: {nodes}, {there}; this says nothing about GPUs or a fabric"
+        return f"REHEARSAL: {nodes}, {there}; this says nothing about GPUs or a fabric"
     used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial computes on a GPU"

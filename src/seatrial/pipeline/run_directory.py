@@ -215,15 +215,28 @@ def load_trial(path: Path) -> Trial:
 
 
 def _upgraded(document: object) -> object:
-    """A record of schema version 1 as one of version 2; anything else as it is."""
+    """A record of schema version 1 as one of version 2; anything else as it is.
+
+    Verdicts of version 1 were text. That text becomes the detail: judged again, a record has verdicts of this version.
+    """
     if not isinstance(document, dict) or document.get("schema_version") != "1":
         return document
+    records = {key: document.get(key, []) for key in ("verdicts", "findings", "insights")}
+    if not all(isinstance(found, list) and all(isinstance(one, dict) for one in found) for found in records.values()):
+        return document  # damaged: reading it says so
+    renamed = {"remedy": "fix", "reason": "detail"}
+    document = {**document, "schema_version": "2"}
     for key in ("verdicts", "findings"):
-        records = document.get(key)
-        for record in records if isinstance(records, list) else ():
-            if isinstance(record, dict) and "remedy" in record:
-                record["fix"] = record.pop("remedy")
-    return {**document, "schema_version": "2"}
+        document[key] = [
+            {renamed.get(name, name): value for name, value in one.items() if name != "judged_by"}
+            for one in records[key]
+        ]
+    document["insights"] = [one for one in records["insights"] if one.get("title") != "HARDLY A TEST"]
+    if isinstance(decision := document.get("decision"), dict):
+        scope = str(decision.get("scope") or "")
+        document["decision"] = {key: value for key, value in decision.items() if key != "unjudged"}
+        document["decision"]["cpu_only"] = scope.startswith("REHEARSAL")
+    return document
 
 
 def _strict_json(text: str) -> object:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
 from seatrial.report import charts, dashboards, sections
 from seatrial.report.text import neutral, plural, prose, utc
-from seatrial.report.view import chapters, headline, judge, launchers, size, tally, troubles
+from seatrial.report.view import chapters, headline, launchers, recorded_only, size, tally, troubles
 
 # The sign beside each word, so that nothing hangs on colour alone.
 SYMBOLS: dict[str, str] = {
@@ -51,6 +51,7 @@ def render(trial: Trial) -> str:
     return template.render(
         trial=trial,
         headline=headline(trial),
+        recorded_only=recorded_only(trial.decision),
         launcher=launchers(trial),
         size=size(trial),
         counts=dict(tally(trial.verdicts)),
@@ -73,7 +74,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        prose=prose, plural=plural, utc=_utc, href=href, judge=judge, pretty=sections.pretty, command=shlex.join
+        prose=prose, plural=plural, utc=_utc, href=href, pretty=sections.pretty, command=shlex.join
     )
     environment.globals.update(
         SYMBOLS=SYMBOLS,

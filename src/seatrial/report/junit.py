@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
+from seatrial.model.verdict_text import LAX
 from seatrial.report.formatting import natural
 from seatrial.report.text import neutral, one_line, utc
-from seatrial.report.view import CheckView, chapters, is_rehearsal
+from seatrial.report.view import CheckView, chapters, lax_thresholds
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
 
@@ -20,7 +21,7 @@ _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "err
 def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document, whatever text the logs brought."""
     trial = neutral(trial)
-    name = f"seatrial {trial.name}" + (", a rehearsal" if is_rehearsal(trial) else "")
+    name = f"seatrial {trial.name}" + (", a rehearsal" if trial.decision.cpu_only else "")
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
@@ -40,6 +41,8 @@ def _suite(check: CheckView, phase: str, scope: str) -> ET.Element:
     ET.SubElement(properties, "property", name="scope", value=one_line(scope))
     for insight in check.insights:
         ET.SubElement(properties, "property", name=insight.title, value=one_line(insight.text))
+    for _, text in lax_thresholds(check.verdicts):
+        ET.SubElement(properties, "property", name=LAX, value=one_line(text))
     by_subject: dict[str, list[Verdict]] = {}
     for verdict in check.verdicts or (_unjudged(check.name),):
         by_subject.setdefault(verdict.subject, []).append(verdict)
@@ -51,7 +54,7 @@ def _suite(check: CheckView, phase: str, scope: str) -> ET.Element:
 
 
 def _unjudged(check: str) -> Verdict:
-    return Verdict(check=check, subject=CLUSTER, outcome=Outcome.UNJUDGED, reason="no verdict was recorded")
+    return Verdict(check=check, subject=CLUSTER, outcome=Outcome.UNJUDGED, detail="no verdict was recorded")
 
 
 def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> ET.Element:

@@ -7,7 +7,7 @@ import shlex
 
 from seatrial.model import Finding, Trial
 from seatrial.report.text import neutral, one_line, plural, prose, utc
-from seatrial.report.view import CheckView, Group, chapters, headline, launchers, size, tally, troubles
+from seatrial.report.view import CheckView, Group, chapters, headline, launchers, recorded_only, size, tally, troubles
 
 MOST_TROUBLES = 10  # what a ticket can carry; the report has them all
 MOST_SUBJECTS = 8
@@ -39,8 +39,8 @@ def _head(trial: Trial) -> str:
     ]
     if trial.decision.scope:
         lines += ["", f"Scope: {_text(trial.decision.scope)}"]
-    if trial.decision.unjudged:
-        lines += ["", "Recorded, judged by nothing:", *(f"- {_text(one)}" for one in trial.decision.unjudged)]
+    if recorded := recorded_only(trial.decision):
+        lines += ["", "Recorded, judged by nothing:", *(f"- {_text(one)}" for one in recorded)]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
 
 

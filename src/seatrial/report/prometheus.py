@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from seatrial.model import HARDLY, Trial, Verb, Verdict
+from seatrial.model import Trial, Verb, Verdict
 from seatrial.report.text import neutral
-from seatrial.report.view import chapters, is_rehearsal, tally
+from seatrial.report.view import chapters, lax_thresholds, tally
 
 # Unit of a metric → base unit as it stands in the name, and the factor that converts.
 # https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B as in model.py.
@@ -74,7 +74,7 @@ def _of_the_run(trial: Trial) -> Iterator[_Family]:
     rehearsal = _Family(
         "seatrial_rehearsal", "1 where no GPU had a part: the decision says nothing about GPUs or a fabric."
     )
-    rehearsal.add(is_rehearsal(trial), trial=trial.name)
+    rehearsal.add(trial.decision.cpu_only, trial=trial.name)
     spent = _Family("seatrial_time_seconds", "Time spent in checks, and in seatrial itself (overhead).")
     for kind in ("check", "overhead"):
         spent.add(sum(timing.seconds for timing in trial.timings if timing.kind == kind), trial=trial.name, kind=kind)
@@ -83,7 +83,7 @@ def _of_the_run(trial: Trial) -> Iterator[_Family]:
         count = sum(finding.confidence == confidence for finding in trial.findings)
         findings.add(count, trial=trial.name, confidence=confidence)
     weak = _Family("seatrial_weak_gates", "Thresholds of the trial that hardly test anything.")
-    weak.add(sum(insight.title == HARDLY for insight in trial.insights), trial=trial.name)
+    weak.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
     yield from (ended, duration, decision, rehearsal, spent, findings, weak)
 
 

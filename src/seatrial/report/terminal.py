@@ -9,9 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from seatrial.model import HARDLY, Finding, Outcome, Trial, Verb
+from seatrial.model import BasisKind, Finding, Outcome, Trial, Verb
+from seatrial.model.verdict_text import LAX
 from seatrial.report.text import neutral, one_line, plural
-from seatrial.report.view import CheckView, Group, chapters, is_rehearsal, launchers, size, tally, troubles
+from seatrial.report.view import CheckView, Group, chapters, launchers, lax_thresholds, size, tally, troubles
 
 STYLES = {
     Outcome.PASS: "green",
@@ -43,9 +44,8 @@ def summary(trial: Trial, console: Console) -> None:
         console.print(Text("\nFindings", "bold"))
     for number, finding in enumerate(trial.findings, 1):
         _finding(number, finding, console)
-    for insight in trial.insights:
-        if insight.title == HARDLY:
-            console.print(Text.assemble("\n", (HARDLY, "yellow"), f"  {insight.check} {one_line(insight.text)}"))
+    for check, text in lax_thresholds(trial.verdicts):
+        console.print(Text.assemble("\n", (LAX, "yellow"), f"  {check} {one_line(text)}"))
     _decision(trial, console)
 
 
@@ -83,7 +83,7 @@ def _counts(trial: Trial) -> Text:
     counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in tally(trial.verdicts)]
     told = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
     if trial.baseline:
-        judged = sum(verdict.judged_by.startswith(f"{trial.baseline.title}: ") for verdict in trial.verdicts)
+        judged = sum(one.basis is not None and one.basis.kind is BasisKind.SITE for one in trial.verdicts)
         told += Text(f"; {judged:,} of them by the site's baseline {trial.baseline.name}")
     return Text("\n") + told
 
@@ -157,7 +157,7 @@ def _decision(trial: Trial, console: Console) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     word = Text(decision.value, STYLES[decision.value])
-    if is_rehearsal(trial):
+    if decision.cpu_only:
         word.append("\nas a rehearsal", "not bold")
     grid.add_row(word, text)
     console.print()

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from seatrial.checks import catalog
 from seatrial.model import (
-    REHEARSAL,
     WORST_FIRST,
     Artifact,
+    Basis,
+    Decision,
     Insight,
     Measurement,
     Metric,
@@ -28,6 +29,7 @@ from seatrial.model import (
     Verdict,
     worst,
 )
+from seatrial.model.verdict_text import LAX
 from seatrial.report.formatting import bytes_of, counted, family, figure, natural, span, unit_in_print
 from seatrial.report.text import plural
 
@@ -35,7 +37,6 @@ OTHER = "Other"  # the chapter of checks that this version does not know: an old
 MOST_REMARKS = 2
 HOW = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
 _NUMBER = re.compile(r"\d[\d.,]*")
-_YES_OR_NO = re.compile(r": (?:== )?(?=(?:yes|no)$)")
 TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
@@ -114,7 +115,7 @@ class Row:
     @property
     def remark(self) -> str:
         """What judged it; where nothing did, why."""
-        texts = dict.fromkeys(judge(verdict) or verdict.reason for verdict in self.verdicts)
+        texts = dict.fromkeys(verdict.judged_by or verdict.detail or verdict.reason for verdict in self.verdicts)
         return "; ".join(texts) if len(texts) <= MOST_REMARKS else f"{next(iter(texts))}; and so on"
 
 
@@ -157,7 +158,9 @@ class CheckView:
         And what the figures say beyond their verdicts.
         """
         told = [str(measurement.facts[HOW]) for measurement in self.measurements if HOW in measurement.facts]
-        return list(dict.fromkeys([*_alike(told), *(f"{one.title}: {one.text}" for one in self.insights)]))
+        beyond = [f"{one.title}: {one.text}" for one in self.insights]
+        beyond += [f"{LAX}: {text}" for _, text in lax_thresholds(self.verdicts)]
+        return list(dict.fromkeys([*_alike(told), *beyond]))
 
     @property
     def seconds(self) -> float:
@@ -254,13 +257,12 @@ class Group:
 
     @property
     def why(self) -> str:
-        """What all reasons say after their first colon, so that it is told once."""
-        tails = {verdict.reason.partition(": ")[2] for verdict in self.verdicts}
-        return tails.pop() if len(tails) == 1 else ""
+        """What a bad value means, where it is the same for all: it is shown once."""
+        return self.first.why if len({verdict.why for verdict in self.verdicts}) == 1 else ""
 
     def own(self, verdict: Verdict) -> str:
-        """What a reason says of its subject alone."""
-        return verdict.reason.partition(": ")[0] if self.why else verdict.reason
+        """What the verdict says of its subject alone."""
+        return verdict.statement if self.why else verdict.reason
 
 
 def chapters(trial: Trial) -> list[Chapter]:
@@ -293,7 +295,7 @@ def troubles(trial: Trial) -> list[Group]:
     """
     groups: dict[object, list[Group]] = {}
     for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in TROUBLE):
-        words = [(one.subject, one.metric, one.reason, one.evidence, one.fix) for one in group.verdicts]
+        words = [(one.subject, one.metric, one.detail, one.evidence, one.fix) for one in group.verdicts]
         same = tuple(words) if group.first.outcome is Outcome.ERROR else group
         groups.setdefault(same, []).append(group)
     merged = [replace(first, others=tuple(one.first.check for one in more)) for first, *more in groups.values()]
@@ -302,16 +304,29 @@ def troubles(trial: Trial) -> list[Group]:
 
 def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
     """Verdicts of the same rule with the same outcome together, in the order of first sight."""
-    groups: dict[tuple[str, ...], list[Verdict]] = {}
+    groups: dict[tuple[object, ...], list[Verdict]] = {}
     for verdict in verdicts:
-        key = (verdict.check, verdict.metric, verdict.outcome, verdict.judged_by, verdict.fix)
+        key = (verdict.check, verdict.metric, verdict.outcome, verdict.basis, verdict.fix)
         groups.setdefault(key, []).append(verdict)
     return [Group(tuple(sorted(group, key=lambda verdict: natural(verdict.subject)))) for group in groups.values()]
 
 
-def judge(verdict: Verdict) -> str:
-    """What judged, in print: a limit that is a bool reads ``rule: must be yes``."""
-    return _YES_OR_NO.sub(": must be ", verdict.judged_by)
+def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
+    """Each threshold that tests hardly anything, once however many subjects passed it: its check, and why."""
+    found: dict[tuple[str, str], Basis] = {}
+    for verdict in verdicts:
+        if verdict.basis and verdict.basis.lax:
+            found[verdict.check, verdict.metric] = verdict.basis
+    plain = ((check, metric, replace(basis, lax=""), basis.lax) for (check, metric), basis in found.items())
+    return [(check, f"{metric}, {basis}, is {lax}") for check, metric, basis, lax in plain]
+
+
+def recorded_only(decision: Decision) -> list[str]:
+    """The metrics that nothing judged, a line for the checks that have the same: ``a.b, a.c: algbw.*``."""
+    by_metrics: dict[tuple[str, ...], list[str]] = {}
+    for check, metrics in decision.recorded_only.items():
+        by_metrics.setdefault(metrics, []).append(check)
+    return [f"{', '.join(checks)}: {', '.join(metrics)}" for metrics, checks in by_metrics.items()]
 
 
 def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
@@ -320,14 +335,9 @@ def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
     return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
 
 
-def is_rehearsal(trial: Trial) -> bool:
-    """Whether no GPU had a part in it: wherever its decision is told, that is told with it."""
-    return trial.decision.scope.startswith(REHEARSAL)
-
-
 def headline(trial: Trial) -> str:
     """The decision, in print."""
-    return f"{trial.decision.value}, as a rehearsal" if is_rehearsal(trial) else trial.decision.value
+    return f"{trial.decision.value}, as a rehearsal" if trial.decision.cpu_only else trial.decision.value
 
 
 def launchers(trial: Trial) -> str:

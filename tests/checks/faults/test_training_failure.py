@@ -64,7 +64,7 @@ def trial(fault: Fault, seconds: float = 12, **result: Any) -> Trial:
     }
     result_of_it = JobResult(**{**made, **result})
     words = f"{result_of_it.culprit}: {result_of_it.cause}"
-    verdict = Verdict(check="train.victim", subject="node1/rank3", outcome=Outcome.ERROR, reason=words)
+    verdict = Verdict(check="train.victim", subject="node1/rank3", outcome=Outcome.ERROR, detail=words)
     return Trial(
         seatrial="0",
         name=fault,
@@ -132,7 +132,7 @@ class TestWhatIsTold:
         "change",
         [
             {"subject": "node0/rank0"},
-            {"reason": "rank 0 (node0/rank0, pid 40): killed by SIGKILL"},
+            {"detail": "rank 0 (node0/rank0, pid 40): killed by SIGKILL"},
             {"outcome": Outcome.FAIL},
         ],
     )

@@ -206,7 +206,7 @@ def _is_reported(victim: Victim, result: JobResult, verdicts: Sequence[Verdict])
     """Whether all that the report says of it is an ERROR of the victim, with the culprit and the right cause."""
     words = (result.culprit, _CAUSES[victim.fault])
     return bool(verdicts) and all(
-        one.outcome is Outcome.ERROR and one.subject == victim.subject and all(word in one.reason for word in words)
+        one.outcome is Outcome.ERROR and one.subject == victim.subject and all(word in one.detail for word in words)
         for one in verdicts
     )
 

@@ -8,7 +8,8 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.judge.wording import _MEANING, inapplicable, opposite
+from seatrial.judge.applicability import _MEANING, inapplicable
+from seatrial.judge.groups import opposite
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from seatrial.judge.wording import _MEANING, inapplicable, opposite
     ],
 )
 def test_each_kind_of_fact_has_its_sentence(fact: str, wanted: str, actual: str, words: str) -> None:
-    assert inapplicable({fact: wanted}, [fact], {fact: actual}) == f"does not apply: {words}"
+    assert inapplicable({fact: wanted}, [fact], {fact: actual}) == words
 
 
 def test_every_fact_that_is_otherwise_is_told_once() -> None:
@@ -31,14 +32,14 @@ def test_every_fact_that_is_otherwise_is_told_once() -> None:
     told = inapplicable(
         {"usable": "yes", "backend": "cuda", "several_nodes": "yes"}, ["usable", "several_nodes"], facts
     )
-    assert told == "does not apply: no path can be written to; there is one node only"
+    assert told == "no path can be written to; there is one node only"
 
 
 @pytest.mark.parametrize("machine", [{"backend": "cpu"}, {"has_usable_gpu": "no"}])
 def test_a_machine_without_gpus_has_none_that_lack_something(machine: dict[str, JsonValue]) -> None:
     where = {"has_usable_gpu": "yes", "has_bf16": "yes", "has_memory_repair": "yes"}
     facts: dict[str, JsonValue] = {**dict.fromkeys(where, "no"), **machine}
-    assert inapplicable(where, list(where), facts) == "does not apply: there is no usable GPU"
+    assert inapplicable(where, list(where), facts) == "there is no usable GPU"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""Why a rule does not apply, as a sentence: made of the facts that its ``where`` asked for."""
+"""Whether a rule applies where a check measured: the facts that its ``where`` names, and why it does not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from pydantic import JsonValue
+
+from seatrial.judge.groups import Group, model_of
 
 # What it means that such a fact is otherwise; a check that knows more says so itself: "no: task/cgroup is not loaded"
 _MEANING = {
@@ -31,21 +34,14 @@ _MEANING = {
 }
 
 
+def outside(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+    """The facts that are otherwise than a rule asks; one that was not recorded does not count as otherwise."""
+    return [fact for fact, value in where.items() if facts.get(fact, value) != value]
+
+
 def inapplicable(where: Mapping[str, str], outside: Sequence[str], facts: Mapping[str, JsonValue]) -> str:
-    """``where``: what a rule asks of the facts; ``outside``: the names of those that are otherwise."""
-    return "does not apply: " + "; ".join(dict.fromkeys(_otherwise(name, where[name], facts) for name in outside))
-
-
-def some(names: Sequence[str], most: int) -> str:
-    """The first of them, as many as a sentence holds."""
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
-
-
-def opposite(subject: str) -> str:
-    """The other order of a pair: ``n/gpu1->gpu0`` of ``n/gpu0->gpu1``, ``n2->n1`` of ``n1->n2``."""
-    before, _, target = subject.partition("->")
-    node, slash, source = before.rpartition("/")
-    return f"{node}{slash}{target}->{source}"
+    """Why a rule does not apply. ``outside``: the names of the facts that are otherwise than ``where`` asks."""
+    return "; ".join(dict.fromkeys(_otherwise(name, where[name], facts) for name in outside))
 
 
 def _otherwise(name: str, wanted: str, facts: Mapping[str, JsonValue]) -> str:
@@ -61,3 +57,33 @@ def _otherwise(name: str, wanted: str, facts: Mapping[str, JsonValue]) -> str:
     if word != "no":
         return f"the {plain} is {actual} here, not {wanted}"
     return f"the GPUs have no {plain}" if name.startswith("has_") else f"no {plain} here"
+
+
+class Alike:
+    """Where a rule applies, by device, asked of a fleet once: what applies to one device applies to its like."""
+
+    def __init__(self, groups: Sequence[Group], where: Mapping[str, str]) -> None:
+        self._groups, self._where = groups, where
+
+    @cached_property
+    def _applies(self) -> dict[tuple[str, str], str]:
+        inside = (one for one in reversed(self._groups) if one.of_device and not outside(self._where, one.facts))
+        return {_device(one.facts): one.subject for one in inside}
+
+    def to(self, group: Group, otherwise: Sequence[str]) -> str:
+        """A like place where the rule applies, though it does not to ``group``; empty where there is none.
+
+        A place without a GPU, among others with one, has lost it. Of NVLink one card may have less than the next of
+        its model: bridges are bought apart. Nodes may be unlike in everything.
+        """
+        if not group.of_device or all("nvlink" in fact for fact in otherwise):
+            return ""
+        own, found = _device(group.facts), self._applies
+        lost = (place for (gpu, _), place in found.items() if gpu and not own[0])
+        return found.get(own) or next(lost, "")
+
+
+def _device(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
+    """The GPU, or without one the CPU."""
+    gpu = model_of(facts)
+    return gpu, "" if gpu else str(facts.get("cpu") or "")
