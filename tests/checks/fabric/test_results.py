@@ -7,7 +7,7 @@ import pytest
 from seatrial.bench.collectives import Result, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.operations import OPERATIONS
-from seatrial.bench.pairs import Line
+from seatrial.bench.pairs import Figures, Line
 from seatrial.checks.fabric import _results
 from seatrial.model import Fact, Metric, Outcome
 
@@ -17,11 +17,6 @@ WRONG = Mismatch(7, 5, "1.0", "2.0", "0x1")
 def timings(*seconds: float) -> Timings:
     """Windows of two ranks, of which the second takes 1 ms longer."""
     return Timings(windows=tuple((one, one + 0.001) for one in seconds), per_window=1, warmup=1)
-
-
-@pytest.mark.parametrize(("percent", "value"), [(50, 50), (95, 95), (99, 99), (100, 100), (1, 1)])
-def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(percent: int, value: int) -> None:
-    assert _results._percentile(list(range(100, 0, -1)), percent) == value
 
 
 def test_parity_has_nccl_tests_figures_of_the_median_window() -> None:
@@ -36,32 +31,44 @@ def test_parity_has_nccl_tests_figures_of_the_median_window() -> None:
     assert len(found["busbw.1GiB"].samples) == 3
 
 
-def test_a_percentile_needs_enough_samples() -> None:
-    few, enough = (Result(size=8, timings=timings(*[0.001] * count), mismatches={}) for count in (58, 59))
+def test_a_percentile_is_the_least_time_that_so_many_do_not_exceed_and_needs_enough_of_them() -> None:
+    few, enough = (
+        Result(size=8, timings=timings(*[number / 1000 for number in range(count)]), mismatches={})
+        for count in (58, 100)
+    )
     assert {one.name for one in _results.distribution(8, few)} == {"p50.8B", "cv.8B"}
-    assert {one.name for one in _results.distribution(8, enough)} == {"p50.8B", "p95.8B", "cv.8B"}
+    found = {one.name: one.value for one in _results.distribution(8, enough)}  # 1 to 100 ms, on the slower rank
+    assert found.keys() == {"p50.8B", "p95.8B", "cv.8B"}
+    assert found["p50.8B"] == pytest.approx(50_500)
+    assert found["p95.8B"] == pytest.approx(95_000)
 
 
 def test_a_ranks_own_time_is_in_microseconds_with_its_samples() -> None:
-    metric = _results.rank_time("node0/gpu1", 1, 2**20, timings(0.001, 0.003))
+    metric = _results.rank_time("node0/gpu1", 2**20, (0.002, 0.004))
     assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")
     assert metric.samples == pytest.approx((2000, 4000))
     assert metric.value == pytest.approx(3000)
 
 
-def test_wrong_data_counts_every_element_and_names_size_and_rank() -> None:
-    metric, fact = _results.data_check([("1GiB", {}), ("float16 64KiB", {1: WRONG})], ["node0/gpu0", "node0/gpu1"])
+def test_wrong_data_counts_every_element_and_says_where_it_was() -> None:
+    metric, fact = _results.data_check([({"rank": 1}, WRONG), ({"rank": 2}, WRONG)])
     assert isinstance(metric, Metric)
     assert isinstance(fact, Fact)
-    assert (metric.name, metric.value) == ("wrong_elements", 7)
-    (entry,) = fact.value if isinstance(fact.value, list) else []
-    assert isinstance(entry, dict)
-    assert (entry["size"], entry["subject"], entry["offset"]) == ("float16 64KiB", "node0/gpu1", 5)
+    assert (metric.name, metric.value) == ("wrong_elements", 14)
+    first = {"rank": 1, "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    assert fact.value == [first, {**first, "rank": 2}]
+    (metric,) = _results.data_check([])
+    assert isinstance(metric, Metric)
+    assert metric.value == 0
 
 
 def test_wrong_data_of_an_exchange_names_sender_and_receiver() -> None:
-    lines = [Line(0, 1, (0.1,), None), Line(1, 0, (0.1,), WRONG)]
-    (entry,) = _results.wrong_data(lines, ["node0/gpu0", "node1/gpu0"])
+    lines = (Line(0, 1, (0.1,), None), Line(1, 0, (0.1,), WRONG))
+    subjects = ("node0/gpu0", "node1/gpu0")
+    _, fact = _results.pair_data_check(Figures(lines, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
+    assert isinstance(fact, Fact)
+    assert isinstance(fact.value, list)
+    (entry,) = fact.value
     assert isinstance(entry, dict)
     assert (entry["from"], entry["to"], entry["wrong"]) == ("node0/gpu0", "node1/gpu0", 7)
 

@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.bench.collectives import Timings
 from seatrial.bench.subgroups import GroupResult
-from seatrial.checks.fabric.scaling import CHECK, _efficiency, _figures, steps
+from seatrial.checks.fabric.scaling import CHECK, _figures, steps
 from seatrial.model import Metric, Outcome
 from tests.checks.fabric.judged import outcomes
 
@@ -18,15 +18,6 @@ def result(ranks: int, seconds: float) -> GroupResult:
 def test_steps_are_the_powers_of_two_and_all_nodes() -> None:
     assert steps([[node] for node in range(6)]) == {2: [0, 1], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 4, 5]}
     assert list(steps([[2 * node, 2 * node + 1] for node in range(3)])) == [1, 2, 3]
-
-
-def test_every_step_is_a_share_of_one_node_and_of_two() -> None:
-    assert _efficiency({1: 400.0, 2: 200.0, 4: 100.0}) == {
-        "1node": {"of 1node": 1.0},
-        "2nodes": {"of 1node": 0.5, "of 2nodes": 1.0},
-        "4nodes": {"of 1node": 0.25, "of 2nodes": 0.5},
-    }
-    assert _efficiency({2: 200.0}) == {"2nodes": {"of 2nodes": 1.0}}
 
 
 def test_bus_bandwidth_is_that_of_as_many_ranks_and_the_largest_step_is_compared() -> None:
