@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.hardware.training_flops import Work, work
 
-RUN = {"precision": "bf16 mixed", "flops_per_token": 4.2e10}
+RUN: dict[str, Any] = {"precision": "bf16 mixed", "flops_per_token": 4.2e10}
 
 
 @pytest.mark.parametrize(
