@@ -45,7 +45,6 @@ TESTED_ELSEWHERE = {
     "train/ddp.py",
     "train/function_calling/child.py",
     "train/function_calling/generate.py",
-    "train/function_calling/schema.py",
     "train/hf/arguments.py",
     "train/hf/export.py",
     "train/hf/inference.py",
