@@ -102,19 +102,20 @@ def instruments(device: str, window_s: float) -> Callable[[], Figures]:
 
     from seatrial.bench import collectives
     from seatrial.bench.operations import OPERATIONS
-    from seatrial.bench.rank import gather
     from seatrial.model import parse_bytes
-    from seatrial.train import markov, throughput
-    from seatrial.train.ddp import SEED, wait_for_all, wrap
-    from seatrial.train.transformer import build
+    from seatrial.train import ddp, train_config
 
     sizes = GPU_SIZES if device != "cpu" else CPU_SIZES
     all_reduce, ranks = OPERATIONS["all_reduce"], dist.get_world_size()
-    load = throughput.load_for(device)
-    walks = markov.sequences(load.batch, load.seq_len + 1, SEED + dist.get_rank()).to(device)
-    runner = throughput.Runner(wrap(build(load.shape, SEED, device), device), walks)
-    runner.window(throughput.WARMUP)
-    steps = ceil(window_s / max(gather(fmean(runner.window(throughput.WARMUP)))))
+    world = ddp.all_ranks(device)
+    settings = train_config.load("ddp" if device != "cpu" else ddp.SMALL, [f"data.samples={4 * ranks}"])
+    trainer = ddp.trainer(settings, world)
+
+    def step_s(steps: int) -> float:
+        return max(world.gather(fmean(step.seconds for step in trainer.take(ddp.SETTLE + steps)[ddp.SETTLE :])))
+
+    step_s(ddp.WARMUP)
+    steps = ceil(window_s / step_s(ddp.WARMUP))
 
     def measure() -> Figures:
         found = {}
@@ -122,9 +123,8 @@ def instruments(device: str, window_s: float) -> Callable[[], Figures]:
             timings = collectives.measure(all_reduce, parse_bytes(size), "float32", device, window_s, window_s).timings
             gbps = collectives.algorithm_bandwidth(parse_bytes(size), fmean(timings.means))
             found[f"busbw.{size}"] = gbps * 2 * (ranks - 1) / ranks  # nccl-tests, doc/PERFORMANCE.md
-        wait_for_all(device)
-        seconds = max(gather(fmean(runner.window(throughput.SETTLE + steps)[throughput.SETTLE :])))
-        return found | {"tokens_per_second_per_gpu": load.tokens / seconds}
+        world.barrier()
+        return found | {"tokens_per_second_per_gpu": settings.bsz * settings.seq_len / step_s(steps)}
 
     return measure
 

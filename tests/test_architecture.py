@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 
+from seatrial.checks import catalog
 from tests.paths import ROOT
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -35,6 +36,7 @@ TESTED_ELSEWHERE = {
     "discover/slurm_facts.py",
     "judge/thresholds.py",
     "launch/base.py",
+    "launch/collect_srun.py",  # test_collect.py
     "launch/rank_status.py",
     "model/telemetry.py",
     "report/inventory.py",
@@ -59,9 +61,10 @@ TESTED_ELSEWHERE = {
     "train/variants.py",
     "train/weights.py",
 }
+NAME_NO_CHECK = ("judge", "analysis", "report", "diagnose", "hardware")
 
 
-def test_imports_go_downwards_and_only_bench_and_train_import_torch() -> None:
+def test_imports_keep_the_contracts() -> None:
     done = subprocess.run(
         [Path(sys.executable).parent / "lint-imports", "--no-cache"],
         cwd=ROOT,
@@ -70,7 +73,7 @@ def test_imports_go_downwards_and_only_bench_and_train_import_torch() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert "2 kept, 0 broken" in done.stdout
+    assert "3 kept, 0 broken" in done.stdout
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
@@ -87,9 +90,27 @@ def test_nobody_above_bench_and_train_names_torch(source: Path) -> None:
     assert not names & {"torch", "numpy", "sklearn", "transformers"}
 
 
+@pytest.mark.parametrize("package", NAME_NO_CHECK)
+def test_a_check_declares_what_others_need_to_know_of_it(package: str) -> None:
+    """No string is the name of a check, nor the beginning of such names (``collectives.``); docstrings too."""
+    names = set(catalog()) | {f"{name.partition('.')[0]}." for name in catalog()}
+    constants = [
+        (path.name, node.lineno, node.value)
+        for path in sorted((ROOT / "src" / "seatrial" / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert not [one for one in constants if one[2] in names or any(name in one[2] for name in catalog())]
+
+
 def test_only_shell_starts_processes() -> None:
     callers = [path.name for path in SOURCES if "import subprocess" in path.read_text()]
     assert callers == ["processes.py"]
+
+
+def test_only_signals_sets_signal_handlers() -> None:
+    callers = [path.name for path in SOURCES if "signal.signal(" in path.read_text()]
+    assert callers == ["signals.py"]
 
 
 def test_the_command_line_is_instant() -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import signal
 import socket
 import sys
 import threading
@@ -44,6 +42,7 @@ from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.gc_pause import uncollected
 from seatrial.util.journal import Journal
+from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 
 PULSE_S = 1.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -82,8 +81,7 @@ class Pulse:
     """The sign of life of one rank, with what it is doing.
 
     It also ends the process on SIGTERM, and says so first: a rank that torchrun ends because another one failed must
-    not look as if it had gone silent. Python runs no handler while the main thread waits inside a collective; the
-    wake-up descriptor is written all the same. ``tidy_s`` seconds are left to a check that has to tidy up first.
+    not look as if it had gone silent. ``tidy_s`` seconds are left to a check that has to tidy up first.
     """
 
     def __init__(self, path: Path, tidy_s: float = 0.0) -> None:
@@ -92,9 +90,7 @@ class Pulse:
         self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
         self.say("starting")
         self._stopping = threading.Event()
-        self._signals, wake_up = os.pipe2(os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake_up)
-        signal.signal(signal.SIGTERM, _leave if tidy_s else lambda *_: None)
+        self._sigterm = SigtermWatch(_leave if tidy_s else lambda *_: None)
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def __enter__(self) -> Pulse:
@@ -114,18 +110,14 @@ class Pulse:
 
     def _beat(self) -> None:
         while not self._stopping.is_set():
-            self._end_on_sigterm()
+            ending = self._sigterm.wait(PULSE_S)
+            if ending:
+                self.say(ENDING)
             with contextlib.suppress(OSError):  # a full disk is told by the journal; no pulse would read as a hang
                 self._write()
-
-    def _end_on_sigterm(self) -> None:
-        """Wait for a second, or for a signal."""
-        if select.select([self._signals], [], [], PULSE_S)[0] and signal.SIGTERM in os.read(self._signals, 16):
-            self.say(ENDING)
-            with contextlib.suppress(OSError):
-                self._write()
-            self._stopping.wait(self._tidy_s)
-            os._exit(128 + signal.SIGTERM)
+            if ending:
+                self._stopping.wait(self._tidy_s)
+                os._exit(EXIT_TERMINATED)
 
     def _write(self) -> None:
         # not synced: a pulse is rewritten every second, and a slow disk must not look like silence
@@ -133,7 +125,7 @@ class Pulse:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
+    raise SystemExit(EXIT_TERMINATED)
 
 
 def work(job: Job, run_dir: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lines over size: what was put in comes out, and what cannot be told is not told."""
+"""Lines over size: the parameters that were put in come out, and what the sizes do not show is unknown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from seatrial.analysis.latency_fit import Line, Point, TooFew, regimes
+from seatrial.analysis.latency_fit import Line, Point, regimes
 
 SIZES = [2.0**power for power in range(10, 34, 2)]  # 1 KiB to 8 GiB
 
@@ -20,41 +20,30 @@ def line(
 
 def test_one_line_comes_out_as_it_went_in() -> None:
     (found,) = regimes(line(SIZES, 20, 250))
-    assert isinstance(found, Line)
     assert [found.alpha_us, found.gbps] == pytest.approx([20, 250])
     assert found.residual < 1e-9
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.03])
-def test_noise_makes_no_second_regime(noise: float) -> None:
-    found = [regimes(line(SIZES, 20, 250, noise=noise, seed=seed)) for seed in range(100)]
-    assert sum(len(parts) > 1 for parts in found) <= 5
-    (one,) = found[0]
-    assert isinstance(one, Line)
-    assert one.gbps == pytest.approx(250, rel=2 * noise)
+def test_noise_moves_the_line_little_and_a_bend_shows_in_its_fit_error() -> None:
+    (noisy,) = regimes(line(SIZES, 20, 250, noise=0.01))
+    assert noisy.gbps == pytest.approx(250, rel=0.02)
+    assert noisy.residual < 0.05
+    (bent,) = regimes([*line(SIZES[:6], 10, 20), *line(SIZES[6:], 60, 300)])
+    assert bent.residual > 0.15
 
 
-def test_a_bend_is_found_where_it_is_and_both_lines_are_right() -> None:
-    small, large = line(SIZES[:6], 10, 20, noise=0.002), line(SIZES[6:], 60, 300, noise=0.002)
-    before, after = regimes([*small, *large])
-    assert isinstance(before, Line)
-    assert isinstance(after, Line)
-    assert (before.sizes, after.sizes) == (tuple(SIZES[:6]), tuple(SIZES[6:]))
-    assert before.gbps == pytest.approx(20, rel=0.02)
-    assert [after.alpha_us, after.gbps] == pytest.approx([60, 300], rel=0.02)
-
-
-def test_what_nccl_says_decides_over_what_the_points_look_like() -> None:
+def test_each_algorithm_and_protocol_with_enough_sizes_has_a_line() -> None:
     points = [*line(SIZES[:4], 20, 250, "Ring/LL"), *line(SIZES[4:6], 20, 250, "Tree/LL128")]
-    first, second = regimes([*points, *line(SIZES[6:], 20, 250, "Ring/Simple")])[:2]
-    assert isinstance(first, Line)
-    assert first.regime == "Ring/LL"
-    assert second == TooFew("Tree/LL128", tuple(SIZES[4:6]))
+    found = regimes([*points, *line(SIZES[6:], 20, 250, "Ring/Simple")])
+    assert [(one.regime, one.sizes) for one in found] == [
+        ("Ring/LL", tuple(SIZES[:4])),
+        ("Ring/Simple", tuple(SIZES[6:])),
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_two_sizes_are_no_line(count: int) -> None:
-    assert regimes(line(SIZES[:count], 20, 250)) == (TooFew("", tuple(SIZES[:count])),)
+    assert regimes(line(SIZES[:count], 20, 250)) == ()
 
 
 def test_what_the_sizes_do_not_show_is_unknown() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from seatrial.analysis import read
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.model import Insight, Limit, Measurement, Metric, Series
+from seatrial.model import Insight, Limit, Measurement, Metric
 from tests.analysis.test_insights import collective
 from tests.analysis.test_insights import told as told_of_all_reduce
 from tests.hardware.test_links import gpus
@@ -16,7 +16,7 @@ from tests.paths import BENCHMARKS
 
 SCRIPT = BENCHMARKS / "judging.py"
 LINK = 370.8 / 18  # GB/s that NCCL plans with of each NVLink of an H200
-EACH, PAIRS, SCALING = "collectives.each_node", "collectives.gpu_pairs", "collectives.scaling"
+EACH, PAIRS = "collectives.each_node", "collectives.gpu_pairs"
 
 
 def node(check: str, number: int, ranks: int, size: str, value: float, gpu: str = "NVIDIA H200") -> Measurement:
@@ -84,26 +84,6 @@ def test_what_was_not_measured_has_no_gate() -> None:
     measured = node(PAIRS, 0, 2, "1GiB", 360)
     assert gates(measured.model_copy(update={"facts": {**measured.facts, "backend": "gloo"}})) == []
     assert gates(measured.model_copy(update={"facts": {}})) == []
-
-
-def test_that_no_rule_holds_the_speeds_of_scaling_is_said() -> None:
-    figures = {
-        "busbw.1node": (360.0, "GB/s"),
-        "busbw.4nodes": (300.0, "GB/s"),
-        "efficiency.1node": (0.8, "of the base"),
-    }
-    metrics = tuple(Metric(name=n, value=v, unit=u, subject="cluster") for n, (v, u) in figures.items())
-    series = Series(name="busbw", subject="cluster", x=(1.0, 4.0), y=(360.0, 300.0), x_unit="nodes", y_unit="GB/s")
-    measured = Measurement(check=SCALING, subject="n0/gpu0", metrics=metrics, facts={}, series=(series,))
-    (gate,) = gates(measured)
-    assert gate.text == (
-        "no rule holds busbw or efficiency: it sees wrong data, and nothing that is slow, unless the trial asks for "
-        "efficiency.1node"
-    )
-    (asked,) = gates(measured, efficiency__1node=">= 0.6")
-    assert (
-        asked.text == "efficiency.1node >= 0.6: 75% of the 0.8 of the base measured here: 25% less than that is passed"
-    )
 
 
 def test_a_thousand_nodes_have_one_line_a_rule() -> None:

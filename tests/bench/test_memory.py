@@ -59,17 +59,17 @@ def test_a_flipped_bit_is_found_and_placed(pattern: str, bit: int, monkeypatch: 
 
 
 def test_the_first_of_several_and_their_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = memory._Fixed.__call__
+    real = memory._fill_with
 
-    def faulty(self: Any, block: torch.Tensor, number: int) -> torch.Tensor:
-        real(self, block, number)
-        if len(calls) < 3 and self.word == 0:
+    def faulty(word: int, block: torch.Tensor, number: int) -> torch.Tensor:
+        real(word, block, number)
+        if len(calls) < 3 and word == 0:
             block[9:12] = 4
         calls.append(number)
         return block
 
     calls: list[int] = []
-    monkeypatch.setattr(memory._Fixed, "__call__", faulty)
+    monkeypatch.setattr(memory, "_fill_with", faulty)
     assert try_patterns(3 * 8 * WORDS, "cpu").wrong == (Wrong("0x0000000000000000", 9, 72, f"{4:#018x}"),)
 
 
@@ -90,12 +90,12 @@ def test_two_addresses_for_one_word_are_found_by_the_random_pattern_alone(monkey
 def test_patterns_have_every_bit_both_ways() -> None:
     for bit in range(64):
         assert {word >> bit & 1 for word in FIXED} == {0, 1}
-    words = memory._Random("cpu")(torch.empty(4096, dtype=torch.int64), 3)
+    words = dict(memory._patterns("cpu"))["random"](torch.empty(4096, dtype=torch.int64), 3)
     assert 0.4 < float((words < 0).double().mean()) < 0.6
 
 
 def test_random_words_depend_on_the_block_and_come_again() -> None:
-    fill = memory._Random("cpu")
+    fill = dict(memory._patterns("cpu"))["random"]
     one, other, again = (fill(torch.empty(64, dtype=torch.int64), number).clone() for number in (1, 2, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from seatrial.hardware.links import Links, node_share, nvlink_share, read
+from seatrial.checks import catalog
+from seatrial.hardware import links
+from seatrial.hardware.links import Links, node_share, nvlink_share
 from seatrial.model import Measurement
+
+
+def read(measurements: Sequence[Measurement]) -> Links:
+    return links.read(measurements, catalog())
 
 
 def of(check: str, subject: str = "n0", **facts: Any) -> Measurement:

@@ -45,7 +45,7 @@ def gemm(value: float, place: str, gpu: str | None = "NVIDIA H200", kind: str = 
 
 
 def told(*measurements: Measurement, sliced: frozenset[str] = frozenset()) -> list[Insight]:
-    return list(achieved(measurements, Known(None, skus(), sliced=sliced)))
+    return list(achieved(measurements, catalog(), Known(None, skus(), sliced=sliced)))
 
 
 def test_one_gpu_is_told_with_the_peak_its_share_and_the_source() -> None:
@@ -93,7 +93,7 @@ def test_no_peak_is_ever_guessed(gpu: str, kind: str, sliced: tuple[str, ...], w
 
 def test_a_peak_in_another_unit_is_not_compared() -> None:
     strange = Sku(name="X", nvml_names=("X",), spec={"bf16": Spec(value=1, unit="PFLOP/s", source="a paper")})
-    (one,) = achieved([gemm(600, "n/gpu0", "X")], Known(None, [strange]))
+    (one,) = achieved([gemm(600, "n/gpu0", "X")], catalog(), Known(None, [strange]))
     assert "peak not known: the SKU data of X has none of bf16 in TFLOP/s" in one.text
 
 

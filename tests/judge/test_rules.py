@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Options, Place
+from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.hardware.references import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
@@ -38,6 +39,8 @@ def never(place: Place, options: Options) -> Iterator[Observation]:
 
 
 def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
+    """One of a collective, where a rule has a baseline such as ``x.busbw.1GiB``."""
+    timed = {rule.metric: rule.baseline for rule in rules if rule.baseline and ".busbw." in rule.baseline}
     return Check(
         name="c",
         title="C",
@@ -47,6 +50,8 @@ def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
         rules=rules,
         measure=never,
         limit_s=1,
+        operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
+        bounds=dict.fromkeys(timed, COLLECTIVE),
     )
 
 
@@ -400,7 +405,7 @@ def test_a_threshold_of_the_trial_still_looks_at_the_other_order() -> None:
 def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> None:
     (weak,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 100")})
     assert weak.outcome is Outcome.PASS
-    assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: what lost 75% of it passes" in weak.judged_by
+    assert "HARDLY A TEST: 25% of the 400 GB/s of SKU Test GPU: a 4x slowdown would pass" in weak.judged_by
     (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 200")})
     assert "HARDLY" not in fair.judged_by
     (high,) = verdicts(check(BY_BASELINE), measured(430, facts=FOUR), expect={"speed": Limit.parse("> 420")})

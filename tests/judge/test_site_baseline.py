@@ -233,9 +233,9 @@ def expected(value: float, **more: Any) -> Baseline:
 )
 def test_a_value_that_lets_anything_pass_is_refused(baseline: Baseline, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        refuse_site(baseline)
-    refuse_site(expected(320, floor=300))
-    refuse_site(expected(0.5, nodes=2, gpus=16, fabric="tcp"))  # of a network whose speed we do not know
+        refuse_site(baseline, catalog())
+    refuse_site(expected(320, floor=300), catalog())
+    refuse_site(expected(0.5, nodes=2, gpus=16, fabric="tcp"), catalog())  # of a network whose speed we do not know
 
 
 @pytest.mark.parametrize(("value", "floor", "weak"), [(20, None, True), (440, 100, True), (440, 300, False)])
@@ -276,5 +276,7 @@ def test_without_a_network_nothing_across_nodes_is_learned() -> None:
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.8GiB", value=5, unit="GB/s", subject="cluster")
     reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
-    with pytest.raises(UsageError, match=r"all_reduce\.busbw\.8GiB is across 2 nodes, and no collectives.path says"):
+    with pytest.raises(
+        UsageError, match=r"all_reduce\.busbw\.8GiB is across 2 nodes, and it is not known over which network"
+    ):
         site_baseline.learn("lab", {"a": of(reduced)}, catalog())

@@ -124,7 +124,7 @@ def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site])
     closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
     for node in site.cluster.nodes:
         site.cluster.on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
-    soon = "from seatrial.launch import collect_srun; collect_srun.SILENCE_S = 12"  # of a minute
+    soon = "from seatrial.launch import collect; collect.SILENCE_S = 12"  # of a minute
     code, _, err = site.started(1, "--only", "host.inventory", first=soon).finish()
     assert code == 3, err
     reason = errors(load(site.out))["host.inventory"]

@@ -10,20 +10,16 @@ from hypothesis import strategies as st
 
 from seatrial.model import Series
 from seatrial.report.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEAST_LEFT,
+    FRAME,
     MOST_POINTS,
     MOST_TICKS,
-    RIGHT,
     RUG_HEIGHT,
     RUG_WIDTH,
-    TOP,
-    WIDTH,
     Chart,
     charts,
     rug,
 )
+from tests.report.paths import points_of
 
 
 def series(name: str, x: list[float], y: list[float], subject: str = "cluster", units: str = "step ") -> Series:
@@ -58,7 +54,7 @@ def test_long_labels_have_room() -> None:
     chart = only(series("latency", [2**20, 2**33], [24.7, 3_400_711], units="B us"))
     assert labels(chart.y.ticks)[-1] == "10,000,000"
     assert chart.x.start - 8 >= len("10,000,000") * 7  # a digit is as wide at a phone's larger print
-    assert chart.lines[0].points[0][0] == chart.x.start
+    assert points_of(chart.curves[0].path)[0][0] == chart.x.start
 
 
 def test_a_time_over_sizes_has_a_log_axis_of_decades() -> None:
@@ -74,11 +70,11 @@ def test_y_begins_at_zero_but_for_a_loss() -> None:
 
 def test_subjects_share_a_chart_and_names_of_one_family_too() -> None:
     both = only(series("loss", [1], [1], "n/gpu0"), series("loss", [1], [2], "n/gpu1"))
-    assert [(line.label, line.style) for line in both.lines] == [("n/gpu0", 0), ("n/gpu1", 1)]
+    assert [(line.label, line.style) for line in both.curves] == [("n/gpu0", 0), ("n/gpu1", 1)]
     family = only(series("loss.together", [1], [1]), series("loss.alone", [1], [2]))
-    assert (family.title, [line.label for line in family.lines]) == ("loss", ["together", "alone"])
+    assert (family.title, [line.label for line in family.curves]) == ("loss", ["together", "alone"])
     mixed = only(series("loss.a", [1], [1], "n1"), series("loss.b", [1], [2], "n2"))
-    assert [line.label for line in mixed.lines] == ["a, n1", "b, n2"]
+    assert [line.label for line in mixed.curves] == ["a, n1", "b, n2"]
 
 
 def test_other_units_are_another_chart() -> None:
@@ -88,24 +84,32 @@ def test_other_units_are_another_chart() -> None:
 def test_many_subjects_are_a_band_with_the_median_and_those_in_trouble() -> None:
     every = [series("loss", [1, 2], [number, number], f"n{number}") for number in range(20)]
     chart = only(*every, troubled=frozenset({"n3", "n19"}))
-    assert [line.label for line in chart.lines] == ["median of 20", "n3", "n19"]
+    assert [line.label for line in chart.curves] == ["median of 20", "n3", "n19"]
     assert chart.band_label == "all 20"
     lowest, highest = chart.y.at(0), chart.y.at(19)
-    assert chart.band == f"{LEAST_LEFT:g},{highest:g} 446,{highest:g} 446,{lowest:g} {LEAST_LEFT:g},{lowest:g}"
+    assert chart.band.endswith("Z")
+    left, right = FRAME.across
+    assert points_of(chart.band) == [(left, lowest), (right, lowest), (right, highest), (left, highest)]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spike() -> None:
     y = [1.0] * 10_000
     y[5_432] = 99.0
     chart = only(series("loss", [float(step) for step in range(10_000)], y))
-    assert len(chart.lines[0].points) <= MOST_POINTS
-    assert min(place for _, place in chart.lines[0].points) == chart.y.at(99.0)
-    assert chart.lines[0].notes == ()
+    points = points_of(chart.curves[0].path)
+    assert len(points) <= MOST_POINTS
+    assert min(place for _, place in points) == chart.y.at(99.0)
+    assert chart.curves[0].marks == ()
+
+
+def test_a_path_is_exact_and_a_level_stretch_is_one_stroke() -> None:
+    assert FRAME.path([(58.0, 30.5), (60.1, 30.5), (63.0, 30.5), (70.3, 40.0)]) == "M58 30.5l5 0l7.3 9.5"
+    assert FRAME.path([(58.0, 30.5)]) == "M58 30.5"
 
 
 def test_points_tell_their_values() -> None:
     chart = only(series("busbw", [2**20], [63.5], units="B GB/s"))
-    assert chart.lines[0].notes == ("cluster: 1MiB, 63.5 GB/s",)
+    assert [note for _, _, note in chart.curves[0].marks] == ["cluster: 1MiB, 63.5 GB/s"]
 
 
 def test_nothing_to_draw_is_no_chart() -> None:
@@ -123,9 +127,9 @@ number = st.floats(min_value=-1e30, max_value=1e30).map(lambda value: value if a
 def test_whatever_the_numbers_the_curve_stays_within_the_frame(points: list[tuple[float, float]], units: str) -> None:
     points = sorted(points)
     chart = only(series("loss", [x for x, _ in points], [y for _, y in points], units=units))
-    for x, y in chart.lines[0].points:
-        assert LEAST_LEFT <= x <= WIDTH - RIGHT
-        assert TOP <= y <= HEIGHT - BOTTOM
+    for x, y in points_of(chart.curves[0].path):
+        assert FRAME.across[0] <= x <= FRAME.across[1]
+        assert FRAME.upwards[1] <= y <= FRAME.upwards[0]
     for axis in (chart.x, chart.y):
         assert len(axis.ticks) <= 10
         assert all(min(axis.start, axis.end) <= place <= max(axis.start, axis.end) for place, _ in axis.ticks)

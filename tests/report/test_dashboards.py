@@ -10,7 +10,7 @@ from seatrial.model import Phase, Trial
 from seatrial.model.telemetry import THROTTLED, Dashboard, Span, Telemetry, Track
 from seatrial.report import dashboards
 from seatrial.report.charts import LARGEST
-from seatrial.report.dashboards import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Board, boards
+from seatrial.report.dashboards import FRAME, Board, boards
 from seatrial.report.html_page import render
 from seatrial.report.view import chapters
 from tests.report import samples
@@ -33,9 +33,9 @@ def track(values: list[float | None], gauge: str = "power_w", label: str = "n0/g
 
 def test_a_value_stands_in_the_middle_of_its_step() -> None:
     (panel,) = board(track([0.0, 500.0, 500.0, 500.0, 0.0]), seconds=5).panels
-    assert (LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM) == (84, 646, 30, 204)
+    assert (FRAME.across, FRAME.upwards) == ((84, 646), (204, 30))
     assert panel.curves[0].path == "M140 204l113 -174l224 0l113 174"
-    assert (panel.title, panel.unit, panel.range) == ("Power", "W", "0–500 W")
+    assert (panel.title, panel.y_label, panel.range) == ("Power", "W", "0–500 W")
 
 
 def test_a_line_is_broken_where_nothing_was_read_for_long_and_not_where_pcie_waits_its_turn() -> None:
@@ -48,7 +48,7 @@ def test_a_line_is_broken_where_nothing_was_read_for_long_and_not_where_pcie_wai
 def test_a_line_is_broken_where_the_time_was_cut() -> None:
     drawn = board(track([1.0] * 10), cuts=(5.0,))
     assert drawn.panels[0].curves[0].path.count("M") == 2
-    assert drawn.cuts == (round(LEFT + (WIDTH - LEFT - RIGHT) / 2, 1),)
+    assert drawn.cuts == (sum(FRAME.across) / 2,)
 
 
 def test_a_value_by_itself_is_seen() -> None:
@@ -58,7 +58,7 @@ def test_a_value_by_itself_is_seen() -> None:
 
 def test_memory_is_in_binary_units_and_percent_go_to_a_hundred() -> None:
     memory, util = board(track([2.0**30, 3.0 * 2**30], "memory_used_bytes"), track([1.0, 2.0], "sm_util")).panels[::-1]
-    assert (memory.range, memory.unit) == ("1–3 GiB", "GiB")
+    assert (memory.range, memory.y_label) == ("1–3 GiB", "GiB")
     assert util.y.high == 100
 
 
@@ -102,8 +102,8 @@ def test_checks_are_shaded_and_numbered_where_there_is_room() -> None:
     spans = (Span(check="a", begin=-1, end=6), Span(check="b", begin=6, end=6.1), Span(check="c", begin=6.1, end=99))
     shades = board(track([1.0] * 10), spans=spans).shades
     assert [shade.number for shade in shades] == ["1", "", "3"]
-    assert shades[0].x == LEFT
-    assert shades[-1].x + shades[-1].width == pytest.approx(WIDTH - RIGHT)
+    assert shades[0].x == FRAME.across[0]
+    assert shades[-1].x + shades[-1].width == pytest.approx(FRAME.across[1])
     assert shades[1].title == "2 b: 6.0 to 6.1 s"
 
 
@@ -112,7 +112,7 @@ def test_checks_are_shaded_and_numbered_where_there_is_room() -> None:
 def test_figures_of_a_damaged_record_are_drawn_somewhere(value: float, seconds: float) -> None:
     drawn = board(track([value, 0.0]), seconds=seconds, step_s=abs(seconds) or 1.0)
     for number in re.findall(r"-?\d+", drawn.panels[0].curves[0].path):
-        assert abs(int(number)) < 10 * WIDTH
+        assert abs(int(number)) < 10 * FRAME.width
 
 
 def test_each_phase_has_its_dashboards_in_the_page() -> None:

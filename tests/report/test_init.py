@@ -10,9 +10,10 @@ import pytest
 
 from seatrial import report
 from seatrial.model import Measurement, Metric, Series, Timing, Trial, UsageError
-from seatrial.report.charts import WIDTH, charts
+from seatrial.report.charts import FRAME, charts
 from tests.paths import ROOT
 from tests.report import samples
+from tests.report.paths import points_of
 
 FILES = ["trial.json", "junit.xml", "metrics.prom", "report.html"]
 
@@ -76,8 +77,8 @@ def test_every_finite_number_is_rendered(name: str, units: str) -> None:
 def test_the_axes_of_extremes_stay_in_the_picture(name: str) -> None:
     for units in ("us over B", "GB/s over step"):
         (chart,) = charts(extreme(EXTREMES[name], units).measurements[0].series, frozenset())
-        places = [number for line in chart.lines for point in line.points for number in point]
-        assert all(0 <= place <= WIDTH for place in places), places
+        places = [number for curve in chart.curves for point in points_of(curve.path) for number in point]
+        assert all(0 <= place <= FRAME.width for place in places), places
         assert all(len(label) < 24 for _, label in (*chart.x.ticks, *chart.y.ticks))
 
 
@@ -110,6 +111,7 @@ import resource, sys
 from pathlib import Path
 from seatrial import report
 from tests.report import samples
+from tests.report.paths import points_of
 trial = samples.accepted()
 assert len(report.render(trial, "json")) < 50_000 < len(report.render(trial, "html"))
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))

@@ -66,7 +66,7 @@ def test_a_fleet_without_samplers_is_told_in_a_few_lines(tmp_path: Path) -> None
 
 def test_a_disk_that_takes_no_more_costs_no_record(tmp_path: Path) -> None:
     left(tmp_path / "jobs/nodes", HEADER, [101.0, 1.0, 80.1, 0])
-    (tmp_path / "jobs/nodes" / f"{FILE}.new").mkdir()  # for want of a full disk
+    (tmp_path / "jobs/nodes" / FILE).mkdir()  # in place of a full disk
     found = telemetry.of_run(tmp_path, [JOB], [], PHASES)
     assert found
     assert found.complaints == ("nodes: its telemetry could not be gathered: Is a directory",)

@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Place
 from seatrial.checks.training.ddp import CHECK
-from seatrial.train import ddp, throughput
-from seatrial.train.transformer import Shape
+from seatrial.train import data, ddp, loop, parallel
+from seatrial.train.loop import Trainer
+from seatrial.train.progress import Step
 from seatrial.worker import measure
 
 Fault = Callable[[int], AbstractContextManager[Any]]
@@ -30,30 +32,36 @@ VICTIM = 1
 
 def _flip_one_bit(rank: int) -> AbstractContextManager[Any]:
     """After training, one bit of one weight of the victim is another."""
-    real = ddp.fit
+    real = Trainer.take
 
-    def fit(model: torch.nn.Module, *arguments: Any) -> list[float]:
-        losses = real(model, *arguments)
-        next(model.parameters()).data.view(torch.int32)[0, 0] ^= 1
-        return losses
+    def take(self: Trainer, steps: int) -> list[Step]:
+        taken = real(self, steps)
+        next(self.built.model.parameters()).data.view(torch.int32)[0, 0] ^= 1
+        return taken
 
-    return patch.object(ddp, "fit", fit) if rank == VICTIM else nullcontext()
+    return patch.object(Trainer, "take", take) if rank == VICTIM else nullcontext()
 
 
 def _drop_a_sample(rank: int) -> AbstractContextManager[Any]:
-    """The victim's sampler gives its second sample out twice, and its first not at all."""
+    """The victim reads its second sample twice, and its first not at all."""
+    real = data.order
 
-    class Dropping(DistributedSampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            _, second, *others = super().__iter__()
-            return iter([second, second, *others])
+    def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
+        _, second, *others = islice(samples := real(blocks, rank, ranks, seed, skip), 3)
+        return chain([second, second, *others], samples)
 
-    return patch.object(ddp, "DistributedSampler", Dropping) if rank == VICTIM else nullcontext()
+    return patch.object(data, "order", order) if rank == VICTIM else nullcontext()
 
 
 def _frozen_order(rank: int) -> AbstractContextManager[Any]:
+    """Every epoch is as the first."""
     del rank
-    return patch.object(DistributedSampler, "set_epoch", lambda self, epoch: None)
+    real = data.order
+
+    def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
+        return real(blocks, rank, ranks, seed, skip % (blocks // ranks))
+
+    return patch.object(data, "order", order)
 
 
 def _gradients_by(hook: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]) -> Fault:
@@ -64,7 +72,7 @@ def _gradients_by(hook: Callable[[GradBucket], torch.futures.Future[torch.Tensor
             super().__init__(*arguments, **options)
             self.register_comm_hook(None, lambda state, bucket: hook(bucket))
 
-    return lambda rank: patch.object(ddp, "DistributedDataParallel", Replica)
+    return lambda rank: patch.object(parallel, "DistributedDataParallel", Replica)
 
 
 def _kept(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -81,7 +89,7 @@ def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
 
 def _explode(rank: int) -> AbstractContextManager[Any]:
     del rank
-    return patch.object(ddp, "LEARNING_RATE", 1e30)
+    return patch.object(loop, "rate", lambda *_: 1e30)
 
 
 def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
@@ -91,14 +99,13 @@ def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
 def _slow_alone(rank: int) -> AbstractContextManager[Any]:
     """Something slows training down while nobody communicates, and only then."""
     del rank
-    real = throughput.Runner.window
+    real = Trainer.take
 
-    def window(self: throughput.Runner, steps: int) -> list[float]:
-        if isinstance(self._model, DistributedDataParallel):
-            return real(self, steps)
-        return [10 + seconds for seconds in real(self, steps)]
+    def take(self: Trainer, steps: int) -> list[Step]:
+        taken = real(self, steps)
+        return taken if self.world.size > 1 else [replace(step, seconds=10 + step.seconds) for step in taken]
 
-    return patch.object(throughput.Runner, "window", window)
+    return patch.object(Trainer, "take", take)
 
 
 FAULTS: dict[str, Fault] = {
@@ -120,7 +127,7 @@ def main(scenarios: dict[str, Any], out: Path) -> str:
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    ddp.SHAPE = Shape(seq_len=32, dim=64, layers=1)  # quicker than the real one, and as good at showing a fault
+    ddp.BATCH = (*ddp.BATCH, *ddp.TINIEST)  # quicker than the real one, and as good at showing a fault
     open_group("cpu", timeout_s=60)
     records = {}
     for name, scenario in scenarios.items():

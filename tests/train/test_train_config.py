@@ -52,7 +52,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["timeout_s=inf"], "timeout_s: Input should be a finite number"),
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["seq_len=257"], "sliding window of 256"),
         ("run_name: a\nmodel: {name: qwen2-tiny}\n", ["seq_len=513"], "512 positions"),
-        ("run_name: a\nmodel: {name: mistral-8b}\n", [], "no model 'mistral-8b': expected one of mistral-7b"),
+        ("run_name: a\nmodel: {name: mistral-8b}\n", [], "no model 'mistral-8b': expected one of markov, mistral-7b"),
         ("run_name: a\nmodel: {name: mistral-tiny}\nmax_steps: 3\n", [], "leave none of 3 steps"),
         ("run_name: a\nmodel: {name: mistral-tiny}\nparallel: {cpu_offload: true}\n", [], "go with strategy fsdp2"),
         ("- a\n", [], "expected a mapping"),
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, overrides: list[str],
     ("name", "meant"),
     [
         ("troughput", "; did you mean throughput or tiny/throughput? Name"),
-        ("fsdp", "; did you mean fsdp-mistral-7b or tiny/fsdp-mistral-7b? Name"),
+        ("fsdp", "; did you mean fsdp-mistral-7b or tiny/fsdp-mistral-7b or ddp? Name"),
         ("smollm", "; did you mean sft-smollm-135m or tiny/sft-smollm-135m? Name"),
         ("mistral", "; did you mean fsdp-mistral-7b or lora-mistral-7b-ddp or sft-mistral-7b-1gpu? Name"),
         ("", ". Name"),
@@ -132,6 +132,16 @@ def test_a_model_is_cut_to_some_of_its_layers() -> None:
     assert 2.0e9 < wanted.architecture().parameters < 2.1e9
     with pytest.raises(UsageError, match="layers goes with weights: random"):
         train_config.load("throughput", ["model.layers=8", "model.weights=folder"])
+
+
+def test_a_model_is_made_narrower_with_heads_of_the_same_size() -> None:
+    mistral = train_config.load("throughput", ["model.width=1024"]).architecture()
+    assert (mistral.hidden_size, mistral.intermediate_size, mistral.head_dim) == (1024, 3584, 128)
+    assert (mistral.num_attention_heads, mistral.num_key_value_heads) == (8, 2)
+    with pytest.raises(UsageError, match=r"model.width 640: expected a multiple of 512"):
+        train_config.load("throughput", ["model.width=640"])
+    with pytest.raises(UsageError, match="width goes with weights: random"):
+        train_config.load("throughput", ["model.width=1024", "model.weights=folder"])
 
 
 def test_adapters_are_counted_as_they_are_on_mistral() -> None:

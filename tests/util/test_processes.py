@@ -124,7 +124,9 @@ def test_variables_can_be_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_child_whose_parent_died_before_it_could_ask_leaves() -> None:
-    code = "import os; from seatrial.util import processes as p; p.die_with_parent(os.getppid() + 1); print('stayed')"
+    code = (
+        "import os; from seatrial.util import processes; processes.die_with_parent(os.getppid() + 1); print('stayed')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (143, "")
 

@@ -21,6 +21,6 @@ def read(
     site: Baseline | None = None,
 ) -> tuple[Insight, ...]:
     """Every insight of a trial; see ``insights``."""
-    found = links.read(measurements)
+    found = links.read(measurements, checks)
     figures = insights(config, measurements, verdicts, checks, known_for(found, site), found)
     return (*figures, *error_counters.insights(measurements))

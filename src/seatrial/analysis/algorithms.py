@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from seatrial.hardware.links import Declaring, FactRole, facts_of
 from seatrial.model import Measurement, format_bytes, parse_bytes
 
-PATH, CONTRAST = "collectives.path", "collectives.contrast"
 Way = tuple[str, str]  # algorithm and protocol; empty where the log does not say
 Shape = tuple[str, str, str]  # operation, type, buffers
 Chosen = Mapping[Shape, Mapping[str, Way]]  # … → size label → way
@@ -26,25 +26,27 @@ _AS_NCCL_ALGO = {
     "COLLNET_DIRECT": "CollNetDirect",
 }
 _NONE = ("not told", "not measured", "point to point")  # what these checks say where there is none
-_CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what collectives.contrast measures, and no other
+_CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what a contrast measures, and no other
 
 
-def read(measurements: Sequence[Measurement]) -> Chosen:
-    """Of every operation that collectives.path asked for; collectives.contrast knows of one, and of older runs."""
-    found: dict[Shape, dict[str, Way]] = {}
-    for by_case in _told(measurements, CONTRAST, "path_by_size"):
-        found.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
-    for by_operation in _told(measurements, PATH, "choices"):
-        for operation, told in by_operation.items():
-            shape = operation, str(_mapping(told).get("dtype")), str(_mapping(told).get("buffers"))
-            found.setdefault(shape, {}).update(_ways(_mapping(_mapping(told).get("by_size"))))
-    return found
+def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Chosen:
+    """Of every operation that a check asked NCCL for; a contrast knows of one, and is all that older runs have."""
+    chosen: dict[Shape, dict[str, Way]] = {}
+    for by_case in _distinct("contrast_algorithms", measurements, checks):
+        chosen.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
+    for by_operation in _distinct("algorithms", measurements, checks):
+        for operation, choice in by_operation.items():
+            shape = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
+            chosen.setdefault(shape, {}).update(_ways(_mapping(_mapping(choice).get("by_size"))))
+    return chosen
 
 
-def _told(measurements: Sequence[Measurement], check: str, fact: str) -> Iterator[Mapping[str, Any]]:
-    """What a check says, once where one node after the other says the same; most ranks say nothing."""
-    every = (_mapping(one.facts.get(fact)) for one in measurements if one.check == check)
-    return (told for told, _ in groupby(filter(None, every)))
+def _distinct(
+    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Declaring]
+) -> Iterator[Mapping[str, Any]]:
+    """The facts of this role, once where one node after the other has the same; most ranks have none."""
+    every = (_mapping(value) for _, value in facts_of(role, measurements, checks))
+    return (value for value, _ in groupby(filter(None, every)))
 
 
 def of(chosen: Chosen, operation: str, facts: Mapping[str, Any]) -> Mapping[str, Way]:
@@ -54,21 +56,21 @@ def of(chosen: Chosen, operation: str, facts: Mapping[str, Any]) -> Mapping[str,
 
 @lru_cache  # of the same sizes each of a thousand nodes tells
 def size_label(size: float) -> str:
-    """As checks.collective names a size in its metrics."""
+    """As checks name a size in their metrics."""
     short = format_bytes(size)
     return f"{int(size)}B" if "." in short or parse_bytes(short) != int(size) else short
 
 
 def _ways(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Way]]:
     """Under the size that was asked for, and under the exact one."""
-    for name, told in by_size.items():
-        algorithm = str(_mapping(told).get("algorithm") or _NONE[0])
+    for name, choice in by_size.items():
+        algorithm = str(_mapping(choice).get("algorithm") or _NONE[0])
         if algorithm.startswith(_NONE):
             continue
-        protocol = str(told.get("protocol") or "")
+        protocol = str(choice.get("protocol") or "")
         way = _AS_NCCL_ALGO.get(algorithm, algorithm), "" if protocol in _NONE else protocol
         yield name, way
-        if isinstance(size := told.get("bytes"), int):
+        if isinstance(size := choice.get("bytes"), int):
             yield size_label(size), way
 
 

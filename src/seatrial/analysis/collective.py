@@ -10,7 +10,6 @@ from seatrial.hardware.links import Links, nvlink_share
 from seatrial.hardware.references import Known
 from seatrial.model import Measurement
 
-CHECK = "collectives."
 NVLINK, PORT = "NVLink of a GPU", "network port"
 _POINT_TO_POINT = ("all_to_all", "send_receive")
 # What is reached of the line rate where a link is all that holds a transfer up. NVLink: what NCCL plans with on an
@@ -64,7 +63,7 @@ def scene(
     """None for what is not a collective over NCCL."""
     facts = measurement.facts
     ranks, nodes = facts.get("world_size"), facts.get("nodes")
-    if not measurement.check.startswith(CHECK) or facts.get("backend") != "nccl":
+    if not operation or facts.get("backend") != "nccl":
         return None
     if not isinstance(ranks, int) or not isinstance(nodes, int) or ranks < 2:
         return None

@@ -11,7 +11,7 @@ from seatrial.analysis import algorithms as choices
 from seatrial.analysis import latency_fit
 from seatrial.analysis import sensitivity as gates
 from seatrial.analysis.algorithms import size_label
-from seatrial.analysis.collective import CHECK, NVLINK, PORT, Scene
+from seatrial.analysis.collective import NVLINK, PORT, Scene
 from seatrial.analysis.collective import scene as scene_of
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
@@ -20,7 +20,6 @@ from seatrial.hardware.references import Known
 from seatrial.judge.peaks import achieved
 from seatrial.model import HARDLY, Insight, Measurement, Series, Verdict, format_bytes
 
-_BACK_TO_BACK = ("time over size", "intercept", "intercept_us", "back to back")
 _BINDS = 0.9  # of that: under it, something else holds it up
 # A line that misses a point by more is not the line of those points
 _NO_LINE = 0.15
@@ -35,23 +34,22 @@ def insights(
     links: Links,
 ) -> tuple[Insight, ...]:
     """Every insight of a trial: of collectives in their order, of peaks, then of gates that hardly test anything."""
-    chosen = choices.read(measurements)
-    found: list[Insight] = [*gates.relative(measurements, checks, links)]
-    found += gates.inside(measurements, config, checks, known, links)
-    for measurement in (one for one in measurements if one.series):  # one of thousands of ranks has the curves
-        series = {one.name: one for one in measurement.series}
-        operation = measurement.check.removeprefix(CHECK)
+    chosen = choices.read(measurements, checks)
+    gathered: list[Insight] = [*gates.relative(measurements, checks, links)]
+    gathered += gates.inside(measurements, config, checks, known, links)
+    timing = {name: check for name, check in checks.items() if check.operation}
+    for measurement in (one for one in measurements if one.series and one.check in timing):
+        series = {one.name: one for one in measurement.series}  # one of thousands of ranks has the curves
+        operation = timing[measurement.check].operation
         scene = scene_of(measurement, operation, choices.of(chosen, operation, measurement.facts), links, known)
         if scene and {"device_busbw", "device_latency"} <= set(series):
-            found += _lines(scene, series["device_busbw"], series["device_latency"], graph=True)
+            gathered += _latency(scene, series["device_busbw"], series["device_latency"])
         if scene and {"busbw", "latency"} <= set(series):
             busbw = series["busbw"]
-            found += _lines(scene, busbw, series["latency"], graph=False)
-            found += _limiter(scene, busbw)
+            gathered += _limiter(scene, busbw)
             reached = {f"busbw.{size_label(x)}": y for x, y in zip(busbw.x, busbw.y, strict=True)}
-            found += gates.held(scene, measurement.facts, reached, config, checks, known)
-        found += gates.scaling(measurement, config)
-    return (*found, *achieved(measurements, known), *_weak(verdicts))
+            gathered += gates.held(scene, measurement.facts, reached, config, checks, known)
+    return (*gathered, *achieved(measurements, checks, known), *_weak(verdicts))
 
 
 def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
@@ -62,40 +60,30 @@ def _weak(verdicts: Sequence[Verdict]) -> Iterator[Insight]:
         yield Insight(check=check, title=HARDLY, text=f"{metric}, {judged_by.replace(f'; {HARDLY}:', ', is')}")
 
 
-def _lines(scene: Scene, busbw: Series, latency: Series, *, graph: bool) -> Iterator[Insight]:
-    """Time over size as a line: in a CUDA graph, down to the smallest sizes, it meets the axis at the latency.
-
-    Back to back, at large sizes, what it has there is an intercept, and the latency of nothing.
-    """
-    title, name, key, how = ("latency", "α", "alpha_us", "in a CUDA graph") if graph else _BACK_TO_BACK
+def _latency(scene: Scene, busbw: Series, latency: Series) -> Iterator[Insight]:
+    """Time over size in a CUDA graph, which goes down to the smallest sizes: its line meets the axis at the latency."""
     points = [
         (size, us, "/".join(filter(None, scene.ways.get(size_label(size), ()))))
         for size, us in zip(latency.x, latency.y, strict=True)
         if us > 0
     ]
-    if not points or len(busbw.x) != len(latency.x):
+    lines = latency_fit.regimes(points)
+    if not lines or len(busbw.x) != len(latency.x):
         return
     factor = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]  # busbw over algbw
-    parts = latency_fit.regimes(points)
-    text = "; ".join(_told(part, factor, name) for part in parts)
-    regimes = [{**asdict(part), "sizes": list(part.sizes)} for part in parts]
-    values: dict[str, Any] = {
-        "busbw_over_algbw": factor,
-        "regimes": [{key if one == "alpha_us" else one: value for one, value in part.items()} for part in regimes],
-    }
-    yield Insight(check=scene.check, title=title, text=f"T = {name} + S/β, {how}: {text}", values=values)
+    text = "; ".join(_line(line, factor) for line in lines)
+    regimes = [{**asdict(line), "sizes": list(line.sizes)} for line in lines]
+    values: dict[str, Any] = {"busbw_over_algbw": factor, "regimes": regimes}
+    yield Insight(check=scene.check, title="latency", text=f"T = α + S/β, in a CUDA graph: {text}", values=values)
 
 
-def _told(part: latency_fit.Line | latency_fit.TooFew, factor: float, name: str) -> str:
-    span = f"{format_bytes(part.sizes[0])} to {format_bytes(part.sizes[-1])}"
-    where = f"{part.regime}, {span}" if part.regime else span
-    if isinstance(part, latency_fit.TooFew):
-        return f"{where}: {len(part.sizes)} of the {latency_fit.ENOUGH} sizes that a line needs"
-    alpha = f"{name} {part.alpha_us:.3g} µs" if part.alpha_us else f"{name} too small to be seen"
-    beta = f"β {part.gbps * factor:.4g} GB/s busbw" if part.gbps else "time does not grow with size"
-    off = f"{len(part.sizes)} sizes off it by {part.residual:.1%} at most"
-    bent = ": these are not of one regime, and more sizes would tell where it ends" if part.residual > _NO_LINE else ""
-    return f"{where}: {alpha}, {beta}, {off}{bent}"
+def _line(line: latency_fit.Line, factor: float) -> str:
+    span = f"{format_bytes(line.sizes[0])} to {format_bytes(line.sizes[-1])}"
+    where = f"{line.regime}, {span}" if line.regime else span
+    alpha = f"α {line.alpha_us:.3g} µs" if line.alpha_us else "α too small to be seen"
+    beta = f"β {line.gbps * factor:.4g} GB/s busbw" if line.gbps else "time does not grow with size"
+    bent = ": more than one protocol regime" if line.residual > _NO_LINE else ""
+    return f"{where}: {alpha}, {beta}, max fit error {line.residual:.1%} over {len(line.sizes)} sizes{bent}"
 
 
 def _limiter(scene: Scene, busbw: Series) -> Iterator[Insight]:
@@ -108,18 +96,18 @@ def _limiter(scene: Scene, busbw: Series) -> Iterator[Insight]:
         yield Insight(check=scene.check, title="binding link", text=text, values={"limiter": "unknown"})
         return
     shares = {name: value * share / rate for name, (share, rate) in loads.items()}
-    told = []
+    carried = []
     for link, (share, rate) in loads.items():
         of_plan = ""
         if scene.planned and link == NVLINK:
             of_plan = f", {value * share / scene.planned:.0%} of the {scene.planned:g} that NCCL plans with"
-        told.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
+        carried.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
     limiter = _binding(scene, loads, value)
     none = (
         "no known link is near what NCCL reaches on it: the protocol, the GPUs' own pace or something unknown limits it"
     )
     end = f"limited by {limiter}" if limiter != "unknown" else none
-    text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {'; '.join(told)}; {end}"
+    text = f"{value:.4g} GB/s busbw at {label} {scene.by(label)}: {'; '.join(carried)}; {end}"
     values: dict[str, Any] = {
         "limiter": limiter,
         "shares": shares,

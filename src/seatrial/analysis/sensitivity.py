@@ -8,74 +8,47 @@ from statistics import median
 from typing import Any
 
 from seatrial.analysis.collective import NVLINK, Scene, scene
-from seatrial.checks.base import Check
+from seatrial.checks.base import Check, Comparison
 from seatrial.config.schema import Config
 from seatrial.hardware.links import HIERARCHICAL, Links, node_share, nvlink_share
 from seatrial.hardware.references import Known, Reference
 from seatrial.judge.plausibility import key_of
 from seatrial.model import Insight, Limit, Measurement, Rule, format_value
 
-_BETWEEN_NODES = {
-    "best_share": "a GPU's way out of its node",
-    "pair_share": "the path between two nodes",
-    "rail_share": "a rail",
-}
-_PARTS = {
-    **_BETWEEN_NODES,
-    "gpu_share": "a GPU's way to all others of its node",
-    "path_share": "the path between two GPUs of a node",
-}
-_GAIN = "p2p_gain"
 # A gate that a network at this share of its line rate passes is no test of the network
 _HARDLY_NETWORK = 0.7
-# Measured of each node by itself, at one size, so that there is no curve
-_INSIDE = {"collectives.each_node": "all_reduce", "collectives.gpu_pairs": "send_receive"}
-_SCALING = "collectives.scaling"
 _LEAST = (">", ">=")
 
 
 def relative(measurements: Sequence[Measurement], checks: Mapping[str, Check], links: Links) -> Iterator[Insight]:
     """One for each such rule that applied, however many nodes it applied to: what may be missing while it is passed."""
-    watched = {
-        name: rules
-        for name, check in checks.items()
-        if (rules := [rule for rule in check.rules if rule.metric in (*_PARTS, _GAIN)])
-    }
-    told: dict[tuple[str, str], Insight] = {}
+    watched = {name: check for name, check in checks.items() if check.comparisons}
+    found: dict[tuple[str, str], Insight] = {}
     for one in (one for one in measurements if one.check in watched and one.metrics):
-        names = {metric.name for metric in one.metrics}
-        for rule in watched[one.check]:
+        check, names = watched[one.check], {metric.name for metric in one.metrics}
+        for rule in check.rules:
+            comparison = check.comparisons.get(rule.metric)
             applies = all(one.facts.get(fact) == value for fact, value in rule.where.items())
-            if rule.expect and rule.metric in names and applies:
-                gain = rule.metric == _GAIN
-                insight = _gain(one, rule.expect, links) if gain else _part(one.check, rule, rule.expect, links)
-                told.setdefault((one.check, insight.text), insight)
-    yield from told.values()
+            if comparison and rule.expect and rule.metric in names and applies:
+                missing = 1.0 if comparison.gain else 1 - rule.expect.value
+                text = f"{rule.metric} {rule.expect}: {_detectable(comparison, missing, links)}"
+                insight = Insight(check=one.check, title="gate", text=text, values={"missing_unseen": missing})
+                found.setdefault((one.check, text), insight)
+    yield from found.values()
 
 
-def _part(check: str, rule: Rule, limit: Limit, links: Links) -> Insight:
-    missing = 1 - limit.value
+def _detectable(comparison: Comparison, missing: float, links: Links) -> str:
+    """The smallest fault that a threshold on a comparison detects, and what it does not."""
+    if comparison.gain:
+        return f"it sees {comparison.part} missing, not slow"
     port = ""
-    if rule.metric in _BETWEEN_NODES and links.network == "rdma" and links.ports:
-        port = (
-            f", one at {limit.value * links.ports.gbps:.0f} of {links.ports.gbps:g} Gb/s where the others fill theirs"
-        )
-    text = (
-        f"{rule.metric} {limit}: the least that it sees is {_PARTS[rule.metric]} {missing:.0%} slower than the others"
-        f"{port}; it does not see what slows all of them alike"
+    if comparison.network and links.network == "rdma" and links.ports:
+        gbps = links.ports.gbps
+        port = f", one at {(1 - missing) * gbps:.0f} of {gbps:g} Gb/s where the others fill theirs"
+    return (
+        f"the least that it sees is {comparison.part} {missing:.0%} slower than the others{port}; it does not see what "
+        "slows all of them alike"
     )
-    return Insight(check=check, title="gate", text=text, values={"missing_unseen": missing})
-
-
-def _gain(measurement: Measurement, limit: Limit, links: Links) -> Insight:
-    """Peer-to-peer may lose all but what the rule asks for of the slowest node's gain."""
-    gain = min(metric.value for metric in measurement.metrics if metric.name == _GAIN)
-    share = min(1.0, limit.value / gain) if gain > 0 else 1.0
-    text = f"{_GAIN} {limit}: {share:.0%} of the {gain:.3g} x measured here: it sees peer-to-peer missing, not slow"
-    missing = int(links.nvlinks * (1 - share) + 1e-9)
-    if missing:
-        text += f"; it is passed with {missing} of a GPU's {links.nvlinks} NVLinks down"
-    return Insight(check=measurement.check, title="gate", text=text, values={"share_of_measured": share})
 
 
 def held(
@@ -88,7 +61,8 @@ def held(
 ) -> Iterator[Insight]:
     """Of each threshold, a rule's or the trial's, on a busbw that was measured; ``reached``: GB/s by metric."""
     rules = checks[scene.check].rules if scene.check in checks else ()
-    limits = {**dict(_baselines(rules, reached, facts, known)), **_asked(config, scene.check)}
+    asked = config.checks[scene.check].expect if scene.check in config.checks else {}
+    limits = {**dict(_baselines(rules, reached, facts, known)), **asked}
     for metric, limit in limits.items():
         if metric.startswith("busbw.") and limit.op in _LEAST:
             best = known.published(key_of(metric, rules), facts)
@@ -100,34 +74,15 @@ def inside(
 ) -> Iterator[Insight]:
     """Of what is measured in each node by itself: once for each model of GPU and number of them, not for each node."""
     alike: dict[tuple[str, ...], list[Measurement]] = {}
-    for one in (one for one in measurements if one.check in _INSIDE and one.metrics):
+    names = {name for name, check in checks.items() if check.operation and check.by_node}
+    for one in (one for one in measurements if one.check in names and one.metrics):
         alike.setdefault((one.check, str(one.facts.get("gpu")), str(one.facts.get("world_size"))), []).append(one)
     for (check, gpu, _), nodes in alike.items():
         facts, sku = nodes[0].facts, known.sku(gpu)
         whole = 0 if isinstance(sku, str) else sku.nvlinks  # of the model, also where a GPU of another has fewer
         own = replace(links, nvlinks=whole) if links.nvlinks and whole else links
-        if found := scene(nodes[0], _INSIDE[check], {}, own, known):
+        if found := scene(nodes[0], checks[check].operation, {}, own, known):
             yield from held(found, facts, _medians(nodes), config, checks, known)
-
-
-def scaling(measurement: Measurement, config: Config) -> Iterator[Insight]:
-    """No rule holds what is left as nodes are added; what a trial asks for is beside what was measured."""
-    if measurement.check != _SCALING:
-        return
-    figures = {metric.name: metric for metric in measurement.metrics}
-    every = _asked(config, _SCALING).items()
-    asked = {metric: limit for metric, limit in every if metric in figures and limit.op in _LEAST}
-    for metric, limit in asked.items():
-        figure = figures[metric]
-        share = limit.value / figure.value if figure.value > 0 else 1.0
-        text = f"{metric} {limit}: {share:.0%} of the {format_value(figure.value, figure.unit)} measured here"
-        text += f": {1 - share:.0%} less than that is passed" if share < 1 else ""
-        yield Insight(check=_SCALING, title="gate", text=text, values={"share_of_measured": share})
-    if not asked:
-        bases = " or ".join(name for name in figures if name.startswith("efficiency."))
-        unless = f", unless the trial asks for {bases}" if bases else ""
-        text = f"no rule holds busbw or efficiency: it sees wrong data, and nothing that is slow{unless}"
-        yield Insight(check=_SCALING, title="gate", text=text)
 
 
 def _medians(nodes: Sequence[Measurement]) -> dict[str, float]:
@@ -135,10 +90,6 @@ def _medians(nodes: Sequence[Measurement]) -> dict[str, float]:
     for metric in (metric for node in nodes for metric in node.metrics if metric.name.startswith("busbw.")):
         values.setdefault(metric.name, []).append(metric.value)
     return {name: median(own) for name, own in values.items()}
-
-
-def _asked(config: Config, check: str) -> Mapping[str, Limit]:
-    return config.checks[check].expect if check in config.checks else {}
 
 
 def _baselines(
@@ -160,12 +111,12 @@ def _gate(scene: Scene, metric: str, limit: Limit, known: Reference | str, reach
         return
     of = f"{known.of}" if isinstance(known, Reference) else "what was measured here"
     share = limit.value / best
-    told, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
+    parts, values = [f"{share:.0%} of the {format_value(best, 'GB/s')} of {of}"], {"share_of_expected": share}
     if scene.nodes == 1 and share <= 1:
-        told.append(f"the least that it sees is {_links(scene, label, limit.value, best, values)}")
+        parts.append(f"the least that it sees is {_links(scene, label, limit.value, best, values)}")
     if scene.nodes > 1:
-        told.append(_network(scene, label, limit.value, values))
-    yield Insight(check=scene.check, title="gate", text=f"{metric} {limit}: {'; '.join(told)}", values=dict(values))
+        parts.append(_network(scene, label, limit.value, values))
+    yield Insight(check=scene.check, title="gate", text=f"{metric} {limit}: {'; '.join(parts)}", values=dict(values))
 
 
 def _links(scene: Scene, label: str, gate: float, best: float, values: dict[str, float]) -> str:

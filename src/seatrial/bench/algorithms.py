@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from seatrial.bench import fresh_ranks, group
 from seatrial.bench.buffers import open_buffers
 from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, calls_on
-from seatrial.bench.rank import gather
+from seatrial.bench.rank import least_free_memory
 
 ROOM = 0.7  # of the free memory may be the buffers: NCCL needs some too
 
@@ -29,8 +28,7 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     it; without the latter two where it does not fit into memory.
     """
     log, target = group.nccl_log(), torch.device(device)
-    free = torch.cuda.mem_get_info(target)[0] if target.type == "cuda" else inf
-    room = ROOM * min(gather(free))  # of all: all make the same calls
+    room = ROOM * least_free_memory(device)  # of all: all make the same calls
     return {"log": str(log), "told": [_once(ask, target, log, room) for ask in task["asks"]]}
 
 

@@ -30,7 +30,7 @@ from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
 from seatrial.bench.data_check import CHUNK, Mismatch, Part, blank, fill, verify
 from seatrial.bench.operations import Operation, Prepared, calls_on
 from seatrial.bench.rank import gather
-from seatrial.bench.timing import settled
+from seatrial.bench.timing import drift, settled
 from seatrial.util.gc_pause import uncollected
 from seatrial.util.text import and_more
 
@@ -92,9 +92,7 @@ class Timings:
 
     @property
     def drift(self) -> float:
-        """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
-        third = max(1, len(self.windows) // 3)
-        return median(self.means[-third:]) / median(self.means[:third]) - 1
+        return drift(self.means)
 
     def of_rank(self, rank: int) -> tuple[float, ...]:
         return tuple(window[rank] for window in self.windows)
@@ -350,7 +348,9 @@ def on_all_or_none(make: Callable[[], T], device: torch.device) -> T:
     try:
         made = make()
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        # CUDA has a type for it; the CPU allocator and NCCL's only say it
+        untyped = ("can't allocate memory", "ncclMemAlloc failed")
+        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in untyped):
             raise
         refusal = str(error).splitlines()[0]
     refusals = {rank: text for rank, text in enumerate(gather(refusal)) if text}
@@ -360,12 +360,6 @@ def on_all_or_none(make: Callable[[], T], device: torch.device) -> T:
             torch.cuda.empty_cache()  # NCCL, for its own buffers, takes none of what torch keeps for later
         raise NoMemory(refusals)
     return made
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has a type for it; the CPU allocator and NCCL's only say it."""
-    said = ("can't allocate memory", "ncclMemAlloc failed")
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)
 
 
 def describe_calls(device: str) -> str:

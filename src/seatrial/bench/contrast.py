@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from seatrial.bench import fresh_ranks, group, subgroups
-from seatrial.bench.rank import gather
+from seatrial.bench.rank import least_free_memory
 
 ROOM = 0.5  # of the free memory may be one buffer: NCCL needs some too, and the parent holds its own
 
@@ -24,8 +24,13 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     GB/s of each window by name and group, elements that were wrong, where NCCL's log is and how much of it tells of all
     ranks, and what did not fit.
     """
-    sizes = _that_fit(task["path_sizes"], device)
-    _once_each([task["size"], *sizes], device)
+    room = ROOM * least_free_memory(device)
+    sizes = [size for size in task["path_sizes"] if size <= room]  # on every rank: all must make the same calls
+    for size in dict.fromkeys([task["size"], *sizes]):
+        dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
     log = group.nccl_log()
     # Before there are other groups: what the log tells so far is of all ranks
     written = log.stat().st_size if device.startswith("cuda") else 0
@@ -41,22 +46,6 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         "log_bytes": written,
         "not_fitting": sorted(set(task["path_sizes"]) - set(sizes)),
     }
-
-
-def _that_fit(sizes: Sequence[int], device: str) -> list[int]:
-    """On every rank: all must make the same calls."""
-    if not device.startswith("cuda"):
-        return list(sizes)
-    free = min(gather(torch.cuda.mem_get_info(device)[0]))
-    return [size for size in sizes if size <= ROOM * free]
-
-
-def _once_each(sizes: Sequence[int], device: str) -> None:
-    for size in dict.fromkeys(sizes):
-        dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

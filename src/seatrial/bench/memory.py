@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -13,6 +14,8 @@ from seatrial.bench.timing import Timed, time_alone
 BLOCK = 2**28  # bytes that are compared at a time: the comparison needs an eighth of that as scratch
 # All bits clear, all set, and neighbours unlike in both phases (as memtest86's fixed patterns); the random one follows.
 FIXED = (0, -1, 0x5555555555555555, -0x5555555555555556)
+
+_Fill = Callable[[torch.Tensor, int], torch.Tensor]  # writes a pattern to a block, by its number
 
 
 @dataclass(frozen=True)
@@ -67,37 +70,28 @@ def try_patterns(size: int, device: str) -> Tested:
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) when so much cannot be had.
     """
     free = free_bytes(device)
-    blocks = [torch.empty(length // 8, dtype=torch.int64, device=device) for length in _lengths(size)]
+    whole, rest = divmod(size - size % 8, BLOCK)
+    lengths = [BLOCK] * whole + [rest] * (rest > 0)
+    blocks = [torch.empty(length // 8, dtype=torch.int64, device=device) for length in lengths]
     wrong = [found for name, fill in _patterns(device) for found in _test(name, fill, blocks)]
     return Tested(sum(block.nbytes for block in blocks), free, tuple(wrong))
 
 
-class _Fixed:
-    def __init__(self, word: int) -> None:
-        self.word = word
-
-    def __call__(self, block: torch.Tensor, _number: int) -> torch.Tensor:
-        return block.fill_(self.word)
-
-
-class _Random:
-    """Words that depend on the place: what one address line too few would write over, differs."""
-
-    def __init__(self, device: str) -> None:
-        self.generator = torch.Generator(device)
-
-    def __call__(self, block: torch.Tensor, number: int) -> torch.Tensor:
-        self.generator.manual_seed(number)
-        return block.random_(-(2**63), None, generator=self.generator)  # by default the sign bit stays clear
-
-
-_Fill = _Fixed | _Random
-
-
 def _patterns(device: str) -> Iterator[tuple[str, _Fill]]:
     for word in FIXED:
-        yield f"{word % 2**64:#018x}", _Fixed(word)
-    yield "random", _Random(device)
+        yield f"{word % 2**64:#018x}", partial(_fill_with, word)
+    generator = torch.Generator(device)
+
+    def fill_randomly(block: torch.Tensor, number: int) -> torch.Tensor:
+        """Words that depend on the place: what one address line too few would write over, differs."""
+        generator.manual_seed(number)
+        return block.random_(-(2**63), None, generator=generator)  # by default the sign bit stays clear
+
+    yield "random", fill_randomly
+
+
+def _fill_with(word: int, block: torch.Tensor, _number: int) -> torch.Tensor:
+    return block.fill_(word)
 
 
 def _test(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[Wrong]:
@@ -115,10 +109,3 @@ def _test(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[Wr
         words += count
     if first:
         yield Wrong(name, words, first[0], f"{first[1]:#018x}")
-
-
-def _lengths(size: int) -> Iterator[int]:
-    whole, rest = divmod(size - size % 8, BLOCK)
-    yield from [BLOCK] * whole
-    if rest:
-        yield rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -110,6 +111,11 @@ def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else f"{platform.machine()}, unnamed"
+
+
+def least_free_memory(device: str) -> float:
+    """Free bytes of the GPU that has the least; infinite on CPUs. Called by all ranks together."""
+    return min(gather(float(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else math.inf))
 
 
 def release_memory(device: str) -> None:

@@ -57,14 +57,13 @@ def all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds:
     count = size // 4 if any(dist.get_rank() in ranks for ranks in groups) else 0
     buffer = on_all_or_none(lambda: _buffer(count, device), torch.device(device))
     with opened(groups, device) as (group, own):
-        run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else _look_on
-        index = own.index(dist.get_rank()) if own else 0
+        run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else lambda: None
         if own:
-            fill(buffer, index, len(own))
+            fill(buffer, own.index(dist.get_rank()), len(own))
         timings = time_operation(run, torch.device(device), seconds)
         mismatch = None
         if own:
-            fill(buffer, index, len(own))
+            fill(buffer, own.index(dist.get_rank()), len(own))
             run()
             mismatch = verify(buffer, len(own))
         mismatches = gather(mismatch)
@@ -88,10 +87,6 @@ def among(timings: Timings, ranks: Sequence[int]) -> Timings:
     return Timings(windows, timings.per_window, timings.warmup)
 
 
-def _look_on() -> None:
-    """What a rank does that belongs to no group."""
-
-
 @contextmanager
 def opened(groups: Sequence[Sequence[int]], device: str) -> Iterator[tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
     """Our group (None: all ranks) and its ranks; no ranks where we are in none. Every rank makes all groups, in order.
@@ -99,18 +94,15 @@ def opened(groups: Sequence[Sequence[int]], device: str) -> Iterator[tuple[dist.
     NCCL splits the communicator of all ranks for each, and those outside have a part in that. After a success it ends
     with nothing in flight: a group that is left over would be ended in whatever order Python chooses.
     """
-    group, own = _open(groups)
+    everybody, me = range(dist.get_world_size()), dist.get_rank()
+    group: dist.ProcessGroup | None = None
+    own = tuple(everybody)
+    if [list(ranks) for ranks in groups] != [list(everybody)]:
+        made = [dist.new_group(list(ranks)) for ranks in groups]
+        mine = [(new, tuple(ranks)) for new, ranks in zip(made, groups, strict=True) if me in ranks]
+        group, own = mine[0] if mine else (None, ())
     yield group, own
     if group is not None:
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)
         dist.destroy_process_group(group)
-
-
-def _open(groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, tuple[int, ...]]:
-    everybody, me = range(dist.get_world_size()), dist.get_rank()
-    if [list(ranks) for ranks in groups] == [list(everybody)]:
-        return None, tuple(everybody)
-    made = [dist.new_group(list(ranks)) for ranks in groups]
-    mine = next((number for number, ranks in enumerate(groups) if me in ranks), None)
-    return (None, ()) if mine is None else (made[mine], tuple(groups[mine]))

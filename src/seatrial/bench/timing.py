@@ -50,9 +50,7 @@ class Timed:
 
     @property
     def drift(self) -> float:
-        """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
-        third = max(1, len(self.windows) // 3)
-        return median(self.windows[-third:]) / median(self.windows[:third]) - 1
+        return drift(self.windows)
 
     def describe(self) -> dict[str, object]:
         """How often and how sure, for a fact."""
@@ -65,6 +63,12 @@ class Timed:
             "ci95_of_median_s": list(interval) if interval else None,
             "drift": self.drift,
         }
+
+
+def drift(windows: Sequence[float]) -> float:
+    """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
+    third = max(1, len(windows) // 3)
+    return median(windows[-third:]) / median(windows[:third]) - 1
 
 
 def all_at_once(timed: Sequence[Timed]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
+from seatrial.hardware.links import FactRole
 from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
 
 Of = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
@@ -88,6 +89,19 @@ class Location:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a metric compares: a ``part`` with the other parts like it, by the share of their speed that it reaches.
+
+    ``network``: the part is a way between nodes. ``gain``: the part is compared with doing without it, so that its
+    threshold sees that it is missing, and not that it is slow.
+    """
+
+    part: str
+    network: bool = False
+    gain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """What must be there for a check to apply. What is missing gives SKIP, or ERROR where it was promised."""
 
@@ -123,6 +137,14 @@ class Check:
     # training has to compute for a token: a trial's thresholds are weighed by them when it is loaded
     foretold: Callable[[Any], Mapping[str, JsonValue]] = _nothing
 
+    # Which of its facts tell what joins the GPUs and what NCCL chose: role → name of the fact
+    fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
+    # The operation, by nccl-tests' name, whose bus bandwidth its metrics ``busbw.*`` are; empty: none, or several
+    operation: str = ""
+    # What a metric, or a family of them, cannot exceed: a line of a SKU's spec, or one of hardware.bounds
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    # Metrics that compare parts of the machine with each other
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Metrics that tell which place is at fault: a FAIL or a WARN on one of them becomes a finding there
     locations: Mapping[str, Location] = field(default_factory=dict)
 

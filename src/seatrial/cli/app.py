@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import sys
 import traceback
 from typing import Annotated
@@ -16,6 +15,7 @@ from seatrial import __version__
 from seatrial.cli import machine, training, trial
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
 from seatrial.model import SeatrialError, UsageError, Verb
+from seatrial.util import signals
 
 app = typer.Typer(
     help="Acceptance test for GPU clusters: from powered on to accepted, or what stands in the way.\n\n"
@@ -62,16 +62,6 @@ baseline.command()(trial.learn)
 app.add_typer(baseline, name="baseline")
 
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def _stop_once(_number: int, _frame: object) -> None:
-    """The first Ctrl-C (or SIGTERM, or a lost terminal) ends the trial in order; a second does not cut that short."""
-    for stop in _STOPS:
-        signal.signal(stop, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def _say(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # nowhere to say it: the exit code still tells
         print(f"seatrial: {text}", file=sys.stderr)
@@ -80,9 +70,7 @@ def _say(text: str, code: int) -> int:
 
 def _prepare() -> None:
     """Signals and streams, as we need them."""
-    for stop in _STOPS:
-        if signal.getsignal(stop) != signal.SIG_IGN:  # as nohup sets it, or a shell for what it starts in background
-            signal.signal(stop, _stop_once)
+    signals.interrupt_once()
     for stream in (sys.stdout, sys.stderr):  # a path may hold any bytes, and a terminal may know only ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

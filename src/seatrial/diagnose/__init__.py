@@ -26,9 +26,9 @@ def diagnose(
 ) -> tuple[Finding, ...]:
     """Findings for a trial, the surest first, each once per place. A symptom shows only where no cause was found."""
     findings = {(finding.what, finding.where): finding for finding in _from_errors([*measurements, *repeats])}
-    told = {what for what, _ in findings}
-    for finding in _from_jobs(results, run_dir):  # only what no error has told already
-        if finding.what not in told:
+    explained = {what for what, _ in findings}
+    for finding in _from_jobs(results, run_dir):  # only what no error explains
+        if finding.what not in explained:
             findings.setdefault((finding.what, finding.where), finding)
     return (*findings.values(), *localize(verdicts, measurements, checks))
 
@@ -80,8 +80,8 @@ def _survived(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding
 
 def _causes(matches: Iterable[Match]) -> list[Match]:
     """Causes; symptoms only when nothing better was found."""
-    found = list(matches)
-    return [match for match in found if match.signature.role == "cause"] or found
+    every = list(matches)
+    return [match for match in every if match.signature.role == "cause"] or every
 
 
 def _finding(match: Match, where: str, confidence: str) -> Finding:

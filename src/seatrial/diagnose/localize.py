@@ -46,12 +46,12 @@ def source_of(check: Check, metric: str) -> str:
 
 def _troubled(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> dict[tuple[str, str, str], Verdict]:
     """The worst verdict by check, metric and subject: FAIL before WARN, no other."""
-    found: dict[tuple[str, str, str], Verdict] = {}
+    worst: dict[tuple[str, str, str], Verdict] = {}
     for outcome in (Outcome.FAIL, Outcome.WARN):
         for one in verdicts:
             if one.outcome is outcome and one.check in checks and one.metric in checks[one.check].locations:
-                found.setdefault((one.check, one.metric, one.subject), one)
-    return found
+                worst.setdefault((one.check, one.metric, one.subject), one)
+    return worst
 
 
 def _distinguishable(location: Location, measurement: Measurement, trouble: Trouble) -> bool:
@@ -69,8 +69,8 @@ def _places(location: Location, trouble: Trouble) -> Iterator[Trouble]:
         yield from ([one] for one in trouble)
         return
     for node in dict.fromkeys(_node(metric.subject) for metric, _ in trouble):
-        own = [one for one in trouble if _node(one[0].subject) == node]
-        yield [one for one in own if one[1].outcome is Outcome.FAIL] or own
+        of_node = [(metric, verdict) for metric, verdict in trouble if _node(metric.subject) == node]
+        yield [(metric, verdict) for metric, verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
 
 
 def _finding(check: Check, location: Location, metrics: Sequence[Metric], place: Trouble, *, certain: bool) -> Finding:

@@ -68,11 +68,11 @@ def search(lines: Iterable[str], source: str) -> list[Match]:
 
     Each pattern runs once over the whole text and not over each line, of which a log of 4 MiB may have millions.
     """
-    seen = [line[:MAX_LINE] for line in lines]
-    starts = list(accumulate((len(line) + 1 for line in seen), initial=0))
-    text = "\n".join(seen)
-    found = [(number, one) for one in signatures() if (number := one.first_line(text, seen, starts)) is not None]
+    kept = [line[:MAX_LINE] for line in lines]
+    starts = list(accumulate((len(line) + 1 for line in kept), initial=0))
+    text = "\n".join(kept)
+    first = [(signature.first_line(text, kept, starts), signature) for signature in signatures()]
     return [
-        Match(signature=one, line=seen[number].strip(), source=f"{source}:{number + 1}")
-        for number, one in sorted(found, key=itemgetter(0))
+        Match(signature=signature, line=kept[number].strip(), source=f"{source}:{number + 1}")
+        for number, signature in sorted(((n, s) for n, s in first if n is not None), key=itemgetter(0))
     ]

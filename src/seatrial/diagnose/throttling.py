@@ -1,4 +1,4 @@
-"""What the GPUs themselves said of lower clocks while a check ran → findings."""
+"""Clocks event reasons that NVML gave while a check ran → findings."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _MEANING = {
 def throttled(telemetry: Telemetry | None) -> tuple[Finding, ...]:
     """A finding for each reason of heat or of the power supply that any GPU gave during a check. Pure."""
     loads = telemetry.loads if telemetry else ()
-    found = {reason: [load for load in loads if reason in load.throttled] for reason in _MEANING}
-    return tuple(_finding(reason, hit) for reason, hit in found.items() if hit)
+    by_reason = {reason: [load for load in loads if reason in load.throttled] for reason in _MEANING}
+    return tuple(_finding(reason, throttled_loads) for reason, throttled_loads in by_reason.items() if throttled_loads)
 
 
-def _finding(reason: str, hit: Sequence[Load]) -> Finding:
+def _finding(reason: str, loads: Sequence[Load]) -> Finding:
     meaning, command, fix = _MEANING[reason]
-    gpus = list(dict.fromkeys(load.gpu for load in hit))
-    worst = max(hit, key=lambda load: (load.throttled[reason], load.samples))
-    most_looks = max(round(load.samples * load.throttled[reason]) for load in hit)
+    gpus = list(dict.fromkeys(load.gpu for load in loads))
+    worst = max(loads, key=lambda load: (load.throttled[reason], load.samples))
+    most_samples = max(round(load.samples * load.throttled[reason]) for load in loads)
     heat = f", at up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
     looks = f"{worst.samples} looks" if worst.samples > 1 else "one look"
     return Finding(
         what=f"GPUs were throttled: {reason}",
         where=and_more(gpus, MOST_NAMED),
-        confidence="high" if most_looks > 1 else "medium",
+        confidence="high" if most_samples > 1 else "medium",
         why=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled[reason]:.0%} of "
         f"{looks}{heat}.",
         first_command=command,

@@ -7,19 +7,27 @@ links carry. For anything else it has to be undone, by algorithm.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import JsonValue
+from typing import Any, Literal, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
 
 # What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
 HIERARCHICAL = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
-_TELLING = ("gpu.inventory", "collectives.path")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
+
+# What facts tell of links and of NCCL's choices: the GPUs of a node, its RDMA devices, the transports and the ports
+# that NCCL uses, its algorithms by operation, and those of the all-reduce of a contrast
+FactRole = Literal["gpus", "rdma_devices", "transports", "hcas", "algorithms", "contrast_algorithms"]
+
+
+class Declaring(Protocol):
+    """A check, as far as it declares which of its facts play which role."""
+
+    @property
+    def fact_roles(self) -> Mapping[FactRole, str]: ...
 
 
 @dataclass(frozen=True)
@@ -58,17 +66,19 @@ class Links:
         return "" if self.network == "rdma" else self.network
 
 
-def read(measurements: Sequence[Measurement]) -> Links:
-    """The links that gpu.inventory, host.inventory and collectives.path have found."""
-    told = _facts(measurements)
-    gpus = [gpu for facts in told["gpu.inventory"] for gpu in _used(facts)]
+def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Links:
+    """The links by the facts of those ``checks`` that declare what they tell of them."""
+    inventories = facts_of("gpus", measurements, checks)
+    gpus = [gpu for one, value in inventories for gpu in _used(value, one.facts.get(GPUS_USED))]
     rates = [_nvlink(gpu) for gpu in gpus]
     known = [rate for rate in rates if rate]
     least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
-    used = {node: ports for facts in told["collectives.path"] for node, ports in _hcas(facts).items()}
-    hosts = [one for one in measurements if one.check == "host.inventory" and one.facts and not one.skipped]
-    found = {_ports(one.facts.get("rdma"), used.get(one.subject)) for one in hosts}
-    names = sorted({name for facts in told["collectives.path"] for name in _names(facts)})
+    hcas = facts_of("hcas", measurements, checks)
+    used = {node: ports for _, value in hcas for node, ports in _hcas(value).items()}
+    hosts = facts_of("rdma_devices", measurements, checks)
+    found = {_ports(value, used.get(one.subject)) for one, value in hosts}
+    transports = facts_of("transports", measurements, checks)
+    names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
     return Links(
         nvlinks=least[0],
         nvlink_gbps=least[1],
@@ -77,6 +87,15 @@ def read(measurements: Sequence[Measurement]) -> Links:
         carriers=tuple(name for name in names if not name.startswith("NET/")),
         sliced=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
     )
+
+
+def facts_of(
+    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Declaring]
+) -> list[tuple[Measurement, Any]]:
+    """Each measurement of a check that declares a fact of this ``role``, with that fact; None where it is missing."""
+    names = {name: check.fact_roles[role] for name, check in checks.items() if role in check.fact_roles}
+    telling = (one for one in measurements if one.check in names and one.facts and not one.skipped)
+    return [(one, one.facts.get(names[one.check])) for one in telling]
 
 
 def nvlink_share(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
@@ -110,15 +129,8 @@ def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float 
     return (nodes - 1) / nodes * ranks / (ranks - 1) if hierarchical else 1.0
 
 
-def _facts(measurements: Sequence[Measurement]) -> dict[str, list[Mapping[str, JsonValue]]]:
-    """Of the checks that tell of links, by their names."""
-    telling = [one for one in measurements if one.check in _TELLING and one.facts and not one.skipped]
-    return {name: [one.facts for one in telling if one.check == name] for name in _TELLING}
-
-
-def _used(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    used = facts.get(GPUS_USED)
-    return [gpu for gpu in _maps(facts.get("gpus")) if isinstance(used, list) and gpu.get("index") in used]
+def _used(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
+    return [gpu for gpu in _maps(gpus) if isinstance(used, list) and gpu.get("index") in used]
 
 
 def _nvlink(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
@@ -128,10 +140,9 @@ def _nvlink(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
     return (len(known), sum(known) / 1e3) if known and len(known) == len(speeds) else None
 
 
-def _hcas(facts: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+def _hcas(hcas: Any) -> dict[str, frozenset[str]]:
     """The ports that NCCL uses, such as mlx5_0/1, by node."""
-    told = facts.get("hcas")
-    lists = told.items() if isinstance(told, Mapping) else ()
+    lists = hcas.items() if isinstance(hcas, Mapping) else ()
     return {node: frozenset(map(str, ports)) for node, ports in lists if isinstance(ports, list) and ports}
 
 
@@ -153,11 +164,6 @@ def _ports(rdma: Any, used: frozenset[str] | None) -> Ports | None:
         return None
     (gbps, kind), count = max(up.items())
     return Ports(kind, count, gbps)
-
-
-def _names(facts: Mapping[str, Any]) -> Iterator[str]:
-    told = facts.get("transports")
-    return iter(told if isinstance(told, Mapping) else ())
 
 
 def _maps(value: Any) -> list[Mapping[str, Any]]:

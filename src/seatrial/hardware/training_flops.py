@@ -10,8 +10,7 @@ from pydantic import JsonValue
 
 MFU, SPEED = "mfu", "tokens_per_second_per_gpu"
 FAMILIES = (MFU, SPEED)  # the figures that arithmetic bounds: NAME, or NAME.RUN where a check trains several times
-# A metric, or the key of a baseline, all of which are of tokens a second: train.lora.native
-_KEY = re.compile(rf"(?:(?P<share>{MFU})|{SPEED}|train\.\w+)(?P<end>(?:\.\w+)?)")
+_METRIC = re.compile(rf"(?:(?P<share>{MFU})|{SPEED})(?P<end>(?:\.\w+)?)")
 # Which line of a SKU's spec is the most that such products reach. torch may round fp32 to TF32, where it is told to
 _LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
 _MOST_FLOPS = 1e18  # of a token, by no model that there is
@@ -26,20 +25,20 @@ class Work:
     share: bool
 
 
-def work(key: str, facts: Mapping[str, JsonValue]) -> Work | None:
-    """By the fact ``run`` of the training that ``key`` is of, or ``load`` of train.ddp. None for what is no training,
-    and where the type is not told that it multiplies in.
+def work(metric: str, facts: Mapping[str, JsonValue]) -> Work | None:
+    """By the fact ``run`` of the training that ``metric`` is of, or ``load``. None for what is no training, and where
+    the facts do not say in which type it multiplies.
     """
-    match = _KEY.fullmatch(key)
-    told = facts.get(f"run{match['end']}") or facts.get("load") if match else None
-    if not match or not isinstance(told, Mapping):
+    match = _METRIC.fullmatch(metric)
+    load = facts.get(f"run{match['end']}") or facts.get("load") if match else None
+    if not match or not isinstance(load, Mapping):
         return None
-    line = _LINES.get(str(told.get("precision")).partition(" ")[0])
-    return Work(_count(told.get("flops_per_token")), line, bool(match["share"])) if line else None
+    line = _LINES.get(str(load.get("precision")).partition(" ")[0])
+    return Work(_count(load.get("flops_per_token")), line, bool(match["share"])) if line else None
 
 
-def _count(told: JsonValue) -> float | None:
+def _count(value: JsonValue) -> float | None:
     """Floating-point operations; None for what a record may hold in their place, of which nothing follows."""
-    if isinstance(told, bool) or not isinstance(told, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(told) if 1 <= told < _MOST_FLOPS else None
+    return float(value) if 1 <= value < _MOST_FLOPS else None

@@ -32,7 +32,7 @@ def judge(
     ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
     they bear a FAIL out, or not, and speak of nothing else. None: they are still to come.
     """
-    known = known_for(links.read(measurements), site)
+    known = known_for(links.read(measurements, checks), site)
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
@@ -73,7 +73,7 @@ def to_repeat(
 
     A check that could not be measured somewhere is none of them: first it is to be measured everywhere.
     """
-    known = known_for(links.read(measurements), site)
+    known = known_for(links.read(measurements, checks), site)
     found: dict[str, str] = {}
     for name, setting in config.checks.items():
         own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
+from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, Figure, bound
 from seatrial.hardware.references import Known, Spec
 from seatrial.hardware.training_flops import FAMILIES
-from seatrial.judge.plausibility import bound
 from seatrial.model import Insight, Measurement, Metric, Outcome, Verdict, format_value
 
-# check → metric → line of the SKU's spec
-_PEAKS = {
-    "device.gemm": {f"tflops.{kind}": kind for kind in ("bf16", "fp16", "tf32", "fp8", "fp32")},
-    "device.memory": {"copy": "hbm", "triad": "hbm"},
-}
+_LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # of which insights on links speak
 
 
-def achieved(measurements: Sequence[Measurement], known: Known) -> Iterator[Insight]:
+def achieved(measurements: Sequence[Measurement], checks: Mapping[str, Check], known: Known) -> Iterator[Insight]:
     """One line for each model of GPU and each figure that has a peak; of a CPU none is known."""
+    bounds = {name: {k: v for k, v in check.bounds.items() if v not in _LINKS} for name, check in checks.items()}
     found: dict[tuple[str, str, str], list[Metric]] = {}
-    for one in (one for one in measurements if one.check in _PEAKS):
-        gpu, lines = one.facts.get("gpu"), _PEAKS[one.check]
+    for one in (one for one in measurements if bounds.get(one.check)):
+        gpu = one.facts.get("gpu")
         for metric in one.metrics if isinstance(gpu, str) and gpu else ():
-            if metric.name in lines:
+            if metric.name in bounds[one.check]:
                 found.setdefault((one.check, str(gpu), metric.name), []).append(metric)
     for (check, gpu, name), metrics in found.items():
-        yield _insight(check, gpu, metrics, _peak(known, gpu, _PEAKS[check][name], metrics[0].unit))
+        yield _insight(check, gpu, metrics, _peak(known, gpu, bounds[check][name], metrics[0].unit))
 
 
 def _peak(known: Known, gpu: str, line: str, unit: str) -> Spec | str:
@@ -73,7 +70,7 @@ def unreachable(check: Check, measured: Sequence[Measurement], known: Known) -> 
     families = {name for name in check.metrics if name.partition(".")[0] in FAMILIES}
     for one in measured if families else ():
         for metric in one.metrics:
-            most = bound(metric.name, one.facts, known) if metric.name in families else None
+            most = bound(Figure(metric.name, metric.name), one.facts, known) if metric.name in families else None
             if most and most.unit == metric.unit and metric.value > most.value:
                 yield _wrong(check.name, metric, most.arithmetic)
 

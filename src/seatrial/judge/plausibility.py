@@ -5,18 +5,17 @@ And what of a threshold that can be meant so gets past it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
-from seatrial.hardware.links import node_share, nvlink_share
-from seatrial.hardware.references import MIXED, Known, Reference, Sku, skus
-from seatrial.hardware.training_flops import Work, work
+from seatrial.hardware.bounds import COLLECTIVE, Figure, bound
+from seatrial.hardware.references import MIXED, Known, Reference, skus
 from seatrial.model import HARDLY, Baseline, Expected, Limit, Outcome, Rule, UsageError, format_value
 
 WEAK = 0.4  # of the expected value: a threshold under that hardly tests anything
@@ -26,35 +25,20 @@ OTHER_UNIT = 0.01
 # Two published figures of one shape differ by so much: 345 to 349 GB/s of two H200, 473 to 482 of eight. What asks for
 # more than that beyond a known figure fails good hardware.
 STRETCH = 1.05
-# Which line of a SKU's spec a figure cannot exceed, by the key of its baseline, or its own name where it has none; the
-# bandwidths of collectives by that part of theirs
-_LINKS = "nvlink"
-_SPEC = {
-    **{f"{family}.{kind}": kind for family in ("gemm", "tflops") for kind in ("bf16", "fp16", "tf32", "fp8", "fp32")},
-    **dict.fromkeys(("memory.copy", "copy", "memory.triad", "triad"), "hbm"),
-    **{
-        f"{of}{way}_{when}": "pcie"
-        for of in ("transfer.", "")
-        for way in ("h2d", "d2h")
-        for when in ("alone", "together")
-    },
-    **{f"{of}{ways}": _LINKS for of in ("transfer.peer_", "") for ways in ("one_way", "both_ways")},
-}
-_BANDWIDTHS = re.compile(r"(?:(?P<operation>\w+)\.busbw|(?P<alone>\w*busbw\w*|algbw\w*))(?:\.|$)")
-_PAIRS = "gpu_pairs."  # figures of two GPUs of a node, however many there are
-_FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
 TIMES = ("s", "ms", "us")
 _SIGNED = ("%", "nats", "°C")  # a drift, what a loss lost
-_LANES = (1, 2, 4, 8)  # what a PCIe ×16 link falls back to
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What cannot be exceeded, and the arithmetic that says so."""
+def figure_of(check: Check, metric: str, key: str) -> Figure:
+    """``key``: that of the SKU data; empty where no rule compares the metric with it."""
+    bound = next((bound for family, bound in check.bounds.items() if fnmatchcase(metric, family)), "")
+    return Figure(key or metric, metric, bound, check.operation if key else "")
 
-    value: float
-    unit: str
-    arithmetic: str
+
+def figures_of(checks: Mapping[str, Check]) -> dict[str, Figure]:
+    """What each key of a baseline is of."""
+    rules = ((check, rule) for check in checks.values() for rule in check.rules)
+    return {rule.baseline: figure_of(check, rule.metric, rule.baseline) for check, rule in rules if rule.baseline}
 
 
 def key_of(metric: str, rules: tuple[Rule, ...]) -> str:
@@ -69,21 +53,7 @@ def key_of(metric: str, rules: tuple[Rule, ...]) -> str:
     return ""
 
 
-def spec_of(key: str) -> str:
-    """The line of a SKU's spec that bounds the figures of a baseline key, or of a metric; empty where none does."""
-    return _LINKS if _BANDWIDTHS.match(key) else _SPEC.get(key, "")
-
-
-def bound(key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
-    """The most that any GPU of ``facts`` can show for ``key``. None where the vendor's figure is not known."""
-    found = [
-        _of_sku(sku, key, facts, known) for name in str(facts.get("gpu") or "").split(MIXED) if (sku := known.sku(name))
-    ]
-    sure = [one for one in found if one]
-    return max(sure, key=lambda one: one.value) if sure and len(sure) == len(found) else None
-
-
-def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
+def flaw(limit: Limit, unit: str, figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> str:
     """Why a threshold of a trial cannot be meant so, with the arithmetic; empty where nothing speaks against it."""
     said = f"{limit.op} {format_value(limit.value, unit)}"
     asks_for_more = limit.op in (">", ">=")
@@ -97,10 +67,10 @@ def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], know
         return f"{said} holds whatever is measured: no rate is below 0"
     if not asks_for_more:
         return ""
-    most = bound(key, facts, known)
+    most = bound(figure, facts, known)
     if most and most.unit == unit and limit.value > most.value:
         return f"{said} is above what the hardware can do: {most.arithmetic}"
-    expected = known.published(key, facts) if key else ""
+    expected = known.published(figure.key, facts)
     if not isinstance(expected, Reference) or expected.unit != unit:
         return ""
     share, of = limit.value / expected.value, f"the {format_value(expected.value, unit)} of {expected.of}"
@@ -110,12 +80,12 @@ def flaw(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], know
     return f"{said} is {much} {of}: is it meant in another unit?"
 
 
-def beyond(limit: Limit, unit: str, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
+def beyond(limit: Limit, unit: str, figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> str:
     """Why good hardware fails a threshold that its limits do not speak against; empty where none is known to.
 
     Of trainings nothing is said: their figures depend on settings that a trial may change.
     """
-    best = known.published(key, facts) if spec_of(key) else ""
+    best = known.published(figure.key, facts) if figure.bound else ""
     if limit.op not in (">", ">=") or not isinstance(best, Reference) or best.unit != unit:
         return ""
     if limit.value <= STRETCH * best.value:
@@ -168,20 +138,23 @@ def complaints(config: Config, checks: Mapping[str, Check], gpu: str, gpus: int,
         check = checks.get(name)
         for metric, limit in setting.expect.items() if check else ():
             assert check
-            key, unit = key_of(metric, check.rules) or metric, declared_unit(metric, check.metrics) or limit.unit
-            ranks, width = _shape(key, gpus, 1 if check.by_node else nodes)
+            figure = figure_of(check, metric, key_of(metric, check.rules))
+            unit = declared_unit(metric, check.metrics) or limit.unit
+            ranks, width = _shape(check, figure, gpus, nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
             facts |= check.foretold(check.options.model_validate(setting.options))
-            wrong = flaw(limit, unit, key, facts, known) or beyond(limit, unit, key, facts, known)
+            wrong = flaw(limit, unit, figure, facts, known) or beyond(limit, unit, figure, facts, known)
             if wrong := wrong or gives_up(limit, unit, metric, check.rules):
                 yield f"checks.{name}.expect.{metric}: {wrong}"
 
 
-def _shape(key: str, gpus: int, nodes: int) -> tuple[int, int]:
-    """Of how many ranks on how many nodes a figure is, by its baseline key, as the checks record it."""
-    if key.startswith(_PAIRS):
-        return 2, 1
-    return (gpus * nodes, nodes) if _BANDWIDTHS.match(key) else (1, 1)  # all others are of a device
+def _shape(check: Check, figure: Figure, gpus: int, nodes: int) -> tuple[int, int]:
+    """Of how many ranks on how many nodes a figure is, as the checks record it."""
+    if figure.bound != COLLECTIVE:
+        return 1, 1  # of a device
+    if check.by_node:
+        return (2 if "pair" in check.per.values() else gpus), 1
+    return gpus * nodes, nodes
 
 
 def refuse(config: Config, checks: Mapping[str, Check], gpus: Sequence[str], site: Baseline | None) -> None:
@@ -192,30 +165,31 @@ def refuse(config: Config, checks: Mapping[str, Check], gpus: Sequence[str], sit
     """
     known = Known(site, skus())
     wrong = [*complaints(config, checks, MIXED.join(sorted(set(gpus))), len(gpus), known)]
-    wrong += impossible(site, known) if site else []
+    wrong += impossible(site, known, figures_of(checks)) if site else []
     if wrong:
         raise UsageError("; ".join(wrong))
 
 
-def refuse_site(site: Baseline) -> None:
+def refuse_site(site: Baseline, checks: Mapping[str, Check]) -> None:
     """Raises UsageError that shows every value of a baseline that the hardware cannot reach."""
-    if wrong := list(impossible(site, Known(None, skus()))):
+    if wrong := list(impossible(site, Known(None, skus()), figures_of(checks))):
         raise UsageError("; ".join(wrong))
 
 
-def impossible(baseline: Baseline, known: Known) -> Iterator[str]:
+def impossible(baseline: Baseline, known: Known, figures: Mapping[str, Figure]) -> Iterator[str]:
     """Every value of a site's baseline, and every floor, that is above what the hardware can do."""
     for key, values in baseline.expected.items():
+        figure = figures.get(key, Figure(key))
         for one in values:
             facts: dict[str, JsonValue] = {"gpu": one.gpu, "world_size": one.gpus, "nodes": one.nodes}
-            most = bound(key, facts, known)
+            most = bound(figure, facts, known)
             asked = max(one.value, one.floor or 0)
             if most and most.unit == one.unit and asked > most.value:
                 yield f"baseline {baseline.name}: {key} is {format_value(asked, one.unit)}: {most.arithmetic}"
-            yield from (f"baseline {baseline.name}: {key}: {fault}" for fault in _too_lax(one, key, facts, known))
+            yield from (f"baseline {baseline.name}: {key}: {fault}" for fault in _too_lax(one, figure, facts, known))
 
 
-def _too_lax(one: Expected, key: str, facts: Mapping[str, JsonValue], known: Known) -> Iterator[str]:
+def _too_lax(one: Expected, figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> Iterator[str]:
     """Why a value of a site cannot be meant so, or would let anything pass."""
     value = format_value(one.value, one.unit)
     if one.floor is not None and one.floor < WEAK * one.value:
@@ -223,130 +197,37 @@ def _too_lax(one: Expected, key: str, facts: Mapping[str, JsonValue], known: Kno
         yield f"the floor {floor} is {one.floor / one.value:.2g} of its {value}: under {WEAK:g} it tests nothing"
     if one.nodes > 1 and not one.fabric:
         yield f"{value} is of {one.nodes} nodes and says no fabric: over which network?"
-    best = _yardstick(key, one.unit, facts, replace(known, fabric=one.fabric, _said={}))
+    best = _yardstick(figure, one.unit, facts, replace(known, fabric=one.fabric, _said={}))
     if best and one.value < OTHER_UNIT * best[0]:
         yield f"{value} is 1/{best[0] / one.value:,.0f} of {best[1]}: is it meant in another unit?"
 
 
-def weakness(found: Reference, key: str, facts: Mapping[str, JsonValue], known: Known) -> str:
+def weakness(found: Reference, figure: Figure, facts: Mapping[str, JsonValue], known: Known) -> str:
     """The mark on a verdict by a site's value that is far under what its hardware is known to reach: it tests little.
 
     A floor under the value is what fails, and is weighed in its place.
     """
     if not known.site or found.of != known.site.title:
         return ""
-    best = _yardstick(key, found.unit, facts, known.hardware)
+    best = _yardstick(figure, found.unit, facts, known.hardware)
     share = (found.floor or found.value) / best[0] if best else 1.0
     if not best or share >= WEAK:
         return ""
-    return f"; {HARDLY}: {100 * share:.2g}% of {best[1]}: {passes(share, key, str(facts.get('gpu') or ''), known)}"
+    return f"; {HARDLY}: {100 * share:.2g}% of {best[1]}: {passes(share)}"
 
 
-def _yardstick(key: str, unit: str, facts: Mapping[str, JsonValue], known: Known) -> tuple[float, str] | None:
+def _yardstick(figure: Figure, unit: str, facts: Mapping[str, JsonValue], known: Known) -> tuple[float, str] | None:
     """What the hardware is known to reach, or on one node its limit, and whose figure that is. None: nobody knows."""
-    published = known.published(key, facts)
+    published = known.published(figure.key, facts)
     if isinstance(published, Reference):
         reached = published.value, f"the {format_value(published.value, published.unit)} of {published.of}"
         return reached if published.unit == unit else None
-    most = bound(key, facts, known) if facts.get("nodes") == 1 and spec_of(key) else None  # no training is near its
+    most = bound(figure, facts, known) if facts.get("nodes") == 1 and figure.bound else None  # no training is near its
     return (most.value, f"what the hardware can do: {most.arithmetic}") if most and most.unit == unit else None
 
 
-def passes(share: float, key: str, gpu: str, known: Known) -> str:
-    """The fault that gets past a gate at ``share`` of what good hardware reaches, in parts of the link that binds.
-
-    It takes the figure to fall with the links that are left, as that of a ring does.
-    """
-    spec, sku = spec_of(key), known.sku(gpu)
-    if spec == "nvlink" and isinstance(sku, Sku) and sku.nvlinks:
-        down = int(sku.nvlinks * (1 - share) + 1e-9)
-        return f"a GPU with {down} of its {sku.nvlinks} NVLinks down passes"
-    lanes = [lane for lane in _LANES if lane / 16 >= share]
-    if spec == "pcie" and lanes:
-        return f"a GPU on {lanes[0]} of 16 PCIe lanes passes"
-    return f"what lost {1 - share:.0%} of it passes" if share > 0.1 else f"what is {_times(share)} slower passes"
-
-
-def _times(share: float) -> str:
-    return f"{1 / share:,.0f} times" if share > 0 else "any number of times"
-
-
-def _of_sku(sku: Sku | str, key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
-    line = spec_of(key)
-    if isinstance(sku, str):
-        return None
-    if not line:
-        return _of_training(sku, trained) if (trained := work(key, facts)) else None
-    if line == _LINKS:
-        return _of_links(sku, key, facts, known)
-    spec = sku.spec.get(line)
-    return Bound(spec.value, spec.unit, f"{sku.name} has {_told(sku, line)}") if spec else None
-
-
-def _of_training(sku: Sku, trained: Work) -> Bound | None:
-    """Every product at the peak of its type, and nothing else done meanwhile: an MFU of 100 %, as a share of bf16's."""
-    spec, bf16 = sku.spec.get(trained.line), sku.spec.get("bf16")
-    if trained.share and spec and bf16:
-        most = 100 * spec.value / bf16.value
-        said = f"{sku.name} has {_told(sku, trained.line)}, and MFU is a share of the {bf16.value:g} of its bf16"
-        return Bound(most, "%", f"{said}: {format_value(most, '%')}")
-    if trained.share or not spec or not trained.flops:
-        return None
-    most = spec.value * 1e12 / trained.flops
-    said = f"a token takes {trained.flops / 1e9:.4g} GFLOP, and {sku.name} has {_told(sku, trained.line)}"
-    return Bound(most, "tokens/s/GPU", f"{said}: {format_value(round(most), 'tokens/s/GPU')}")
-
-
-def _told(sku: Sku, line: str) -> str:
-    spec = sku.spec[line]
-    return f"{format_value(spec.value, spec.unit)} of {line} ({spec.source})"
-
-
-def _of_links(sku: Sku, key: str, facts: Mapping[str, JsonValue], known: Known) -> Bound | None:
-    """What the links of a GPU carry, as the figure counts it, or between nodes the network if that is less."""
-    told = facts.get("world_size"), facts.get("nodes")
-    ranks, nodes = (value if isinstance(value, int) and value > 0 else 1 for value in told)
-    here = _inside(sku, ranks, nodes)
-    if not here:
-        return None
-    kind = _BANDWIDTHS.match(key)
-    if not kind:
-        return _times_of(here, 2, " ways") if key.endswith("both_ways") else here
-    operation = kind["operation"] or ""
-    if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not key.startswith("algbw"):
-        switches = 1 if sku.across_nodes else nodes
-        gain = max(1.0, 1 / nvlink_share("all_reduce", "NVLS", ranks, switches))
-        here = _times_of(here, gain, f", if {ranks // switches} GPUs sum in a switch (NVLS),")
-    if key.startswith("algbw") and ranks > 1:
-        here = _times_of(here, ranks / (ranks - 1), f", since of {ranks} parts each GPU has one already,")
-    between = _between(operation, ranks, nodes, known.fabric) if operation and not sku.across_nodes else None
-    return between if between and between.value < here.value else here
-
-
-def _inside(sku: Sku, ranks: int, nodes: int) -> Bound | None:
-    """One way out of a GPU: by NVLink, else by PCIe, which those that a bridge joins have together."""
-    if "nvlink" in sku.spec:
-        spec = sku.spec["nvlink"]
-        return Bound(spec.value, spec.unit, f"{sku.name} has {_told(sku, 'nvlink')}")
-    if "pcie" not in sku.spec or 1 < sku.bridged >= ranks // nodes:  # by a bridge, of which nothing is known
-        return None
-    spec = sku.spec["pcie"]
-    out = Bound(spec.value, spec.unit, f"{sku.name} has no NVLink between all GPUs, and {_told(sku, 'pcie')}")
-    return _times_of(out, sku.bridged, f", of {sku.bridged} that a bridge may join,") if sku.bridged > 1 else out
-
-
-def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
-    """What the network lets through, by the algorithm that asks least of it; None where its class is not known."""
-    ports = _FABRIC.fullmatch(fabric)
-    if not 1 < nodes <= ranks or not ports:
-        return None
-    shares = [node_share(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree")]
-    rate, share = int(ports[1]) * float(ports[2]) / 8, min(shares)
-    out, most = (format_value(value, "GB/s") for value in (rate, rate / share))
-    said = f"{fabric} carries {out} out of a node, where {operation} needs {share:.3g} of its busbw: {most}"
-    return Bound(rate / share, "GB/s", said)
-
-
-def _times_of(one: Bound, gain: float, why: str) -> Bound:
-    most = one.value * gain
-    return Bound(most, one.unit, f"{one.arithmetic}; × {gain:.3g}{why} is {format_value(most, one.unit)}")
+def passes(share: float) -> str:
+    """The slowdown that gets past a threshold at ``share`` of what good hardware reaches."""
+    if share <= 0:
+        return "any slowdown would pass"
+    return f"a {1 / share:,.0f}x slowdown would pass" if share < 0.1 else f"a {1 / share:.2g}x slowdown would pass"

@@ -36,7 +36,7 @@ def judge_check(
             check.name,
             rule,
             Alike(groups, rule.where),
-            Standards(check.name, rule, "" if rule in check.rules else trial, known, of_fleets.get(rule.metric)),
+            Standards(check, rule, "" if rule in check.rules else trial, known, of_fleets.get(rule.metric)),
             _instead(rule, expect),
         )
         for rule in rules

@@ -59,7 +59,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     passed_over: list[str] = []
     for path, trial in trials.items():
         _refuse(path, trial)
-        fabric, faults = links.read(trial.measurements).fabric, _faults(trial.verdicts)
+        fabric, faults = links.read(trial.measurements, checks).fabric, _faults(trial.verdicts)
         for measurement in (one for one in trial.measurements if not one.error):  # who failed then was not in order
             for metric, kind in _values(measurement, checks, fabric):
                 fault = faults.get((measurement.check, metric.name, metric.subject), f"{metric.name} was not judged")
@@ -109,7 +109,7 @@ def _nowhere(kind: Key) -> str:
     """Why a figure across nodes would be of any network at all."""
     key, _, _, nodes, _, fabric = kind
     unknown = nodes > 1 and not fabric
-    return f"{key} is across {nodes} nodes, and no collectives.path says over which network" if unknown else ""
+    return f"{key} is across {nodes} nodes, and it is not known over which network" if unknown else ""
 
 
 def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) -> Iterator[tuple[Metric, Key]]:

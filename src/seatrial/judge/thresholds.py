@@ -14,9 +14,11 @@ from functools import cached_property
 
 from pydantic import JsonValue
 
+from seatrial.checks.base import Check
+from seatrial.hardware.bounds import Bound, Figure, bound
 from seatrial.hardware.references import MIXED, Fleet, Known, Reference
 from seatrial.judge.groups import NOBODY, Fleets, Group
-from seatrial.judge.plausibility import TIMES, WEAK, Bound, beyond, bound, flaw, laxness, passes, spec_of, weakness
+from seatrial.judge.plausibility import TIMES, WEAK, beyond, figure_of, flaw, laxness, passes, weakness
 from seatrial.model import HARDLY, Limit, Metric, Outcome, Rule, Verdict, format_value
 from seatrial.util.quantiles import median_interval
 
@@ -48,6 +50,7 @@ class Standard:
     trial: str
     known: Known
     fleet: Fleet
+    figure: Figure
 
     def verdict(self, metric: Metric, facts: Mapping[str, JsonValue]) -> Verdict:
         """``facts``: all that was recorded where ``metric`` was measured, which the rule may want to show."""
@@ -90,8 +93,8 @@ class Standard:
 
         Not between nodes: an algorithm that we do not model may ask less of the network.
         """
-        models = spec_of(self.key) and self.facts.get("nodes") in (None, 1)
-        most = bound(self.key, self.facts, self.known) if models else None
+        models = self.figure.bound and self.facts.get("nodes") in (None, 1)
+        most = bound(self.figure, self.facts, self.known) if models else None
         return most if most and most.unit == self.unit else None
 
     @cached_property
@@ -101,13 +104,8 @@ class Standard:
             return _Asked(self, self.rule.expect).judged
         if self.rule.siblings:
             return self._among
-        found = self.known.find(self.key, self.facts, NOBODY if self.rule.if_known else self.fleet, self.unit)
+        found = self.known.find(self.figure.key, self.facts, NOBODY if self.rule.if_known else self.fleet, self.unit)
         return self._unknown(found) if isinstance(found, str) else _Compared(self, found).judged
-
-    @cached_property
-    def key(self) -> str:
-        """Of what is known of the hardware."""
-        return self.rule.baseline or self.rule.metric
 
     def _unknown(self, why: str) -> Callable[[Metric, str], Said]:
         if self.rule.if_known:
@@ -134,8 +132,9 @@ class Standard:
 class Standards:
     """The standards of one rule, each made once: by kind of device and, where nodes are judged apart, by node."""
 
-    def __init__(self, check: str, rule: Rule, trial: str, known: Known, fleets: Fleets | None) -> None:
-        self._check, self._rule, self._trial, self._known, self._fleets = check, rule, trial, known, fleets
+    def __init__(self, check: Check, rule: Rule, trial: str, known: Known, fleets: Fleets | None) -> None:
+        self._check, self._rule, self._trial, self._known, self._fleets = check.name, rule, trial, known, fleets
+        self._figure = figure_of(check, rule.metric, rule.baseline or "")
         self._made: dict[tuple[object, ...], Standard] = {}
         # a threshold of the check itself says the same of a value wherever it was measured
         self._anywhere = rule.expect is not None and not rule.baseline and not trial
@@ -162,7 +161,7 @@ class Standards:
         alike = not self._rule.like or self._rule.like.items() <= group.facts.items()
         kind = (group.shape, alike, fleet.node, unit)
         if (found := self._made.get(kind)) is None:
-            found = Standard(self._check, self._rule, unit, group.facts, self._trial, self._known, fleet)
+            found = Standard(self._check, self._rule, unit, group.facts, self._trial, self._known, fleet, self._figure)
             self._made[kind] = found
         return found
 
@@ -179,7 +178,7 @@ class _Compared:
         self._by = (
             f"{known.of}: {known.value:g} {known.unit} ({known.source}); "
             f"fails under {self._least:.0%}, warns under {rule.warn_below:.0%}"
-            f"{weakness(known, standard.key, standard.facts, standard.known)}"
+            f"{weakness(known, standard.figure, standard.facts, standard.known)}"
         )
 
     def judged(self, metric: Metric, figure: str) -> Said:
@@ -234,12 +233,12 @@ class _Asked:
     @cached_property
     def _flaw(self) -> str:
         one = self._standard
-        return flaw(self._limit, one.unit, one.key, one.facts, one.known)
+        return flaw(self._limit, one.unit, one.figure, one.facts, one.known)
 
     @cached_property
     def _beyond(self) -> str:
         one = self._standard
-        return beyond(self._limit, one.unit, one.key, one.facts, one.known)
+        return beyond(self._limit, one.unit, one.figure, one.facts, one.known)
 
     def _held(self, metric: Metric, figure: str) -> tuple[Outcome, str]:
         """Of a figure that holds a limit: whether it can be believed, and whether its like are far better."""
@@ -283,7 +282,7 @@ class _Asked:
             best, of = metric.value, f"the {format_value(metric.value, metric.unit)} that was measured here"
         share = limit.value / best if best > 0 else 1.0
         if share < WEAK:
-            return f"; {HARDLY}: {100 * share:.2g}% of {of}: {self._passes(share)}"
+            return f"; {HARDLY}: {100 * share:.2g}% of {of}: {passes(share)}"
         good = isinstance(published, Reference) and share > 1
         return f"; BEYOND {of}: good hardware of this shape fails it" if good else ""
 
@@ -296,10 +295,6 @@ class _Asked:
         """Whether a model is among the devices of which nothing is known."""
         gpus = str(self._standard.facts.get("gpu") or "").split(MIXED)
         return any(isinstance(self._standard.known.sku(gpu), str) for gpu in gpus)
-
-    def _passes(self, share: float) -> str:
-        one = self._standard
-        return passes(share, self._rule.baseline or "", str(one.facts.get("gpu") or ""), one.known)
 
 
 def _slack(limit: Limit, metric: Metric) -> str:

@@ -16,7 +16,8 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job
 from seatrial.discover.slurm_messages import first_commands, never_starts
 from seatrial.launch.base import Waiting, Whereabouts
-from seatrial.launch.collect_srun import Collector
+from seatrial.launch.collect import Collector
+from seatrial.launch.collect_srun import SrunTransport
 from seatrial.model import SeatrialError
 from seatrial.util import processes
 from seatrial.util.text import and_more
@@ -170,7 +171,7 @@ def cancel_what_is_left(run_dir: Path, settings: Config) -> Iterator[str]:
 
 
 def collector_of(job_id: str, settings: Config, folder: Path) -> Collector:
-    return Collector(job_id, f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
+    return Collector(SrunTransport(job_id), f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
 
 
 def in_service(settings: Config) -> str:

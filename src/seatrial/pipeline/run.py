@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
@@ -52,7 +51,7 @@ from seatrial.pipeline.collect import Collected, Show
 from seatrial.pipeline.plan import Plan, again, make_plan
 from seatrial.pipeline.run_directory import Request, RunDir, load_trial
 from seatrial.pipeline.survey import Survey, discover
-from seatrial.util import processes
+from seatrial.util import processes, signals
 
 INTERRUPTED = "interrupted"
 
@@ -80,7 +79,8 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             _run_job(_on_the_same_nodes(job, collected), collected)
         for job in _repeats(plan, collected, baseline):
             _run_job(_on_the_same_nodes(job, collected), collected)
-    with _uninterrupted():
+    # judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do
+    with signals.uninterrupted():
         collected.put_in_order()
         said = _said(plan, collected, baseline)
         return _reported(_record(collected, plan, survey, said, begun), collected)
@@ -170,7 +170,7 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
 def learn(name: str, paths: Sequence[Path]) -> str:
     """The baseline of these runs, judged by the rules of today, as the text of its file. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
-    plausibility.refuse_site(learned)
+    plausibility.refuse_site(learned, catalog())
     return site_baseline.dump(learned)
 
 
@@ -185,7 +185,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
     known = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and known:
-        plausibility.refuse_site(known)
+        plausibility.refuse_site(known, catalog())
     verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
     obstacles = (trial.stopped, trial.trouble)
     decision = _decide(settings, trial.measurements, verdicts, trial.left_out, trial.decision.scope, obstacles)
@@ -332,17 +332,6 @@ def _until_stopped(collected: Collected) -> Iterator[None]:
             f"{collected.stopped}. What was measured so far is kept; go on with "
             f"seatrial run --resume {collected.run_dir.path}"
         )
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do."""
-    before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for stop, handler in before.items():
-            signal.signal(stop, handler)
 
 
 def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun: float) -> Trial:

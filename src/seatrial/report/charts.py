@@ -1,34 +1,75 @@
-"""Geometry of the report's charts: pure arithmetic from series to coordinates. The template draws them as SVG."""
+"""Geometry of all charts of the report: pure arithmetic from values to coordinates. The template draws them as SVG."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, figure, unit_in_print
 
-WIDTH, HEIGHT = 460.0, 250.0
-RIGHT, TOP, BOTTOM = 14.0, 24.0, 40.0  # the frame around the drawing area: room for the labels of the axes
-LEAST_LEFT, LEFT_OF_TICK, DIGIT = 58.0, 12.0, 7.8  # on the left as the labels need: a digit at a phone's larger print
+LEFT_OF_TICK, DIGIT = 12.0, 7.8  # room for the labels of the y axis: a digit is so wide at a phone's larger print
 MOST_LINES = 8  # more than that no eye tells apart: then the band of all, the median, and those in trouble
 MOST_POINTS = 400  # about one for each unit of width
+MOST_MARKS = 40  # points of a curve that are drawn, and say their value on hovering
 # Beyond these, differences and steps of an axis would leave the range of a float. No figure of a machine comes near.
 LARGEST, SMALLEST = 1e300, 1e-300
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The area of a chart in SVG units, the margins around its curves, its font size, and the decimals of a path."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    font: float
+    digits: int
+
+    @property
+    def across(self) -> tuple[float, float]:
+        """Start and end of the x axis."""
+        return self.left, self.width - self.right
+
+    @property
+    def upwards(self) -> tuple[float, float]:
+        """Start and end of the y axis."""
+        return self.height - self.bottom, self.top
+
+    def path(self, points: Points) -> str:
+        """An SVG path: the first point, then differences; a level stretch is one stroke."""
+        rounded = [(round(x, self.digits), round(y, self.digits)) for x, y in points]
+        bends = [b for a, b, c in zip(rounded, rounded[1:], rounded[2:], strict=False) if not a[1] == b[1] == c[1]]
+        kept = [rounded[0], *bends, *rounded[-1:]] if len(rounded) > 1 else rounded
+        strokes = (f"l{round(b[0] - a[0], 1):g} {round(b[1] - a[1], 1):g}" for a, b in pairwise(kept))
+        return f"M{kept[0][0]:g} {kept[0][1]:g}" + "".join(strokes)
+
+    def area(self, low: Points, high: Points) -> str:
+        """An SVG path around the area between two curves."""
+        return self.path([*low, *reversed(high)]) + "Z"
+
+
+FRAME = Frame(width=460, height=250, left=58, right=14, top=24, bottom=40, font=11.5, digits=1)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values ``low`` to ``high`` onto pixels ``start`` to ``end``, with labelled ticks."""
+    """Values ``low`` to ``high`` onto ``start`` to ``end`` in SVG units, with labelled ticks."""
 
     low: float
     high: float
     start: float
     end: float
-    ticks: tuple[tuple[float, str], ...]  # pixel, label
+    ticks: tuple[tuple[float, str], ...] = ()  # place, label
     log: bool = False
 
     def at(self, value: float) -> float:
@@ -36,37 +77,40 @@ class Axis:
         share = ((math.log2(value) if self.log else value) - low) / ((high - low) or 1.0)
         return round(self.start + share * (self.end - self.start), 1)
 
+    def marked(self, values: Iterable[float], unit: str) -> Axis:
+        """The same axis with a tick at each value."""
+        return replace(self, ticks=tuple((self.at(value), tick(value, unit)) for value in values))
+
 
 @dataclass(frozen=True)
-class Line:
-    """One curve: its points in pixels, and what to write into the legend. ``style`` numbers colour and dashes."""
+class Curve:
+    """A line as an SVG path. ``style`` numbers colour and dashes; ``marks`` are points with the text for hovering."""
 
     label: str
     style: int
-    points: tuple[tuple[float, float], ...]
-    notes: tuple[str, ...] = ()  # a word on each point, shown on hovering; none for long curves
-
-    @property
-    def path(self) -> str:
-        return " ".join(f"{x:g},{y:g}" for x, y in self.points)
+    path: str = ""
+    marks: tuple[tuple[float, float, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What the template draws: axes, curves, and for many subjects a band around them."""
+    """Axes, curves, and for many subjects a band around them."""
 
+    frame: Frame
     title: str
     x: Axis
     y: Axis
     x_label: str
     y_label: str
-    lines: tuple[Line, ...]
-    band: str  # the outline of the band, as points of a polygon
-    band_label: str
+    curves: tuple[Curve, ...]
+    band: str = ""  # as an SVG path
+    band_label: str = ""
+    legend: tuple[Curve, ...] = ()
+    range: str = ""  # least and greatest value
 
     @property
     def caption(self) -> str:
-        """What stands over what: ``busbw in GB/s over message size``."""
+        """``busbw in GB/s over message size``."""
         unit = f" in {self.y_label}" if self.y_label else ""
         return f"{self.title}{unit} over {self.x_label or 'x'}"
 
@@ -77,14 +121,11 @@ def charts(series: Sequence[Series], troubled: frozenset[str]) -> list[Chart]:
     ``troubled`` subjects stand out where there are many curves.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
-    for one in map(_tame, series):
+    for one in series:
         if one.x and one.y:
-            families.setdefault((family(one.name), one.x_unit, one.y_unit), []).append(one)
+            values = {"x": tuple(map(drawable, one.x)), "y": tuple(map(drawable, one.y))}
+            families.setdefault((family(one.name), one.x_unit, one.y_unit), []).append(one.model_copy(update=values))
     return [_chart(group, troubled) for group in families.values()]
-
-
-def _tame(series: Series) -> Series:
-    return series.model_copy(update={"x": tuple(map(drawable, series.x)), "y": tuple(map(drawable, series.y))})
 
 
 def drawable(value: float) -> float:
@@ -94,33 +135,56 @@ def drawable(value: float) -> float:
 
 def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
     first = group[0]
-    xs = sorted({x for one in group for x in one.x})
-    ys = [y for one in group for y in one.y]
-    log = first.x_unit == "B" and xs[0] > 0
-    y = _y_axis(first, ys, log)
-    left = max(LEAST_LEFT, LEFT_OF_TICK + DIGIT * max(len(label) for _, label in y.ticks))
-    x = (_sizes if log else linear)(xs, first.x_unit, left, WIDTH - RIGHT)
-    few = len(group) <= MOST_LINES
-    chosen = group if few else [one for one in group if one.subject in troubled][: MOST_LINES - 2]
+    at: dict[float, list[float]] = {}
+    for one in group:
+        for a, b in zip(one.x, one.y, strict=False):
+            at.setdefault(a, []).append(b)
+    xs, ys = sorted({x for one in group for x in one.x}), [y for one in group for y in one.y]
+    over_sizes = first.x_unit == "B" and xs[0] > 0
+    y = _y_axis(first, ys, over_sizes)
+    frame = replace(FRAME, left=max(FRAME.left, LEFT_OF_TICK + DIGIT * max(len(label) for _, label in y.ticks)))
+    x = (_sizes if over_sizes else linear)(xs, first.x_unit, *frame.across)
+
+    def placed(points: Points) -> Points:
+        return [(x.at(a), y.at(b)) for a, b in points]
+
+    def of_all(value: Callable[[list[float]], float]) -> Points:
+        return placed(_thinned([(a, value(at[a])) for a in sorted(at)]))
+
+    def curve(one: Series, style: int) -> Curve:
+        pairs = _thinned(list(zip(one.x, one.y, strict=False)))
+        points, label = placed(pairs), labels(one)
+        notes = [f"{label}: {tick(a, one.x_unit)}, {figure(b, one.y_unit)}" for a, b in pairs]
+        marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MOST_MARKS else []
+        return Curve(label, style, frame.path(points), tuple(marks))
+
     labels = _labels(group)
-    lines = tuple(_line(one, labels(one), x, y, number) for number, one in enumerate(chosen, 0 if few else 1))
-    return Chart(
+    chart = Chart(
+        frame=frame,
         title=family(first.name) if len({one.name for one in group}) > 1 else first.name,
         x=x,
         y=y,
         x_label="message size" if first.x_unit == "B" else unit_in_print(first.x_unit),
         y_label=unit_in_print(first.y_unit),
-        lines=lines if few else (_middle(group, x, y), *lines),
-        band="" if few else _band(group, x, y),
-        band_label="" if few else f"all {len(group)}",
+        curves=tuple(curve(one, style) for style, one in enumerate(group)) if len(group) <= MOST_LINES else (),
+    )
+    if chart.curves:
+        return chart
+    chosen = [one for one in group if one.subject in troubled][: MOST_LINES - 2]
+    middle = Curve(f"median of {len(group)}", 0, frame.path(of_all(median)))
+    return replace(
+        chart,
+        curves=(middle, *(curve(one, style) for style, one in enumerate(chosen, 1))),
+        band=frame.area(of_all(min), of_all(max)),
+        band_label=f"all {len(group)}",
     )
 
 
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
     """From zero, with two exceptions: a loss, whose zero means nothing, and a time over sizes, which spans decades."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
-        return _decades(values, HEIGHT - BOTTOM, TOP)
-    return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, HEIGHT - BOTTOM, TOP)
+        return _decades(values, *FRAME.upwards)
+    return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.upwards)
 
 
 def _labels(group: list[Series]) -> Callable[[Series], str]:
@@ -132,44 +196,12 @@ def _labels(group: list[Series]) -> Callable[[Series], str]:
     return lambda one: f"{one.name.partition('.')[2] or one.name}, {one.subject}"
 
 
-def _line(series: Series, label: str, x: Axis, y: Axis, style: int) -> Line:
-    pairs = _thinned(list(zip(series.x, series.y, strict=False)))
-    notes = [f"{label}: {tick(a, series.x_unit)}, {figure(b, series.y_unit)}" for a, b in pairs]
-    return Line(
-        label=label,
-        style=style,
-        points=tuple((x.at(a), y.at(b)) for a, b in pairs),
-        notes=tuple(notes) if len(pairs) <= 40 else (),
-    )
-
-
-def _middle(group: list[Series], x: Axis, y: Axis) -> Line:
-    at = _by_x(group)
-    points = _thinned([(value, median(at[value])) for value in sorted(at)])
-    return Line(f"median of {len(group)}", 0, tuple((x.at(a), y.at(b)) for a, b in points))
-
-
-def _band(group: list[Series], x: Axis, y: Axis) -> str:
-    at = _by_x(group)
-    top = _thinned([(value, max(at[value])) for value in sorted(at)])
-    bottom = _thinned([(value, min(at[value])) for value in sorted(at)])
-    return " ".join(f"{x.at(a):g},{y.at(b):g}" for a, b in (*top, *reversed(bottom)))
-
-
-def _by_x(group: list[Series]) -> dict[float, list[float]]:
-    at: dict[float, list[float]] = {}
-    for one in group:
-        for x, y in zip(one.x, one.y, strict=False):
-            at.setdefault(x, []).append(y)
-    return at
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thinned(points: Points) -> Points:
     """At most MOST_POINTS of them: of every stretch the lowest and the highest, so that no spike is lost."""
     if len(points) <= MOST_POINTS:
         return points
     stride = math.ceil(len(points) / (MOST_POINTS / 2))
-    kept = []
+    kept: list[tuple[float, float]] = []
     for start in range(0, len(points), stride):
         stretch = points[start : start + stride]
         kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
@@ -177,42 +209,35 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """An axis over ``values`` with four to nine round ticks, from pixel ``start`` to ``end``."""
+    """An axis over ``values`` with four to nine round ticks, from place ``start`` to ``end``."""
     low, high = min(values), max(values)
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
     size = step(high - low)
     first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
-    axis = Axis(first * size, last * size, start, end, ())
-    ticks = tuple((axis.at(n * size), tick(n * size, unit)) for n in range(first, last + 1))
-    return Axis(axis.low, axis.high, start, end, ticks)
+    return Axis(first * size, last * size, start, end).marked((n * size for n in range(first, last + 1)), unit)
 
 
 def _decades(values: Sequence[float], start: float, end: float) -> Axis:
     """A logarithmic axis over whole powers of ten, every so many of them labelled where they are many."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     last = max(last, first + 1)
-    stride = math.ceil((last - first) / 8)
-    axis = Axis(10.0**first, 10.0**last, start, end, (), log=True)
-    ticks = tuple((axis.at(10.0**power), tick(10.0**power, "")) for power in range(first, last + 1, stride))
-    return Axis(axis.low, axis.high, start, end, ticks, log=True)
+    powers = range(first, last + 1, math.ceil((last - first) / 8))
+    return Axis(10.0**first, 10.0**last, start, end, log=True).marked((10.0**power for power in powers), "")
+
+
+def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
+    """A log2 axis, labelled at the sizes measured, or at powers of two where these are too many."""
+    low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    powers = [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
+    return Axis(low, high, start, end, log=True).marked(values if len(values) <= 6 else powers, unit)
 
 
 def step(span: float) -> float:
     """1, 2 or 5 times a power of ten, so that there are four to nine ticks."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 6), power * 10)
-
-
-def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """A log2 axis, labelled at the sizes measured, or at powers of two where these are too many."""
-    low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
-    axis = Axis(low, high, start, end, (), log=True)
-    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
-    marks = (
-        values if len(values) <= 6 else [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
-    )
-    return Axis(low, high, start, end, tuple((axis.at(mark), tick(mark, unit)) for mark in marks), log=True)
 
 
 def tick(value: float, unit: str) -> str:

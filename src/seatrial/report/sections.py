@@ -205,7 +205,7 @@ def is_table(value: Any) -> bool:
 
 
 def is_grid(value: Any) -> bool:
-    """Whether a fact is a figure for each ordered pair of GPUs, as transfer.peers records it."""
+    """Whether a fact is a figure for each ordered pair of GPUs: their names, and the rows of a square of GB/s."""
     if not isinstance(value, dict) or set(value) != {"gpus", "gb_s"}:
         return False
     names, rows = value["gpus"], value["gb_s"]

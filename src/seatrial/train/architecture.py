@@ -106,6 +106,22 @@ class Architecture(Frozen):
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
         return (6 if weight_gradients else 4) * self.parameters + attention
 
+    def resized(self, layers: int | None, width: int | None) -> Architecture:
+        """The same network of so many blocks, and so wide: more or fewer heads, the MLP in proportion.
+
+        Raises UsageError where ``width`` is not made of whole groups of heads.
+        """
+        changes = {"num_hidden_layers": layers} if layers else {}
+        if width:
+            group = self.num_attention_heads // self.num_key_value_heads
+            if width % (self.head_dim * group):
+                raise UsageError(f"model.width {width}: expected a multiple of {self.head_dim * group}")
+            changes["hidden_size"] = width
+            changes["intermediate_size"] = -(-self.intermediate_size * width // (16 * self.hidden_size)) * 16
+            changes["num_attention_heads"] = width // self.head_dim
+            changes["num_key_value_heads"] = width // self.head_dim // group
+        return self.model_copy(update=changes)
+
     def refuse_length(self, seq_len: int) -> None:
         """Raises UsageError where sequences of ``seq_len`` tokens are not what this network attends to."""
         if seq_len > self.max_position_embeddings:

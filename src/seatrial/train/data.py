@@ -104,10 +104,10 @@ def _fingerprint(settings: TrainConfig) -> str:
 
 
 def _make(settings: TrainConfig, place: Path) -> None:
-    blocks, facts = _generated(settings) if settings.data.path is None else _from_rows(settings)
+    blocks = generated(settings) if settings.data.path is None else _from_rows(settings)
     with whole_folder(place) as making:
-        np.save(making / BLOCKS, blocks)
-        write_json(making / FACTS, asdict(facts))
+        np.save(making / BLOCKS, blocks.tokens)
+        write_json(making / FACTS, asdict(blocks.facts))
 
 
 def _load(place: Path) -> Blocks:
@@ -118,7 +118,8 @@ def _load(place: Path) -> Blocks:
         raise SeatrialError(f"the prepared data in {place} cannot be read: {error}") from error
 
 
-def _generated(settings: TrainConfig) -> tuple[np.ndarray[Any, Any], Facts]:
+def generated(settings: TrainConfig) -> Blocks:
+    """Walks through the Markov chain, in memory: the same on every rank. Raises UsageError for too few words."""
     vocabulary = settings.model.architecture().vocab_size
     if vocabulary < markov.STATES:
         raise UsageError(f"generated data has {markov.STATES} words, the model knows {vocabulary}")
@@ -134,10 +135,10 @@ def _generated(settings: TrainConfig) -> tuple[np.ndarray[Any, Any], Facts]:
         vocabulary=vocabulary,
         floor=markov.ENTROPY,
     )
-    return walks, facts
+    return Blocks(walks, facts)
 
 
-def _from_rows(settings: TrainConfig) -> tuple[np.ndarray[Any, Any], Facts]:
+def _from_rows(settings: TrainConfig) -> Blocks:
     """The rows' tokens one behind the other, each row ended by a token of its own, cut into blocks."""
     from seatrial.train import text
 
@@ -152,7 +153,7 @@ def _from_rows(settings: TrainConfig) -> tuple[np.ndarray[Any, Any], Facts]:
     if tokens.max() >= vocabulary:
         raise UsageError(f"{settings.data.tokenizer} makes token {tokens.max()}, the model knows {vocabulary}")
     blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
-    return blocks, Facts(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary)
+    return Blocks(blocks, Facts(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary))
 
 
 def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:

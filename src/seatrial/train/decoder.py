@@ -153,6 +153,8 @@ class Block(nn.Module):
 class Output(nn.Module):
     """The last norm and the head, with the loss: whole logits need never be in memory."""
 
+    compiled = False  # the loss is
+
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
@@ -165,7 +167,7 @@ class Output(nn.Module):
         weight = cast(Tensor, tied if self.lm_head is None else self.lm_head.weight).to(x.dtype)
         if targets is None:
             return F.linear(x, weight)
-        return summed_loss(x.flatten(0, 1), weight, targets.flatten(), chunks)
+        return summed_loss(x.flatten(0, 1), weight, targets.flatten(), chunks, self.compiled)
 
 
 class Decoder(nn.Module):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from seatrial.model import SeatrialError
+from seatrial.util import signals
 
 KEY = "seatrial/failed"
 LOOK_EVERY_S = 2.0
@@ -77,8 +78,7 @@ def _first_to_fail() -> str | None:
 
 def _leave_it_to_torchrun() -> None:
     """Wait, so that the rank that tells ends first; torchrun then ends this one, without a word."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signals.end_on_sigterm()
     time.sleep(GRACE_S)
 
 

@@ -127,6 +127,7 @@ class Trainer:
         self.optimizer: Any = parallel.optimizer(settings, built.trained)
         self.saves = checkpoint.Saves(settings.checkpoint, world)
         self.clock = Clock(world.device)
+        self._more = self._batches(0)  # for take
         self._exchange = True  # gradients, over ranks
         self._broken = torch.zeros((), device=world.device)  # 1 from the first step on that is not finite
         self._own_gradient = torch.ones((), dtype=torch.bool, device=world.device)
@@ -198,6 +199,12 @@ class Trainer:
                 batch = batch.pin_memory().to(world.device, non_blocking=True)
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
+    def take(self, steps: int) -> list[Step]:
+        """So many steps more, outside of ``run``: queued back to back, then read, those that are not finite as well."""
+        self.clock.restart()
+        taken = [self.step(self.settings.max_steps, self._more) for _ in range(steps)]
+        return [self.read(one) for one in taken]
+
     def again(self) -> Callable[[bool], Pending]:
         """Takes a step more, as the last was, with the exchange of gradients or (under DDP) without."""
         batches = self._batches(0)
@@ -250,11 +257,16 @@ class Trainer:
         return Pending(number, figures, own, lr, waited)
 
     def _read(self, taken: Pending) -> Step:
-        """Wait for a step and say what it was. Raises NotFinite, on all ranks, where it was not."""
+        """As read. Raises NotFinite, on all ranks, where the step was not."""
+        record = self.read(taken)
+        if not record.finite:
+            raise NotFinite(_who(taken, record, self.world))
+        return record
+
+    def read(self, taken: Pending) -> Step:
+        """Wait for a step and say what it was."""
         seconds, forward = self.clock.read()
         loss, norm, tokens = taken.figures.tolist()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NotFinite(_who(taken, loss, norm, self.world))
         settings = self.settings
         each = settings.bsz * settings.grad_accum
         return Step(
@@ -271,7 +283,7 @@ class Trainer:
         )
 
 
-def _who(taken: Pending, loss: float, norm: float, world: World) -> str:
+def _who(taken: Pending, record: Step, world: World) -> str:
     """Names the ranks on which it began: beyond the exchange of gradients every rank has it."""
     said = world.gather((world.host, *taken.own.tolist()))
     began = [
@@ -281,7 +293,7 @@ def _who(taken: Pending, loss: float, norm: float, world: World) -> str:
     ]
     where = "; ".join(began) or "on no rank before gradients were exchanged: a weight's gradient, or the exchange"
     return (
-        f"step {taken.number}: loss {loss}, gradient norm {norm}. {where}. "
+        f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {where}. "
         f"No weight was changed; repeat the run: what does not come again was a fault of hardware"
     )
 

@@ -17,12 +17,12 @@ from torch import Tensor
 IGNORED = -100  # a target that is not learned, as torch and transformers have it
 
 
-def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
+def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool = False) -> Tensor:
     """The cross-entropy of ``hidden`` [T, H] @ ``weight`` [V, H]ᵀ against ``targets`` [T], summed: fp32, in nats.
 
-    ``chunks`` parts are taken one after the other; IGNORED targets count nothing.
+    ``chunks`` parts are taken one after the other, in one ``compiled`` kernel each; IGNORED targets count nothing.
     """
-    return cast(Tensor, _Loss.apply(hidden, weight, targets, chunks))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Loss.apply(hidden, weight, targets, chunks, compiled))  # type: ignore[no-untyped-call]
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """On a GPU, one kernel that keeps fp32 in registers, in place of ten that each pass over all logits in memory.
+    """One kernel that keeps fp32 in registers, in place of ten that each pass over all logits in memory.
 
     Made at its first use: to name it imports the compiler, which is half of what a rank without a GPU took to start.
     """
@@ -48,13 +48,13 @@ def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool) -> Tensor:
         of_hidden, of_weight = ctx.needs_input_grad[:2]
         total = torch.zeros((), device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if of_hidden else None
         # summed in fp32, or later parts would be lost on what earlier ones left
         weight_gradient = torch.zeros_like(weight, dtype=torch.float) if of_weight else None
-        both = _compiled() if hidden.is_cuda else loss_and_gradient
+        both = _compiled() if compiled else loss_and_gradient
         size = -(-len(hidden) // chunks)
         for start in range(0, len(hidden), size):
             part = hidden[start : start + size]
@@ -75,6 +75,7 @@ class _Loss(torch.autograd.Function):
         return (
             None if of_hidden is None else of_hidden * outer.to(of_hidden.dtype),
             None if of_weight is None else (of_weight * outer).to(ctx.weight_dtype),
+            None,
             None,
             None,
         )

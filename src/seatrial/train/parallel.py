@@ -53,8 +53,9 @@ class World:
         self.gather(None)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over ranks, in place; queued on the device, not waited for."""
-        dist.all_reduce(value)
+        """The sum over ranks, in place; queued on the device, not waited for. One that is alone needs no group."""
+        if self.size > 1:
+            dist.all_reduce(value)
         return value
 
 
@@ -133,14 +134,16 @@ def build(settings: TrainConfig, world: World) -> Built:
         lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
         for adapter in lora.adapters(model).values():
             adapter.data = adapter.data.to(master)
+    compiled = settings.compile and world.device.type == "cuda"
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
             layer.fp8 = settings.fp8
     for block in blocks(model):
         block.recompute = settings.gradient_checkpointing
-        if settings.compile and world.device.type == "cuda":
+        if compiled:
             options = _AUTOTUNE if settings.autotune else None
             block.run = torch.compile(block.run, options=options)  # type: ignore[method-assign]
+    model.output.compiled = compiled
     sharded = settings.parallel.strategy == "fsdp2"
     if sharded:
         shard(model, settings, world, compute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -38,6 +39,11 @@ class Step:
     seconds: float
     forward_s: float | None = None
     data_wait_s: float | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm or 0.0)
 
 
 class Phases:

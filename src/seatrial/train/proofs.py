@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -87,20 +86,19 @@ def core_list(cores: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the ranks' shares of a data set add up to it."""
+    """How the ranks' shares of an epoch add up to its samples."""
 
-    missing: int  # samples that nobody got
-    unexpected_duplicates: int  # samples given out more (or less) often than the padding explains
-    padded: int  # samples given out twice, so that every rank gets as many: (-size) mod ranks
+    missing: int  # samples that nobody got, besides those left out
+    duplicates: int  # samples given out more than once
+    left_out: int  # so that every rank gets as many: size mod ranks
 
 
 def coverage(shares: Sequence[Sequence[int]], size: int) -> Coverage:
-    """Compare what each rank was given, of samples 0 to ``size`` - 1, with what DistributedSampler promises."""
+    """Compare what each rank was given, of samples 0 to ``size`` - 1, with what ``data.order`` promises."""
     given = Counter(chain.from_iterable(shares))
-    padded = -size % len(shares)
-    duplicates = given.total() - len(given)
+    left_out = size % len(shares)
     return Coverage(
-        missing=len(set(range(size)) - set(given)), unexpected_duplicates=abs(duplicates - padded), padded=padded
+        missing=max(0, size - left_out - len(given)), duplicates=given.total() - len(given), left_out=left_out
     )
 
 
@@ -119,10 +117,3 @@ def odd_ranks(digests: Sequence[str]) -> list[int]:
     if 2 * count <= len(digests):
         return list(range(len(digests)))
     return [rank for rank, digest in enumerate(digests) if digest != most]
-
-
-def largest_relative_difference(values: Sequence[float], reference: Sequence[float]) -> float | None:
-    """max |value - reference| / |reference| over the finite steps; None where there is none."""
-    pairs = zip(values, reference, strict=False)
-    finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    return max((abs(a - b) / abs(b) for a, b in finite), default=None)

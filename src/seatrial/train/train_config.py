@@ -35,17 +35,20 @@ class Model(Frozen):
     )
 
     layers: int | None = Field(default=None, gt=0, description="so many blocks of the model's; random weights only")
+    width: int | None = Field(
+        default=None, gt=0, description="another hidden size, with more or fewer heads of the same; random weights only"
+    )
 
     @model_validator(mode="after")
-    def _only_what_is_drawn_can_be_cut(self) -> Model:
-        if self.layers is not None and self.weights != "random":
-            raise ValueError("layers goes with weights: random")
+    def _only_random_weights_can_be_resized(self) -> Model:
+        for key in ("layers", "width"):
+            if getattr(self, key) is not None and self.weights != "random":
+                raise ValueError(f"{key} goes with weights: random")
         return self
 
     def architecture(self) -> Architecture:
-        """Raises UsageError where ``name`` is neither."""
-        found = architecture.find(self.name)
-        return found.model_copy(update={"num_hidden_layers": self.layers}) if self.layers else found
+        """Raises UsageError where ``name`` is neither, or ``width`` does not fit its heads."""
+        return architecture.find(self.name).resized(self.layers, self.width)
 
 
 class Data(Frozen):

@@ -6,7 +6,9 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # by the signal, or by a handler of it
+from seatrial.util.signals import EXIT_TERMINATED
+
+TERMINATED = (-signal.SIGTERM, EXIT_TERMINATED)  # by the signal, or by a handler of it
 
 
 @dataclass(frozen=True)

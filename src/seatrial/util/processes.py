@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from seatrial.util.signals import EXIT_TERMINATED
+
 _TAG = "SEATRIAL_JOB_TAG"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KILLING_S = 10.0  # SIGKILL works at once, or not at all while a process waits in the kernel
@@ -118,7 +120,7 @@ def die_with_parent(parent: int) -> None:
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGTERM)
+        os._exit(EXIT_TERMINATED)
 
 
 def is_orphan() -> bool:

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from seatrial.checks.gpu.digests import CHECK, _told, odd
+from seatrial.checks.gpu.digests import CHECK, _comparison, odd
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Outcome
 from tests.bench.cluster import Scenario, run
@@ -63,10 +63,12 @@ def test_what_most_agree_on_is_kept_for_each_model_to_compare_nodes_and_runs_by(
 
 def test_a_kind_that_no_device_multiplies_is_not_listed() -> None:
     rounds: list[list[tuple[str, ...]]] = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
-    found = {one.name: one.value for one in _told("XXYY", "wxyz", ("bf16", "fp32"), rounds) if isinstance(one, Fact)}
+    found = {
+        one.name: one.value for one in _comparison("XXYY", "wxyz", ("bf16", "fp32"), rounds) if isinstance(one, Fact)
+    }
     assert found["agreed"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
     assert found["kinds"] == ["bf16", "fp32"]
-    plain = _told("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
+    plain = _comparison("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
     facts = {one.name: one.value for one in plain if isinstance(one, Fact)}
     assert facts["kinds"] == ["fp32"]
     assert "in fp32; SHA-256 over the sums of the bits of every product" in str(facts["how"])

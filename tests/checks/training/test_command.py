@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks.training.command import CHECK, CommandOptions
+from seatrial.checks.training.command import CHECK, CommandOptions, log_entries
+from seatrial.config.layers import CheckSchema, resolve
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, GpuFacts
 from seatrial.model import Measurement, Outcome
@@ -191,3 +194,15 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], reason:
     with pytest.raises(ValidationError) as refused:
         CommandOptions.model_validate(options)
     assert reason in str(refused.value)
+
+
+def test_the_documented_trial_and_patterns_are_right(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "workloads" / "command.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(textwrap.dedent(shown))
+    known = {"train.command": CheckSchema(CHECK.options, CHECK.metrics)}
+    options = resolve(str(tmp_path / "mine.yaml"), environ={}, known=known).config.checks["train.command"].options
+    assert CommandOptions.model_validate(options).steps == 100
+    examples = re.findall(r"^\| `(.*)` \| `(.*\(\?P<.*)` \|$", text, re.MULTILINE)
+    found = [log_entries(line, [pattern], tmp_path) for line, pattern in examples]
+    assert found == [[{"step": 10, "loss": 2.31, "tokens_per_second": 9120}], [{"loss": 2.31}]]

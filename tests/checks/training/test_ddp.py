@@ -94,10 +94,10 @@ def test_the_processes_are_on_record(runs: Runs) -> None:
     assert all(p["cpus"] for p in processes)  # type: ignore[index,call-overload]
 
 
-def test_the_sampler_had_to_pad_and_did_so_as_predicted(runs: Runs) -> None:
+def test_the_samples_do_not_divide_and_the_last_is_left_out(runs: Runs) -> None:
     facts = runs["healthy"][0].facts
-    assert facts["sampler_samples"] == RANKS * 4 * 4 - 1
-    assert facts["sampler_padded"] == 1
+    assert facts["sampler_samples"] == RANKS * 4 * 4 + 1
+    assert facts["sampler_left_out"] == 1
 
 
 def test_losses_are_those_of_one_process_and_fall(runs: Runs) -> None:
@@ -143,8 +143,12 @@ def test_one_flipped_bit_is_found_and_its_rank_named(runs: Runs) -> None:
     assert [rank["subject"] for rank in ranks] == ["node0/rank1"]  # type: ignore[union-attr,index,call-overload]
 
 
-def test_a_dropped_sample_is_found(runs: Runs) -> None:
-    assert broken(runs["dropped_sample"]) == {"sampler_missing", "sampler_unexpected_duplicates"}
+def test_a_dropped_sample_is_found_and_one_process_that_reads_it_computes_something_else(runs: Runs) -> None:
+    assert broken(runs["dropped_sample"]) == {
+        "sampler_missing",
+        "sampler_unexpected_duplicates",
+        "parity_max_relative_difference",
+    }
     assert value(runs["dropped_sample"], "sampler_missing") == 1
 
 
@@ -241,7 +245,7 @@ def test_one_process_passes_too(tmp_path: Path) -> None:
     assert verdicts.pop("shared_gpus") is Outcome.SKIP
     without_noise(verdicts)
     assert set(verdicts.values()) == {Outcome.PASS}
-    assert measured.facts["sampler_padded"] == 0
+    assert measured.facts["sampler_left_out"] == 0
 
 
 @pytest.mark.parametrize(

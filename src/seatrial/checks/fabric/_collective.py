@@ -173,6 +173,8 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
         limit_s=limit_s,
         needs=Needs(ranks=2),
         options=CollectiveOptions,
+        operation=name,
+        bounds=figures.BANDWIDTHS,
         performance=("busbw*", "algbw*", "latency*", "rank_time.*", "device_*", "p[59]*", "cv*"),
     )
 

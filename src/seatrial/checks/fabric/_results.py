@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Options, metric
+from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, format_bytes
 from seatrial.util.quantiles import median_interval
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Results = Mapping[int, "Result"]  # by the size asked for, in bytes
 
 UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
+BANDWIDTHS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 ENDINGS = {True: "_in_place", False: "_out_of_place"}  # of the names of a second placement's metrics, by ``in_place``
 
 # Fewest samples with which the largest is above the percentile with 95 % certainty: 1 - p^n >= 0.95

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
-from seatrial.checks.fabric._results import intact
+from seatrial.checks.base import Check, Comparison, Needs, Options, Place, facts, metric
+from seatrial.checks.fabric._results import BANDWIDTHS, intact
 from seatrial.checks.fabric._transports import log_choices
 from seatrial.discover import gpu, nccl
 from seatrial.discover.nccl import NcclPath
@@ -259,6 +259,9 @@ CHECK = Check(
         intact("collectives.all_reduce names rank, offset and flipped bits"),
     ),
     measure=measure,
+    fact_roles={"contrast_algorithms": "path_by_size"},
+    bounds=BANDWIDTHS,
+    comparisons={"p2p_gain": Comparison(part="peer-to-peer", gain=True)},
     performance=("busbw_*", "p2p_gain", "default_over_ring"),
     per={"p2p_gain": "node"},
     limit_s=600.0,

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Needs, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import GroupOptions, all_fit, carrier, group_data_check, intact, label
+from seatrial.checks.fabric._results import BANDWIDTHS, GroupOptions, all_fit, carrier, group_data_check, intact, label
 from seatrial.model import (
     LEFT_OUT,
     WITHHELD,
@@ -123,6 +123,8 @@ CHECK = Check(
     measure=measure,
     performance=("busbw.*",),
     by_node=True,
+    operation="all_reduce",
+    bounds=BANDWIDTHS,
     limit_s=300.0,
     needs=Needs(ranks=2),
     options=EachNodeOptions,

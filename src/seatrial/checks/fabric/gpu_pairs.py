@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Location, Needs, Options, Place, facts, metric
+from seatrial.checks.base import Check, Comparison, Location, Needs, Options, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, intact, label, pair_data_check
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, intact, label, pair_data_check
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
 from seatrial.model import (
@@ -300,6 +300,12 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "gpu_share", "path_share"),
+    operation="send_receive",
+    bounds=BANDWIDTHS,
+    comparisons={
+        "gpu_share": Comparison(part="a GPU's way to all others of its node"),
+        "path_share": Comparison(part="the path between two GPUs of a node"),
+    },
     locations={
         "gpu_share": Location(
             what="A GPU is slow with every other GPU of its node",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Location, Needs, Options, Place, facts, metric
+from seatrial.checks.base import Check, Comparison, Location, Needs, Options, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import carrier, intact, pair_data_check
+from seatrial.checks.fabric._results import BANDWIDTHS, carrier, intact, pair_data_check
 from seatrial.model import (
     ByteSize,
     Fact,
@@ -178,6 +178,11 @@ CHECK = Check(
     measure=measure,
     performance=("pair_*", "best_*"),
     per={"best_*": "place"},
+    bounds=BANDWIDTHS,
+    comparisons={
+        "best_share": Comparison(part="a GPU's way out of its node", network=True),
+        "pair_share": Comparison(part="the path between two nodes", network=True),
+    },
     locations={
         "best_share": Location(
             what="GPUs of a node are slow to every other node",

@@ -165,6 +165,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
+    fact_roles={"transports": "transports", "hcas": "hcas", "algorithms": "choices"},
     limit_s=120.0,
     needs=Needs(gpus=True, ranks=2),
     options=PathOptions,

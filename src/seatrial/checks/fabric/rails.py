@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from seatrial.checks.base import Check, Needs, Place, facts, metric
+from seatrial.checks.base import Check, Comparison, Needs, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import GroupOptions, carrier, group_data_check, intact
+from seatrial.checks.fabric._results import BANDWIDTHS, GroupOptions, carrier, group_data_check, intact
 from seatrial.model import (
     CLUSTER,
     Fact,
@@ -89,6 +89,8 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("rail_*",),
+    bounds=BANDWIDTHS,
+    comparisons={"rail_share": Comparison(part="a rail", network=True)},
     per={"rail_*": "rail"},
     limit_s=600.0,
     needs=Needs(ranks=2),

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Needs, Place, facts, metric
 from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import GroupOptions, carrier, group_data_check, intact
-from seatrial.model import CLUSTER, Fact, NotApplicable, Observation, Phase, Scope, Series, format_bytes, parse_bytes
+from seatrial.checks.fabric._results import BANDWIDTHS, GroupOptions, carrier, group_data_check, intact
+from seatrial.model import (
+    CLUSTER,
+    Fact,
+    NotApplicable,
+    Observation,
+    Phase,
+    Scope,
+    Series,
+    format_bytes,
+    parse_bytes,
+)
 
 if TYPE_CHECKING:
     from seatrial.bench.subgroups import GroupResult
@@ -92,6 +102,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance=("busbw.*", "efficiency.*"),
+    bounds=BANDWIDTHS,
     limit_s=600.0,
     needs=Needs(ranks=2),
     options=GroupOptions,

@@ -46,23 +46,25 @@ def measure(place: Place, options: VictimOptions) -> Iterator[Observation]:
     from seatrial.train import ddp
     from seatrial.util import files
 
-    victim = place.world_size - 1 if options.rank is None else options.rank
-    if victim >= place.world_size:
-        raise SeatrialError(f"rank {victim} is to fail, and there are only {place.world_size} ranks")
+    failing = place.world_size - 1 if options.rank is None else options.rank
+    if failing >= place.world_size:
+        raise SeatrialError(f"rank {failing} is to fail, and there are only {place.world_size} ranks")
     begun = None  # with the first step, which alone may take seconds
     for step, loss in enumerate(ddp.endless(place.device), 1):
         begun = begun or time.monotonic()
         place.note(f"step {step}: loss {loss:.3f}")
-        if place.rank == victim and time.monotonic() - begun > _LOOP_S:
-            files.write_json(place.out / RECORD, _victim(place, options.fault).model_dump(mode="json"))
+        if place.rank == failing and time.monotonic() - begun > _LOOP_S:
+            victim = Victim(
+                fault=options.fault,
+                rank=place.rank,
+                node=place.node,
+                subject=place.subject,
+                pid=os.getpid(),
+                time=time.time(),
+            )
+            files.write_json(place.out / RECORD, victim.model_dump(mode="json"))
             _commit(options.fault)
     yield from ()  # never reached: what makes this a generator, as every check is
-
-
-def _victim(place: Place, fault: Fault) -> Victim:
-    return Victim(
-        fault=fault, rank=place.rank, node=place.node, subject=place.subject, pid=os.getpid(), time=time.time()
-    )
 
 
 def _commit(fault: Fault) -> None:

@@ -235,4 +235,5 @@ CHECK = Check(
     limit_s=300.0,
     options=BurnOptions,
     performance=("tflops.*",),
+    bounds={"tflops.sustained": "bf16"},
 )

@@ -8,12 +8,12 @@ products are made everywhere and compared between devices of one model (silent d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place
-from seatrial.model import CLUSTER, EXCUSED, Fact, Metric, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
+from seatrial.model import EXCUSED, NotApplicable, Observation, Outcome, Phase, Rule, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512
 GPU_LINKS, CPU_LINKS = 500, 50  # about 2 s of an H200 in fp32, under 1 s of a CPU core
@@ -47,17 +47,16 @@ def measure(place: Place, options: DigestOptions) -> Iterator[Observation]:
         place.note("not alike: once more")
         rounds.append(_round(place, options, kinds))
     devices = rank.describe_devices(place.device)
-    if place.rank:
-        return
-    yield from (Fact(name=name, value=value) for name, value in devices.items())
-    yield from _told(models, subjects, kinds, rounds)
+    if place.rank == 0:
+        yield from facts(devices)
+        yield from _comparison(models, subjects, kinds, rounds)
 
 
 def _round(place: Place, options: DigestOptions, kinds: Sequence[str]) -> list[tuple[str, ...]]:
     """The digests of every rank, one a kind; an empty one for what its device does not multiply in hardware."""
     from seatrial.bench import compute, rank
 
-    size, links = (GPU_SIZE, GPU_LINKS) if place.device.startswith("cuda") else (CPU_SIZE, CPU_LINKS)
+    size, links = (GPU_SIZE, GPU_LINKS) if place.on_gpu else (CPU_SIZE, CPU_LINKS)
     size, links = options.size or size, options.links or links
     missing = {kind for kind in kinds if compute.why_not(kind, place.device)}
     digests = ("" if kind in missing else compute.chain_digest(kind, size, place.device, links) for kind in kinds)
@@ -70,12 +69,12 @@ def _by_kind(digests: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def odd(models: Sequence[str], digests: Sequence[str]) -> set[int]:
     """Ranks whose digest is not that of more than half of their model; all of a model where there is no such half."""
-    ranks = set()
-    for model in set(models):
-        own = [rank for rank, other in enumerate(models) if other == model]
-        agreed = majority([digests[rank] for rank in own])
-        ranks |= {rank for rank in own if digests[rank] != agreed}
-    return ranks
+    agreed = {model: majority(_of_model(model, models, digests)) for model in set(models)}
+    return {rank for rank, digest in enumerate(digests) if digest != agreed[models[rank]]}
+
+
+def _of_model(model: str, models: Sequence[str], digests: Sequence[str]) -> list[str]:
+    return [digest for digest, other in zip(digests, models, strict=True) if other == model]
 
 
 def majority(digests: Sequence[str]) -> str | None:
@@ -84,39 +83,35 @@ def majority(digests: Sequence[str]) -> str | None:
     return digest if 2 * count > len(digests) else None
 
 
-def _agreed_on(
-    model: str, models: Sequence[str], kinds: Sequence[str], digests: Sequence[Sequence[str]]
-) -> dict[str, str | None]:
-    """Kind → the digest of most devices of a model, None where they do not agree; only kinds it has in hardware."""
-    own = [rank for rank, other in enumerate(models) if other == model]
-    agreed = {kind: majority([one[rank] for rank in own]) for kind, one in zip(kinds, digests, strict=True)}
-    return {kind: digest for kind, digest in agreed.items() if digest != ""}
-
-
-def _told(
+def _comparison(
     models: Sequence[str], subjects: Sequence[str], kinds: Sequence[str], rounds: Sequence[list[tuple[str, ...]]]
 ) -> Iterator[Observation]:
-    strange = [[odd(models, digests) for digests in _by_kind(one)] for one in rounds]
-    alone = [subjects[rank] for rank, model in enumerate(models) if models.count(model) == 1]
+    odd_ranks = [set[int]().union(*(odd(models, digests) for digests in _by_kind(by_rank))) for by_rank in rounds]
+    alone = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
     for rank, subject in enumerate(subjects):
         if subject not in alone:
-            times = sum(any(rank in ranks for ranks in one) for one in strange)
-            yield Metric(name="odd_rounds", value=times, unit="rounds", subject=subject)
-    yield Metric(name="without_a_twin", value=len(alone), unit="devices", subject=CLUSTER)
-    last = _by_kind(rounds[-1])
-    used = [kind for kind, digests in zip(kinds, last, strict=True) if any(digests)]
-    found: Mapping[str, object] = {
-        "rounds": len(rounds),
-        "kinds": used,
-        "models": {model: models.count(model) for model in sorted(set(models))},
-        "nobody_like": alone,
-        "agreed": {model: _agreed_on(model, models, kinds, last) for model in sorted(set(models))},
-        EXCUSED: dict.fromkeys(alone, "no other device here is like it"),
-        "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
-        "how": f"a chain of seeded matrix products in {', '.join(used)}; SHA-256 over the sums of the bits of every "
-        "product, compared between all devices of one model, and kept (fact: agreed) to compare nodes and runs by",
-    }
-    yield from (Fact(name=name, value=value) for name, value in found.items())
+            yield metric("odd_rounds", sum(rank in ranks for ranks in odd_ranks), "rounds", subject)
+    yield metric("without_a_twin", len(alone), "devices")
+    last = dict(zip(kinds, _by_kind(rounds[-1]), strict=True))
+    used = [kind for kind, digests in last.items() if any(digests)]
+    agreed: dict[str, dict[str, str | None]] = {}
+    for model in sorted(set(models)):  # of each kind that it has in hardware; None where its devices do not agree
+        by_kind = {kind: majority(_of_model(model, models, digests)) for kind, digests in last.items()}
+        agreed[model] = {kind: digest for kind, digest in by_kind.items() if digest != ""}
+    yield from facts(
+        {
+            "rounds": len(rounds),
+            "kinds": used,
+            "models": {model: models.count(model) for model in agreed},
+            "nobody_like": alone,
+            "agreed": agreed,
+            EXCUSED: dict.fromkeys(alone, "no other device here is like it"),
+            "digests": [dict(zip(subjects, map(list, one), strict=True)) for one in rounds] if len(rounds) > 1 else [],
+            "how": f"a chain of seeded matrix products in {', '.join(used)}; SHA-256 over the sums of the bits of "
+            "every product, compared between all devices of one model, and kept (fact: agreed) to compare nodes and "
+            "runs by",
+        }
+    )
 
 
 CHECK = Check(

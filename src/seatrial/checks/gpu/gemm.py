@@ -95,4 +95,5 @@ CHECK = Check(
     limit_s=300.0,
     options=GemmOptions,
     performance=("tflops.*",),
+    bounds={f"tflops.{kind}": kind for kind in ERRORS},
 )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, facts, metric
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
@@ -21,7 +21,6 @@ from seatrial.model import (
     GPUS_USED,
     Fact,
     Frozen,
-    Metric,
     NotApplicable,
     Observation,
     Outcome,
@@ -42,6 +41,33 @@ _OPTIONAL = (
     *("clock_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
 )
 
+_NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
+
+METRICS = {
+    "ecc_enabled": "bool",
+    "ecc_uncorrected": "errors",
+    "repair_pending": "bool",
+    "remap_failed": "bool",
+    "rows_remapped": "rows",
+    "rows_remapped_uncorrectable": "rows",
+    "pcie_width_lost": "lanes",
+    "hardware_slowdown": "bool",
+    "thermal_slowdown": "bool",
+    "persistence": "bool",
+    "mig_enabled": "bool",
+    "power_cut": "W",
+    "memory_used_bytes": "B",
+    "gpus_missing": "GPUs",
+    "gpus_hidden": "GPUs",
+    "gpu_models": "models",
+    "nvlinks_down": "links",
+    "nvlinks_short": "links",
+    "fabric_ready": "bool",
+    "foreign_processes": "processes",
+    "readings_refused": "readings",
+}
+_OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
+
 Values = dict[str, float | None]  # of one GPU, by metric; None is not known, or not to be had
 
 
@@ -60,42 +86,42 @@ def measure(place: Place, _options: Options) -> Iterator[Observation]:
     Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES, and at
     the end SeatrialError where something that is judged here is not known of a GPU: others' figures are no stand-in.
     """
-    facts = discover.read(place.root)
+    found = discover.read(place.root)
     promised = place.promised_gpus or 0
-    if facts.untold and place.promised_gpus is None:
-        raise SeatrialError(facts.untold)
-    if not facts.gpus and not facts.present and not promised:
-        reason = f" ({facts.unavailable})" if facts.unavailable else ""
+    if found.untold and place.promised_gpus is None:
+        raise SeatrialError(found.untold)
+    if not found.gpus and not found.present and not promised:
+        reason = f" ({found.unavailable})" if found.unavailable else ""
         raise NotApplicable(f"no NVIDIA GPU on this machine and none promised{reason}")
-    yield from _machine(facts)
+    yield from _machine(found)
     # A scheduler may hand out fewer GPUs than the bus shows: then its word counts, and what the driver lists.
-    expected = max(promised, len(facts.gpus) + len(facts.lost)) if promised else facts.present
-    yield Metric(name="gpus_missing", value=expected - len(facts.gpus), unit="GPUs", subject=place.node)
-    used = discover.visible(facts, os.environ)
-    hidden = max(0, min(promised, len(facts.gpus)) - len(used))
-    yield Metric(name="gpus_hidden", value=hidden, unit="GPUs", subject=place.node)
+    expected = max(promised, len(found.gpus) + len(found.lost)) if promised else found.present
+    yield metric("gpus_missing", expected - len(found.gpus), "GPUs", place.node)
+    used = discover.visible(found, os.environ)
+    yield metric("gpus_hidden", max(0, min(promised, len(found.gpus)) - len(used)), "GPUs", place.node)
     yield Fact(name=GPUS_USED, value=[gpu.index for gpu in used])
-    yield from (Fact(name=name, value="yes" if there else "no") for name, there in _features(used).items())
+    yield from facts({name: "yes" if present else "no" for name, present in _features(used).items()})
     if used:
-        yield Metric(name="gpu_models", value=len({gpu.name for gpu in used}), unit="models", subject=place.node)
+        yield metric("gpu_models", len({gpu.name for gpu in used}), "models", place.node)
     yield from _of_each(used, place.node)
 
 
 def _of_each(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
     strangers = _strangers(used)
     yield Fact(name="foreign_processes", value=[stranger.model_dump() for stranger in strangers])
-    found = [(gpu, _values_of(gpu, used, strangers)) for gpu in used]
-    for gpu, values in found:
-        yield from _metrics(values, f"{node}/gpu{gpu.index}")
+    every = [(gpu, _values_of(gpu, used, strangers)) for gpu in used]
     unknown: dict[str, list[str]] = {}
-    for gpu, values in found:
+    for gpu, values in every:
+        for name, value in values.items():
+            if value is not None:
+                yield metric(name, value, METRICS[name], f"{node}/gpu{gpu.index}")
         reasons = {} if values["readings_refused"] else _unknown(gpu, values)  # told already, as the fault of this GPU
-        for metric, reason in reasons.items():
-            unknown.setdefault(f"{metric}: {reason}", []).append(f"gpu{gpu.index}")
+        for name, reason in reasons.items():
+            unknown.setdefault(f"{name}: {reason}", []).append(f"gpu{gpu.index}")
     if unknown:
-        texts = [f"{', '.join(gpus)} {what}" for what, gpus in unknown.items()]
+        texts = [f"{', '.join(gpus)} {reason}" for reason, gpus in unknown.items()]
         raise SeatrialError(f"not measured: {'; '.join(texts)}")
-    if excused := {f"{node}/gpu{gpu.index}": why for gpu, why in _excused(found)}:
+    if excused := {f"{node}/gpu{gpu.index}": why for gpu, why in _excused(every)}:
         yield Fact(name=EXCUSED, value=excused)
 
 
@@ -109,24 +135,24 @@ def _excused(found: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonVal
             yield gpu, {name: refused.get(name, "this GPU has none") for name in lacking}
 
 
-def _machine(facts: GpuFacts) -> Iterator[Fact]:
+def _machine(found: GpuFacts) -> Iterator[Fact]:
     """What was found, as evidence: above all, why a GPU is missing."""
-    found: dict[str, JsonValue] = {
-        "driver": facts.driver,
-        "cuda_driver": facts.cuda_driver,
-        "nvml_unavailable": facts.unavailable,
-        "gpus_lost": list(facts.lost),
-        "gpus_denied": list(facts.denied),
-        "pci_gpus": list(facts.pci_devices),
-        "pci_gpus_withheld": list(facts.withheld),
-        "pci_gpus_unaccounted": list(facts.unaccounted),
-        "topology": [list(row) for row in facts.topology],
+    values: dict[str, JsonValue] = {
+        "driver": found.driver,
+        "cuda_driver": found.cuda_driver,
+        "nvml_unavailable": found.unavailable,
+        "gpus_lost": list(found.lost),
+        "gpus_denied": list(found.denied),
+        "pci_gpus": list(found.pci_devices),
+        "pci_gpus_withheld": list(found.withheld),
+        "pci_gpus_unaccounted": list(found.unaccounted),
+        "topology": [list(row) for row in found.topology],
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "cuda_order": discover.order_caveat(facts, os.environ),
-        "unread": dict(facts.unread),
-        "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in facts.gpus],
+        "cuda_order": discover.order_caveat(found, os.environ),
+        "unread": dict(found.unread),
+        "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in found.gpus],
     }
-    yield from (Fact(name=name, value=value) for name, value in found.items() if value not in (None, [], {}))
+    return facts({name: value for name, value in values.items() if value not in (None, [], {})})
 
 
 def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
@@ -139,20 +165,35 @@ def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 
 def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> Values:
     twins = [other for other in gpus if other.name == gpu.name]
-    values: Values = {name: read(gpu) for name, (_, read) in _FIGURES.items()}
-    values["nvlinks_down"] = nvlinks.links_down(gpu, twins)
-    values["nvlinks_short"] = nvlinks.links_short(gpu, twins)
-    values["fabric_ready"] = nvlinks.fabric_ready(gpu) if nvlinks.in_fabric(gpu, gpus) else None
-    values["readings_refused"] = len(_lone_refusals(gpu, twins))
-    if gpu.processes is not None:
-        values["foreign_processes"] = sum(stranger.gpu == gpu.index for stranger in strangers)
-    return values
+    remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
+    reasons = None if gpu.clock_reasons is None else set(gpu.clock_reasons)
+    # the enforced limit counts limits set elsewhere too
+    power_limit = gpu.power_limit_w if gpu.power_enforced_w is None else gpu.power_enforced_w
+    foreign = None if gpu.processes is None else sum(stranger.gpu == gpu.index for stranger in strangers)
+    return {
+        "ecc_enabled": gpu.ecc_mode,
+        "ecc_uncorrected": gpu.ecc_uncorrected,
+        "repair_pending": gpu.retirement_pending if gpu.remap_pending is None else gpu.remap_pending,
+        "remap_failed": gpu.remap_failed,
+        "rows_remapped": None if None in remapped else sum(filter(None, remapped)),
+        "rows_remapped_uncorrectable": gpu.rows_remapped_uncorrectable,
+        "pcie_width_lost": _shortfall(gpu.pcie_width, gpu.pcie_width_max),
+        "hardware_slowdown": None if reasons is None else bool(reasons & _HARDWARE_SLOWDOWN),
+        "thermal_slowdown": None if reasons is None else "software thermal slowdown" in reasons,
+        "persistence": gpu.persistence_mode,
+        "mig_enabled": gpu.mig_mode,
+        "power_cut": _shortfall(power_limit, gpu.power_default_w),
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "nvlinks_down": nvlinks.links_down(gpu, twins),
+        "nvlinks_short": nvlinks.links_short(gpu, twins),
+        "fabric_ready": nvlinks.fabric_ready(gpu) if nvlinks.in_fabric(gpu, gpus) else None,
+        "readings_refused": sum(any(field not in twin.unread for twin in twins) for field in _refusals(gpu)),
+        "foreign_processes": foreign,
+    }
 
 
-def _metrics(values: Values, subject: str) -> Iterator[Metric]:
-    for name, value in values.items():
-        if value is not None:
-            yield Metric(name=name, value=value, unit=METRICS[name], subject=subject)
+def _shortfall(value: float | None, full: float | None) -> float | None:
+    return None if value is None or full is None else max(0, full - value)
 
 
 def _unknown(gpu: Gpu, values: Values) -> dict[str, str]:
@@ -166,69 +207,9 @@ def _unknown(gpu: Gpu, values: Values) -> dict[str, str]:
     return found
 
 
-def _repair_pending(gpu: Gpu) -> bool | None:
-    return gpu.retirement_pending if gpu.remap_pending is None else gpu.remap_pending
-
-
-def _rows_remapped(gpu: Gpu) -> int | None:
-    if gpu.rows_remapped_correctable is None or gpu.rows_remapped_uncorrectable is None:
-        return None
-    return gpu.rows_remapped_correctable + gpu.rows_remapped_uncorrectable
-
-
-def _width_lost(gpu: Gpu) -> int | None:
-    if gpu.pcie_width is None or gpu.pcie_width_max is None:
-        return None
-    return max(0, gpu.pcie_width_max - gpu.pcie_width)
-
-
-def _power_cut(gpu: Gpu) -> float | None:
-    """Watts by which the limit in force is below the factory's. The enforced limit counts limits set elsewhere too."""
-    limit = gpu.power_limit_w if gpu.power_enforced_w is None else gpu.power_enforced_w
-    return None if limit is None or gpu.power_default_w is None else max(0.0, gpu.power_default_w - limit)
-
-
-def _slowed(gpu: Gpu, by: set[str]) -> bool | None:
-    return None if gpu.clock_reasons is None else bool(by & set(gpu.clock_reasons))
-
-
-# What is read off one GPU alone: metric → unit, reader.
-_FIGURES: dict[str, tuple[str, Callable[[Gpu], float | None]]] = {
-    "ecc_enabled": ("bool", lambda gpu: gpu.ecc_mode),
-    "ecc_uncorrected": ("errors", lambda gpu: gpu.ecc_uncorrected),
-    "repair_pending": ("bool", _repair_pending),
-    "remap_failed": ("bool", lambda gpu: gpu.remap_failed),
-    "rows_remapped": ("rows", _rows_remapped),
-    "rows_remapped_uncorrectable": ("rows", lambda gpu: gpu.rows_remapped_uncorrectable),
-    "pcie_width_lost": ("lanes", _width_lost),
-    "hardware_slowdown": ("bool", lambda gpu: _slowed(gpu, _HARDWARE_SLOWDOWN)),
-    "thermal_slowdown": ("bool", lambda gpu: _slowed(gpu, {"software thermal slowdown"})),
-    "persistence": ("bool", lambda gpu: gpu.persistence_mode),
-    "mig_enabled": ("bool", lambda gpu: gpu.mig_mode),
-    "power_cut": ("W", _power_cut),
-    "memory_used_bytes": ("B", lambda gpu: gpu.memory_used_bytes),
-}
-METRICS: dict[str, str] = {name: unit for name, (unit, _) in _FIGURES.items()} | {
-    "gpus_missing": "GPUs",
-    "gpus_hidden": "GPUs",
-    "gpu_models": "models",
-    "nvlinks_down": "links",
-    "nvlinks_short": "links",
-    "fabric_ready": "bool",
-    "foreign_processes": "processes",
-    "readings_refused": "readings",
-}
-_OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
-_NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
-
-
 def _refusals(gpu: Gpu) -> set[str]:
     """Vital fields that the GPU refused although its kind has them."""
     return {field for field in gpu.unread if _VITAL.match(field) and field not in gpu.unsupported}
-
-
-def _lone_refusals(gpu: Gpu, twins: Sequence[Gpu]) -> set[str]:
-    return {field for field in _refusals(gpu) if any(field not in twin.unread for twin in twins)}
 
 
 def _strangers(gpus: Sequence[Gpu]) -> list[Stranger]:
@@ -440,5 +421,6 @@ CHECK = Check(
     rules=RULES,
     measure=measure,
     per=dict.fromkeys(sorted(_OF_EACH_GPU), "gpu"),
+    fact_roles={"gpus": "gpus"},
     limit_s=120.0,  # NVML starts GPUs that sleep one by one, some seconds each without persistence
 )

@@ -93,4 +93,5 @@ CHECK = Check(
     limit_s=300.0,
     options=MemoryOptions,
     performance=("copy", "triad"),
+    bounds={"copy": "hbm", "triad": "hbm"},
 )

@@ -106,5 +106,6 @@ CHECK = Check(
     needs=Needs(gpus=True),
     options=TransferOptions,
     performance=("*_alone", "*_together"),
+    bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
     per={"*": "place"},
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
+from seatrial.hardware.bounds import BIDIRECTIONAL
 from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
@@ -94,5 +95,6 @@ CHECK = Check(
     needs=Needs(gpus=True, ranks=2),
     options=PeerOptions,
     performance=("one_way", "both_ways"),
+    bounds={"one_way": "nvlink", "both_ways": BIDIRECTIONAL},
     per={"*": "ordered pair"},
 )

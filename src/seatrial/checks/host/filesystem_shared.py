@@ -10,29 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
 from seatrial.discover import filesystem
 from seatrial.discover.reading import printable, text
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.one_rank_per_node import Actors
     from seatrial.bench.storage import Site
 
-METRICS = {
-    "paths_unusable": "paths",
-    "paths_not_shared": "paths",
-    "users_differing": "users",
-    "visibility_delay": "ms",
-    "rename_faults": "paths",
-    "append_faults": "paths",
-    "flock_faults": "paths",
-    "fcntl_faults": "paths",
-    "mmap_faults": "paths",
-    "owner_faults": "paths",
-    "free_bytes": "B",
-    "free_inodes": "inodes",
-}
+PROMISES = ("rename", "append", "flock", "fcntl", "mmap", "owner")  # each has a probe and a metric of its faults
 
 # Type in /proc/self/mountinfo → the name that people know it by.
 KNOWN = {
@@ -54,6 +41,168 @@ KNOWN = {
     "wekafs": "WekaFS",
     **{name: f"local ({name})" for name in ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")},
 }
+
+
+def _absolute(path: str) -> str:
+    if not os.path.isabs(path):
+        raise ValueError(f"{path!r} is not an absolute path: on each node it would be another folder")
+    return path
+
+
+Folder = Annotated[str, AfterValidator(_absolute)]
+
+
+class SharedOptions(Options):
+    """``paths`` that are said to be shared by all nodes. None: the run directory, which nobody has promised to be."""
+
+    paths: tuple[Folder, ...] = ()
+
+
+@dataclass(frozen=True)
+class Volume:
+    """The filesystem at a path as one node sees it. Bytes; ``free_inodes`` None: it makes them as it needs them."""
+
+    mount: str
+    size: int
+    free: int
+    free_inodes: int | None
+
+
+@dataclass
+class Findings:
+    """What became of one path: why it is ``unusable``, or what each probe found wrong (None: nothing)."""
+
+    unusable: str | None = None
+    separated: str | None = None
+    delays: dict[str, float] = field(default_factory=dict)  # seconds, by actor
+    faults: dict[str, str | None] = field(default_factory=dict)
+    unproven: dict[str, str] = field(default_factory=dict)
+    volumes: dict[str, Volume] = field(default_factory=dict)  # by actor
+    mounts: str = ""
+    left_behind: str | None = None
+
+
+def measure(place: Place, options: SharedOptions) -> Iterator[Observation]:
+    from seatrial.bench import one_rank_per_node
+
+    actors = one_rank_per_node.muster(place.node, at_least=2)
+    users = actors.together(lambda: f"{os.geteuid()}:{os.getegid()}")
+    paths = options.paths or (str(place.out),)
+    found = {path: _examine(place, actors, path) for path in dict.fromkeys(paths)}
+    if place.rank == 0:
+        yield from facts(
+            {
+                "several_nodes": "yes" if actors.several_nodes else "no",
+                "paths_from": "options" if options.paths else "run directory",
+                "users": one_rank_per_node.by_reason(dict(zip(actors.names, users, strict=True))),
+            }
+        )
+        yield metric("users_differing", len(set(users)) - 1, "users")
+        yield from _report(found)
+
+
+def _examine(place: Place, actors: Actors, path: str) -> Findings:
+    from seatrial.bench import one_rank_per_node, shared_files, storage
+
+    place.note(path)
+    found = Findings()
+    try:
+        volumes = actors.together(lambda: volume(place.root, path))
+        found.volumes = dict(zip(actors.names, volumes, strict=True))
+        found.mounts = one_rank_per_node.by_reason({name: volume.mount for name, volume in found.volumes.items()})
+        with storage.opened(path, actors) as site:
+            found.separated = shared_files.separated(site)
+            if not found.separated:
+                found.delays = dict(zip(actors.names, shared_files.visibility(site), strict=True))
+                for name, probe in shared_files.PROBES.items():
+                    place.note(f"{path}: {name}")
+                    _try(found, name, probe, site)
+        found.left_behind = str(site.folder) if storage.left_behind(site) else None
+    except one_rank_per_node.Trouble as trouble:
+        found.unusable = found.unusable or str(trouble)
+    return found
+
+
+def _try(found: Findings, name: str, probe: Callable[[Site], str | None], site: Site) -> None:
+    """A probe that the filesystem answers with an error has found a fault; where it hangs there is no going on."""
+    from seatrial.bench.one_rank_per_node import Trouble
+    from seatrial.bench.shared_files import Unproven
+
+    try:
+        found.faults[name] = probe(site)
+    except Unproven as reason:
+        found.unproven[name] = str(reason)
+    except Trouble as trouble:
+        if trouble.stuck:
+            found.unusable = f"{name}: {trouble}"
+            raise
+        found.faults[name] = str(trouble)
+
+
+def volume(root: Path, path: str) -> Volume:
+    """What is mounted at a path here, and what is left of it. Raises OSError where there is none."""
+    used, counted = filesystem.usage(Path("/"), path), os.statvfs(path)
+    entries = filesystem.mountinfo(text(root / "proc/self/mountinfo"))
+    above = [entry for entry in entries if Path(used.path).is_relative_to(entry.target)]
+    described = "not found among the mounts"
+    if mount := max(above, key=lambda entry: len(entry.target), default=None):
+        kind = KNOWN.get(mount.type, f"unknown type {printable(mount.type)}")
+        described = f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
+    return Volume(
+        mount=described,
+        size=used.size,
+        free=used.free,
+        free_inodes=counted.f_favail if counted.f_files else None,
+    )
+
+
+def _report(found: Mapping[str, Findings]) -> Iterator[Observation]:
+    usable = {path: findings for path, findings in found.items() if not findings.unusable}
+    examined = {path: findings for path, findings in usable.items() if not findings.separated}
+    yield from facts({"usable": "yes" if usable else "no", "examined": "yes" if examined else "no"})
+    yield _texts("filesystems", {path: findings.mounts for path, findings in found.items()})
+    yield _texts("unusable", {path: findings.unusable for path, findings in found.items()})
+    yield _texts("not_shared", {path: findings.separated for path, findings in found.items()})
+    yield _texts("left_behind", {path: findings.left_behind for path, findings in found.items()})
+    yield metric("paths_unusable", len(found) - len(usable), "paths")
+    if usable:
+        yield metric("paths_not_shared", len(usable) - len(examined), "paths")
+        yield from _room(usable)
+    if examined:
+        yield from _promises(examined)
+
+
+def _texts(name: str, by_path: Mapping[str, str | None]) -> Fact:
+    """The texts by path, without those that are empty."""
+    return Fact(name=name, value={path: text for path, text in by_path.items() if text})
+
+
+def _room(found: Mapping[str, Findings]) -> Iterator[Observation]:
+    """The least room that any node sees at each path, and the least of all paths."""
+    space: dict[str, dict[str, int | None]] = {}
+    for path, findings in found.items():
+        volumes = findings.volumes.values()
+        inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
+        size, free = max(volume.size for volume in volumes), min(volume.free for volume in volumes)
+        space[path] = {"size": size, "free": free, "free_inodes": min(inodes, default=None)}
+    limits = [least for room in space.values() if (least := room["free_inodes"]) is not None]
+    yield from facts({"space": space, "inodes_limited": "yes" if limits else "no"})
+    yield metric("free_bytes", min(volume.free for one in found.values() for volume in one.volumes.values()), "B")
+    if limits:
+        yield metric("free_inodes", min(limits), "inodes")
+
+
+def _promises(found: Mapping[str, Findings]) -> Iterator[Observation]:
+    delays = {path: {name: round(s * 1e3, 2) for name, s in item.delays.items()} for path, item in found.items()}
+    yield Fact(name="visibility_ms", value=dict(delays))
+    yield metric("visibility_delay", max(delay for by_name in delays.values() for delay in by_name.values()), "ms")
+    for name in PROMISES:
+        yield _texts(name, {path: findings.faults.get(name) for path, findings in found.items()})
+        yield _texts(f"{name}_unproven", {path: findings.unproven.get(name) for path, findings in found.items()})
+        faults = sum(bool(findings.faults.get(name)) for findings in found.values())
+        if faults or not any(name in findings.unproven for findings in found.values()):  # else nothing is known
+            yield metric(f"{name}_faults", faults, "paths")
+
 
 LOCK_WHY = (
     "Download caches of Hugging Face, torch's FileStore and compile caches keep writers apart by such locks: where "
@@ -184,184 +333,21 @@ RULES = (
 )
 
 
-def _absolute(path: str) -> str:
-    if not os.path.isabs(path):
-        raise ValueError(f"{path!r} is not an absolute path: on each node it would be another folder")
-    return path
-
-
-Folder = Annotated[str, AfterValidator(_absolute)]
-
-
-class SharedOptions(Options):
-    """``paths`` that are said to be shared by all nodes. None: the run directory, which nobody has promised to be."""
-
-    paths: tuple[Folder, ...] = ()
-
-
-@dataclass(frozen=True)
-class Volume:
-    """The filesystem at a path as one node sees it. Bytes; ``free_inodes`` None: it makes them as it needs them."""
-
-    mount: str
-    size: int
-    free: int
-    free_inodes: int | None
-
-
-@dataclass
-class Findings:
-    """What became of one path: why it is ``unusable``, or what each probe found wrong (None: nothing)."""
-
-    unusable: str | None = None
-    separated: str | None = None
-    delays: dict[str, float] = field(default_factory=dict)  # seconds, by actor
-    faults: dict[str, str | None] = field(default_factory=dict)
-    unproven: dict[str, str] = field(default_factory=dict)
-    volumes: dict[str, Volume] = field(default_factory=dict)  # by actor
-    mounts: str = ""
-    left_behind: str | None = None
-
-
-def measure(place: Place, options: SharedOptions) -> Iterator[Observation]:
-    from seatrial.bench import one_rank_per_node
-
-    actors = one_rank_per_node.muster(place.node, at_least=2)
-    users = actors.together(lambda: f"{os.geteuid()}:{os.getegid()}")
-    paths = options.paths or (str(place.out),)
-    found = {path: _examine(place, actors, path) for path in dict.fromkeys(paths)}
-    if place.rank == 0:
-        yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
-        yield Fact(name="paths_from", value="options" if options.paths else "run directory")
-        yield Fact(name="users", value=one_rank_per_node.by_reason(dict(zip(actors.names, users, strict=True))))
-        yield _metric("users_differing", len(set(users)) - 1)
-        yield from _report(found)
-
-
-def _examine(place: Place, actors: Actors, path: str) -> Findings:
-    from seatrial.bench import one_rank_per_node, shared_files, storage
-
-    place.note(path)
-    found = Findings()
-    try:
-        volumes = actors.together(lambda: volume(place.root, path))
-        found.volumes = dict(zip(actors.names, volumes, strict=True))
-        found.mounts = one_rank_per_node.by_reason({name: volume.mount for name, volume in found.volumes.items()})
-        with storage.opened(path, actors) as site:
-            found.separated = shared_files.separated(site)
-            if not found.separated:
-                found.delays = dict(zip(actors.names, shared_files.visibility(site), strict=True))
-                for name, probe in shared_files.PROBES.items():
-                    place.note(f"{path}: {name}")
-                    _try(found, name, probe, site)
-        found.left_behind = str(site.folder) if storage.left_behind(site) else None
-    except one_rank_per_node.Trouble as trouble:
-        found.unusable = found.unusable or str(trouble)
-    return found
-
-
-def _try(found: Findings, name: str, probe: Callable[[Site], str | None], site: Site) -> None:
-    """A probe that the filesystem answers with an error has found a fault; where it hangs there is no going on."""
-    from seatrial.bench.one_rank_per_node import Trouble
-    from seatrial.bench.shared_files import Unproven
-
-    try:
-        found.faults[name] = probe(site)
-    except Unproven as reason:
-        found.unproven[name] = str(reason)
-    except Trouble as trouble:
-        if trouble.stuck:
-            found.unusable = f"{name}: {trouble}"
-            raise
-        found.faults[name] = str(trouble)
-
-
-def volume(root: Path, path: str) -> Volume:
-    """What is mounted at a path here, and what is left of it. Raises OSError where there is none."""
-    used, counted = filesystem.usage(Path("/"), path), os.statvfs(path)
-    entries = filesystem.mountinfo(text(root / "proc/self/mountinfo"))
-    above = [entry for entry in entries if Path(used.path).is_relative_to(entry.target)]
-    mount = max(above, key=lambda entry: len(entry.target), default=None)
-    return Volume(
-        mount=_described(mount) if mount else "not found among the mounts",
-        size=used.size,
-        free=used.free,
-        free_inodes=counted.f_favail if counted.f_files else None,
-    )
-
-
-def _described(mount: filesystem.Entry) -> str:
-    kind = KNOWN.get(mount.type, f"unknown type {printable(mount.type)}")
-    return f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
-
-
-def _report(found: Mapping[str, Findings]) -> Iterator[Observation]:
-    usable = {path: findings for path, findings in found.items() if not findings.unusable}
-    examined = {path: findings for path, findings in usable.items() if not findings.separated}
-    yield Fact(name="usable", value=_word(bool(usable)))
-    yield Fact(name="examined", value=_word(bool(examined)))
-    yield _texts("filesystems", {path: findings.mounts for path, findings in found.items()})
-    yield _texts("unusable", {path: findings.unusable for path, findings in found.items()})
-    yield _texts("not_shared", {path: findings.separated for path, findings in found.items()})
-    yield _texts("left_behind", {path: findings.left_behind for path, findings in found.items()})
-    yield _metric("paths_unusable", len(found) - len(usable))
-    if usable:
-        yield _metric("paths_not_shared", len(usable) - len(examined))
-        yield from _room(usable)
-    if examined:
-        yield from _promises(examined)
-
-
-def _room(found: Mapping[str, Findings]) -> Iterator[Observation]:
-    """The least room that any node sees at each path, and the least of all paths."""
-    volumes = {path: list(findings.volumes.values()) for path, findings in found.items()}
-    free = {path: min(volume.free for volume in those) for path, those in volumes.items()}
-    inodes = {
-        path: min(volume.free_inodes for volume in those if volume.free_inodes is not None)
-        for path, those in volumes.items()
-        if any(volume.free_inodes is not None for volume in those)
-    }
-    sizes = {path: max(volume.size for volume in those) for path, those in volumes.items()}
-    space = {path: {"size": sizes[path], "free": free[path], "free_inodes": inodes.get(path)} for path in found}
-    yield Fact(name="space", value=dict(space))
-    yield Fact(name="inodes_limited", value=_word(bool(inodes)))
-    yield _metric("free_bytes", min(free.values()))
-    if inodes:
-        yield _metric("free_inodes", min(inodes.values()))
-
-
-def _promises(found: Mapping[str, Findings]) -> Iterator[Observation]:
-    delays = {path: {name: round(s * 1e3, 2) for name, s in item.delays.items()} for path, item in found.items()}
-    yield Fact(name="visibility_ms", value=dict(delays))
-    yield _metric("visibility_delay", max(delay for those in delays.values() for delay in those.values()))
-    for name in (metric.removesuffix("_faults") for metric in METRICS if metric.endswith("_faults")):
-        yield _texts(name, {path: findings.faults.get(name) for path, findings in found.items()})
-        yield _texts(f"{name}_unproven", {path: findings.unproven.get(name) for path, findings in found.items()})
-        faults = sum(bool(findings.faults.get(name)) for findings in found.values())
-        if faults or not any(name in findings.unproven for findings in found.values()):  # else nothing is known
-            yield _metric(f"{name}_faults", faults)
-
-
-def _texts(name: str, by_path: Mapping[str, str | None]) -> Fact:
-    """What there is to say, by path; nothing of the paths of which there is nothing to say."""
-    return Fact(name=name, value={path: said for path, said in by_path.items() if said})
-
-
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
-
-
-def _word(yes: bool) -> str:
-    return "yes" if yes else "no"
-
-
 CHECK = Check(
     name="filesystem.shared",
     title="Shared folders: one filesystem on all nodes, and its guarantees",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     needs=Needs(ranks=2),
-    metrics=METRICS,
+    metrics={
+        "paths_unusable": "paths",
+        "paths_not_shared": "paths",
+        "users_differing": "users",
+        "visibility_delay": "ms",
+        **{f"{name}_faults": "paths" for name in PROMISES},
+        "free_bytes": "B",
+        "free_inodes": "inodes",
+    },
     rules=RULES,
     measure=measure,
     limit_s=300,  # a filesystem that hangs costs half a minute a step; a dead one ends after the first

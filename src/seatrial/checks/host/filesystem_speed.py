@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, metric
 from seatrial.checks.host.filesystem_shared import Folder
 from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Phase, Rule, Scope, format_bytes
 
@@ -53,7 +53,12 @@ def measure(place: Place, options: SpeedOptions) -> Iterator[Observation]:
     leads = place.rank == 0
     if leads:
         yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
-        yield Fact(name="how", value=_how(options))
+        yield Fact(
+            name="how",
+            value=f"{format_bytes(options.size)} a node in one stream, 4MiB at a time, each with fsync at its end; "
+            f"{options.files} files of 4KiB a node in one folder a node, without fsync. "
+            "The rate of all at once lasts until the last of them has done.",
+        )
     for path in dict.fromkeys(options.paths or (str(place.out),)):
         place.note(path)
         label = path if options.paths else "run_directory"
@@ -66,15 +71,7 @@ def measure(place: Place, options: SpeedOptions) -> Iterator[Observation]:
             failed[path] = str(trouble)
     if leads:
         yield Fact(name="failed", value=dict(failed))
-        yield Metric(name="paths_failed", value=len(failed), unit=METRICS["paths_failed"], subject=CLUSTER)
-
-
-def _how(options: SpeedOptions) -> str:
-    return (
-        f"{format_bytes(options.size)} a node in one stream, 4MiB at a time, each with fsync at its end; "
-        f"{options.files} files of 4KiB a node in one folder a node, without fsync. "
-        "The rate of all at once lasts until the last of them has done."
-    )
+        yield metric("paths_failed", len(failed), "paths")
 
 
 def _measure(site: Site, options: SpeedOptions, label: str, note: Callable[[str], None]) -> Iterator[Observation]:

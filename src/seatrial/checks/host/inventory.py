@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, facts, metric
 from seatrial.discover import host
-from seatrial.discover.host import Amount, HostFacts
-from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope
+from seatrial.discover.host import HostFacts
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
+NO_LIMIT = 2**63 - 1  # the greatest limit that getrlimit(2) could tell from none
 METRICS = {
     "shm_bytes": "B",
     "shm_free": "B",
@@ -25,6 +26,53 @@ METRICS = {
     "rdma_closed_devices": "devices",
     "rdma_idle_ports": "ports",
 }
+
+
+def measure(place: Place, options: Options) -> Iterator[Observation]:
+    place.note("reading /proc and /sys")
+    found = host.read(place.root)
+    mounts, limits, clock, rdma = found.mounts, found.limits, found.clock.synchronised, found.rdma
+    yield from facts(found.model_dump(mode="json"))
+    yield from facts(
+        {
+            "unread": dict(found.unread()),
+            # the rules ask for these, or a fix points to them
+            "clock_known": "no" if clock is None else "yes",
+            "rdma_present": "yes" if rdma.devices else "no",
+            "verbs_reachable": "yes" if any(device.verbs for device in rdma.devices) else "no",
+            "idle_ports": list(rdma.idle_ports),
+            "hung": [mount.target for mount in mounts.filesystems if not mount.answers],
+        }
+    )
+    values: dict[str, float | None] = {
+        "shm_bytes": mounts.shm.size_bytes,
+        "shm_free": mounts.shm.free_bytes,
+        "tmp_free": mounts.tmp.free_bytes if mounts.tmp.writable else 0,
+        "home_writable": bool(mounts.home.writable),
+        "hung_mounts": None if "filesystems" in mounts.unread else sum(not one.answers for one in mounts.filesystems),
+        "nofile_soft": NO_LIMIT if limits.nofile.soft == "unlimited" else limits.nofile.soft,
+        "nofile_hard": NO_LIMIT if limits.nofile.hard == "unlimited" else limits.nofile.hard,
+        "memlock_unlimited": _memlock_unlimited(found),
+        "hostname_resolves": found.hostname.reachable,
+        "clock_known": clock is not None,
+        "clock_synchronised": clock,
+        "rdma_known": rdma.known,
+        "rdma_closed_devices": len(rdma.closed_devices),
+        "rdma_idle_ports": len(rdma.idle_ports),
+    }
+    for name, value in values.items():
+        if value is not None:  # what could not be read is no number: its rule then has nothing to judge
+            yield metric(name, value, METRICS[name], place.node)
+
+
+def _memlock_unlimited(found: HostFacts) -> bool:
+    """Whether a process may pin as much as it likes: no limit, one beyond the memory there is, or CAP_IPC_LOCK.
+
+    The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process is so capable (ib_umem_get).
+    """
+    soft, total = found.limits.memlock.soft, found.memory.total_bytes
+    return bool(soft == "unlimited" or found.limits.ipc_lock or (total and soft >= total))
+
 
 RULES = (
     Rule(
@@ -152,64 +200,6 @@ RULES = (
 )
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
-    place.note("reading /proc and /sys")
-    facts = host.read(place.root)
-    for area, value in facts.model_dump(mode="json").items():
-        yield Fact(name=area, value=value)
-    yield Fact(name="unread", value=dict(facts.unread()))
-    yield from _gates(facts)
-    for name, value in _numbers(facts):
-        if value is not None:  # what could not be read is no number: its rule then has nothing to judge
-            yield Metric(name=name, value=value, unit=METRICS[name], subject=place.node)
-
-
-def _gates(facts: HostFacts) -> Iterator[Fact]:
-    """Facts that decide whether a rule applies, and those that a fix points to."""
-    rdma = facts.rdma
-    yield Fact(name="clock_known", value=_word(facts.clock.synchronised is not None))
-    yield Fact(name="rdma_present", value=_word(bool(rdma.devices)))
-    yield Fact(name="verbs_reachable", value=_word(any(device.verbs for device in rdma.devices)))
-    yield Fact(name="idle_ports", value=list(rdma.idle_ports))
-    yield Fact(name="hung", value=[mount.target for mount in facts.mounts.filesystems if not mount.answers])
-
-
-def _numbers(facts: HostFacts) -> Iterator[tuple[str, float | None]]:
-    mounts, limits, rdma = facts.mounts, facts.limits, facts.rdma
-    yield "shm_bytes", mounts.shm.size_bytes
-    yield "shm_free", mounts.shm.free_bytes
-    yield "tmp_free", mounts.tmp.free_bytes if mounts.tmp.writable else 0
-    yield "home_writable", bool(mounts.home.writable)
-    listed = "filesystems" not in mounts.unread
-    yield "hung_mounts", sum(not mount.answers for mount in mounts.filesystems) if listed else None
-    yield "nofile_soft", _count(limits.nofile.soft)
-    yield "nofile_hard", _count(limits.nofile.hard)
-    yield "memlock_unlimited", _memlock_unlimited(facts)
-    yield "hostname_resolves", facts.hostname.reachable
-    yield "clock_known", facts.clock.synchronised is not None
-    yield "clock_synchronised", facts.clock.synchronised
-    yield "rdma_known", rdma.known
-    yield "rdma_closed_devices", len(rdma.closed_devices)
-    yield "rdma_idle_ports", len(rdma.idle_ports)
-
-
-def _memlock_unlimited(facts: HostFacts) -> bool:
-    """Whether a process may pin as much as it likes: no limit, one beyond the memory there is, or CAP_IPC_LOCK.
-
-    The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process is so capable (ib_umem_get).
-    """
-    soft, total = facts.limits.memlock.soft, facts.memory.total_bytes
-    return bool(soft == "unlimited" or facts.limits.ipc_lock or (total and soft >= total))
-
-
-def _count(limit: Amount) -> int:
-    return 2**63 - 1 if limit == "unlimited" else limit  # the greatest limit that getrlimit(2) could tell from none
-
-
-def _word(yes: bool) -> str:
-    return "yes" if yes else "no"
-
-
 CHECK = Check(
     name="host.inventory",
     title="Operating system, limits, filesystems and network of every node",
@@ -218,5 +208,6 @@ CHECK = Check(
     metrics=METRICS,
     rules=RULES,
     measure=measure,
+    fact_roles={"rdma_devices": "rdma"},
     limit_s=120,
 )

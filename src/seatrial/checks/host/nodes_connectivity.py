@@ -11,32 +11,168 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Options, Place, metric
 from seatrial.discover import fabric, host, software
 from seatrial.discover.reading import Attempts, line, printable, text
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.connectivity import Survey
 
 Versions = dict[str, str | None]  # component → version; None where it is not there, or could not be read
 
-METRICS = {
-    "names_unresolved": "names",
-    "pairs_unreachable": "pairs",
-    "rtt": "us",
-    "clock_skew": "s",
-    "versions_differing": "components",
-    "odd_nodes": "nodes",
-    "network_differing": "components",
-    "interfaces_unknown": "nodes",
-}
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 EACH_ITS_OWN = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
 SAID_ONLY = ("rendezvous", "interface")  # may be called otherwise on each node
+
+
+def measure(place: Place, options: Options) -> Iterator[Observation]:
+    from seatrial.bench import connectivity as links
+    from seatrial.bench import one_rank_per_node
+
+    actors = one_rank_per_node.muster(place.node)
+    if place.rank == 0:
+        yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
+    if not actors.several_nodes:
+        return
+    place.note("comparing versions")
+    nccl = one_rank_per_node.nccl_version()
+    versions = actors.together(lambda: read_versions(place.root, nccl))
+    networks = actors.together(lambda: read_network(place.root, links.own_address()))
+    place.note("connecting all pairs")
+    found = links.survey(actors, host.resolve)
+    if place.rank == 0:
+        yield from _names(actors.names, found)
+        yield from _pairs(actors.names, found)
+        yield from _clocks(actors.names, found)
+        yield from compare(dict(zip(actors.names, versions, strict=True)))
+        yield from compare_networks(dict(zip(actors.names, networks, strict=True)))
+
+
+def read_network(root: Path, address: str | None) -> dict[str, str]:
+    """How this node talks: where it meets the others, by the interface with which address, and told what."""
+    met = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
+    if way := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
+        known = {"MTU": way.mtu and f"{way.mtu} B", "speed": way.speed_mbps and f"{way.speed_mbps} Mb/s"}
+        met |= {"interface": f"{way.name} ({address})", **{name: value for name, value in known.items() if value}}
+    told = {name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    return met | {name: value for name, value in told.items() if name not in EACH_ITS_OWN}
+
+
+def read_versions(root: Path, nccl: str | None) -> Versions:
+    """What this node runs. ``nccl`` is the version that carries the group; libraries of the system go by their path."""
+    attempt, found = Attempts(), software.read(root)
+    return {
+        "OS": attempt("OS", lambda: _os_name(root)),
+        "kernel": attempt("kernel", lambda: line(root / "proc/sys/kernel/osrelease")),
+        "architecture": platform.machine(),
+        "driver": found.driver,
+        "CUDA of torch": found.cuda,
+        "NCCL in use": nccl,
+        "Python": found.python,
+        "seatrial": found.seatrial,
+        **{name: version for name, version in found.nccl.items() if name.startswith("/")},
+        **found.packages,
+    }
+
+
+def _os_name(root: Path) -> str:
+    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(root / "etc/os-release"), re.MULTILINE)
+    if not found:
+        raise ValueError("/etc/os-release has no PRETTY_NAME")
+    return printable(found[1])
+
+
+def _names(names: Sequence[str], found: Survey) -> Iterator[Observation]:
+    from seatrial.bench.one_rank_per_node import by_reason
+
+    problems: dict[str, dict[str, str]] = {}
+    for asker, lookups in zip(names, found.lookups, strict=True):
+        for name, lookup in lookups.items():
+            if lookup.problem:
+                problems.setdefault(name, {})[f"on {asker}"] = lookup.problem
+    yield Fact(name="unresolved", value={name: by_reason(where) for name, where in problems.items()})
+    yield metric("names_unresolved", len(problems), "names")
+
+
+def _pairs(names: Sequence[str], found: Survey) -> Iterator[Observation]:
+    unreachable: dict[str, str] = {}
+    round_trips: dict[str, dict[str, float]] = {}
+    for source, links in zip(names, found.links, strict=True):
+        for target, link in links.items():
+            if isinstance(link, str):
+                unreachable[f"{source}->{target}"] = link
+            else:
+                round_trips.setdefault(source, {})[target] = round(link.round_trip * 1e6, 1)
+    yield Fact(name="unreachable", value=dict(unreachable))
+    yield Fact(name="rtt_us", value={source: dict(those) for source, those in round_trips.items()})
+    yield metric("pairs_unreachable", len(unreachable), "pairs")
+    for source, those in round_trips.items():
+        yield metric("rtt", list(those.values()), "us", source)
+
+
+def _clocks(names: Sequence[str], found: Survey) -> Iterator[Observation]:
+    """How far each clock is from the first node's beyond doubt: a slow link makes doubt, not skew."""
+    from seatrial.bench.connectivity import Link
+
+    first, clocks = names[0], dict[str, str]()
+    for index, name in enumerate(names[1:], 1):
+        there, back = found.links[0][name], found.links[index][first]
+        link, sign = (there, 1) if isinstance(there, Link) else (back, -1)
+        if isinstance(link, Link):
+            clocks[name] = f"{sign * link.offset:+.6f} s against {first}, to ± {link.uncertainty:.6f} s"
+            yield metric("clock_skew", max(0.0, abs(link.offset) - link.uncertainty), "s", name)
+    yield Fact(name="clocks", value=dict(clocks))
+
+
+def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
+    """What differs, with all its versions, and who is odd where most agree. Two nodes cannot outvote each other."""
+    components = dict.fromkeys(component for versions in by_node.values() for component in versions)
+    common, differing = dict[str, str | None](), dict[str, dict[str, list[str]]]()
+    odd: dict[str, dict[str, str]] = {}
+    for component in components:
+        values = {node: versions.get(component) for node, versions in by_node.items()}
+        most, count = Counter(values.values()).most_common(1)[0]
+        if count == len(values):
+            common[component] = most
+            continue
+        shown = {node: value or "none" for node, value in values.items()}
+        differing[component] = by_value(shown)
+        if 2 * count > len(values):
+            for node in (node for node, value in values.items() if value != most):
+                odd.setdefault(node, {})[component] = f"{shown[node]}, most have {most or 'none'}"
+    yield Fact(name="versions", value=dict(common))
+    yield Fact(name="differing", value={name: dict(those) for name, those in differing.items()})
+    yield Fact(name="odd_nodes", value={node: dict(those) for node, those in odd.items()})
+    yield metric("versions_differing", len(differing), "components")
+    yield metric("odd_nodes", len(odd), "nodes")
+
+
+def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
+    """What differs, with all its values. An MTU or a speed that some node does not tell is no difference."""
+    components = dict.fromkeys(component for said in by_node.values() for component in said)
+    differing: dict[str, dict[str, list[str]]] = {}
+    for component in (one for one in components if one not in SAID_ONLY):
+        if component.startswith(VARIABLES):
+            values = {node: said.get(component, "not set") for node, said in by_node.items()}
+        else:
+            values = {node: said[component] for node, said in by_node.items() if component in said}
+        if len(set(values.values())) > 1:
+            differing[component] = by_value(values)
+    yield Fact(name="network", value={node: dict(said) for node, said in by_node.items()})
+    yield Fact(name="network_differing", value={name: dict(those) for name, those in differing.items()})
+    yield metric("network_differing", len(differing), "components")
+    unknown = [node for node, said in by_node.items() if "MTU" not in said]
+    yield Fact(name="interfaces_unknown", value=list(unknown))
+    yield metric("interfaces_unknown", len(unknown), "nodes")
+
+
+def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Each value with its nodes."""
+    return {value: [node for node in values if values[node] == value] for value in values.values()}
+
 
 SEVERAL = {"several_nodes": "yes"}
 CLOCK_FIX = (
@@ -131,164 +267,21 @@ RULES = (
 )
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
-    from seatrial.bench import connectivity as links
-    from seatrial.bench import one_rank_per_node
-
-    actors = one_rank_per_node.muster(place.node)
-    if place.rank == 0:
-        yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
-    if not actors.several_nodes:
-        return
-    place.note("comparing versions")
-    nccl = one_rank_per_node.nccl_version()
-    versions = actors.together(lambda: read_versions(place.root, nccl))
-    networks = actors.together(lambda: read_network(place.root, links.own_address()))
-    place.note("connecting all pairs")
-    found = links.survey(actors, host.resolve)
-    if place.rank == 0:
-        yield from _names(actors.names, found)
-        yield from _pairs(actors.names, found)
-        yield from _clocks(actors.names, found)
-        yield from compare(dict(zip(actors.names, versions, strict=True)))
-        yield from compare_networks(dict(zip(actors.names, networks, strict=True)))
-
-
-def read_network(root: Path, address: str | None) -> dict[str, str]:
-    """How this node talks: where it meets the others, by the interface with which address, and told what."""
-    met = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
-    if way := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
-        known = {"MTU": way.mtu and f"{way.mtu} B", "speed": way.speed_mbps and f"{way.speed_mbps} Mb/s"}
-        met |= {"interface": f"{way.name} ({address})", **{name: value for name, value in known.items() if value}}
-    told = {name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
-    return met | {name: value for name, value in told.items() if name not in EACH_ITS_OWN}
-
-
-def read_versions(root: Path, nccl: str | None) -> Versions:
-    """What this node runs. ``nccl`` is the version that carries the group; libraries of the system go by their path."""
-    attempt, found = Attempts(), software.read(root)
-    return {
-        "OS": attempt("OS", lambda: _os_name(root)),
-        "kernel": attempt("kernel", lambda: line(root / "proc/sys/kernel/osrelease")),
-        "architecture": platform.machine(),
-        "driver": found.driver,
-        "CUDA of torch": found.cuda,
-        "NCCL in use": nccl,
-        "Python": found.python,
-        "seatrial": found.seatrial,
-        **{name: version for name, version in found.nccl.items() if name.startswith("/")},
-        **found.packages,
-    }
-
-
-def _os_name(root: Path) -> str:
-    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(root / "etc/os-release"), re.MULTILINE)
-    if not found:
-        raise ValueError("/etc/os-release has no PRETTY_NAME")
-    return printable(found[1])
-
-
-def _names(names: Sequence[str], found: Survey) -> Iterator[Observation]:
-    from seatrial.bench.one_rank_per_node import by_reason
-
-    problems: dict[str, dict[str, str]] = {}
-    for asker, lookups in zip(names, found.lookups, strict=True):
-        for name, lookup in lookups.items():
-            if lookup.problem:
-                problems.setdefault(name, {})[f"on {asker}"] = lookup.problem
-    yield Fact(name="unresolved", value={name: by_reason(where) for name, where in problems.items()})
-    yield _metric("names_unresolved", len(problems))
-
-
-def _pairs(names: Sequence[str], found: Survey) -> Iterator[Observation]:
-    unreachable: dict[str, str] = {}
-    round_trips: dict[str, dict[str, float]] = {}
-    for source, links in zip(names, found.links, strict=True):
-        for target, link in links.items():
-            if isinstance(link, str):
-                unreachable[f"{source}->{target}"] = link
-            else:
-                round_trips.setdefault(source, {})[target] = round(link.round_trip * 1e6, 1)
-    yield Fact(name="unreachable", value=dict(unreachable))
-    yield Fact(name="rtt_us", value={source: dict(those) for source, those in round_trips.items()})
-    yield _metric("pairs_unreachable", len(unreachable))
-    for source, those in round_trips.items():
-        samples = tuple(those.values())
-        yield Metric(name="rtt", value=median(samples), unit=METRICS["rtt"], subject=source, samples=samples)
-
-
-def _clocks(names: Sequence[str], found: Survey) -> Iterator[Observation]:
-    """How far each clock is from the first node's beyond doubt: a slow link makes doubt, not skew."""
-    from seatrial.bench.connectivity import Link
-
-    first, clocks = names[0], dict[str, str]()
-    for index, name in enumerate(names[1:], 1):
-        there, back = found.links[0][name], found.links[index][first]
-        link, sign = (there, 1) if isinstance(there, Link) else (back, -1)
-        if isinstance(link, Link):
-            clocks[name] = f"{sign * link.offset:+.6f} s against {first}, to ± {link.uncertainty:.6f} s"
-            skew = max(0.0, abs(link.offset) - link.uncertainty)
-            yield Metric(name="clock_skew", value=skew, unit=METRICS["clock_skew"], subject=name)
-    yield Fact(name="clocks", value=dict(clocks))
-
-
-def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
-    """What differs, with all its versions, and who is odd where most agree. Two nodes cannot outvote each other."""
-    components = dict.fromkeys(component for versions in by_node.values() for component in versions)
-    common, differing = dict[str, str | None](), dict[str, dict[str, list[str]]]()
-    odd: dict[str, dict[str, str]] = {}
-    for component in components:
-        values = {node: versions.get(component) for node, versions in by_node.items()}
-        most, count = Counter(values.values()).most_common(1)[0]
-        if count == len(values):
-            common[component] = most
-            continue
-        shown = {node: value or "none" for node, value in values.items()}
-        differing[component] = by_value(shown)
-        if 2 * count > len(values):
-            for node in (node for node, value in values.items() if value != most):
-                odd.setdefault(node, {})[component] = f"{shown[node]}, most have {most or 'none'}"
-    yield Fact(name="versions", value=dict(common))
-    yield Fact(name="differing", value={name: dict(those) for name, those in differing.items()})
-    yield Fact(name="odd_nodes", value={node: dict(those) for node, those in odd.items()})
-    yield _metric("versions_differing", len(differing))
-    yield _metric("odd_nodes", len(odd))
-
-
-def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
-    """What differs, with all its values. An MTU or a speed that some node does not tell is no difference."""
-    components = dict.fromkeys(component for said in by_node.values() for component in said)
-    differing: dict[str, dict[str, list[str]]] = {}
-    for component in (one for one in components if one not in SAID_ONLY):
-        if component.startswith(VARIABLES):
-            values = {node: said.get(component, "not set") for node, said in by_node.items()}
-        else:
-            values = {node: said[component] for node, said in by_node.items() if component in said}
-        if len(set(values.values())) > 1:
-            differing[component] = by_value(values)
-    yield Fact(name="network", value={node: dict(said) for node, said in by_node.items()})
-    yield Fact(name="network_differing", value={name: dict(those) for name, those in differing.items()})
-    yield _metric("network_differing", len(differing))
-    unknown = [node for node, said in by_node.items() if "MTU" not in said]
-    yield Fact(name="interfaces_unknown", value=list(unknown))
-    yield _metric("interfaces_unknown", len(unknown))
-
-
-def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Each value with its nodes."""
-    return {value: [node for node in values if values[node] == value] for value in values.values()}
-
-
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
-
-
 CHECK = Check(
     name="nodes.connectivity",
     title="Names, connections, clocks, versions and interfaces across nodes",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    metrics=METRICS,
+    metrics={
+        "names_unresolved": "names",
+        "pairs_unreachable": "pairs",
+        "rtt": "us",
+        "clock_skew": "s",
+        "versions_differing": "components",
+        "odd_nodes": "nodes",
+        "network_differing": "components",
+        "interfaces_unknown": "nodes",
+    },
     rules=RULES,
     measure=measure,
     limit_s=120,

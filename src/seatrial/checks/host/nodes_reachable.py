@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.checks.base import Check, Options, Place, metric
+from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 
 def measure(place: Place, options: Options) -> Iterator[Observation]:
@@ -14,8 +14,8 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
     nodes = rank.gather(place.node)
     if place.rank == 0:
         yield Fact(name="ranks_by_node", value={node: nodes.count(node) for node in sorted(set(nodes))})
-        yield Metric(name="nodes", value=len(set(nodes)), unit="nodes", subject=CLUSTER)
-        yield Metric(name="nodes_missing", value=place.promised_nodes - len(set(nodes)), unit="nodes", subject=CLUSTER)
+        yield metric("nodes", len(set(nodes)), "nodes")
+        yield metric("nodes_missing", place.promised_nodes - len(set(nodes)), "nodes")
 
 
 CHECK = Check(

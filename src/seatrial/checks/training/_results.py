@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Place
+from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
 from seatrial.train import train_config
 
+SPEED = "tokens_per_second_per_gpu"
 REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others share; it says nothing of any GPU"
 # Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
 _ENDS = 3
@@ -59,7 +62,7 @@ _FROM = {  # those of metrics.json; null there is not known, and gives no figure
     "train_runtime": "train_runtime_s",
 }
 # In proportion to the speed, so that what the steps tell of that they tell of these
-_RATES = ("tokens_per_second_per_gpu", "mfu", "gemm_share")
+_RATES = (SPEED, "mfu", "gemm_share")
 # At most: enough for an interval of 95 %, and each of a long training holds several steps, so that one that stalls now
 # and then is slow in all
 _WINDOWS = 16
@@ -105,6 +108,66 @@ def foretold(options: WorkloadOptions, shipped: str, *names: str, own: Sequence[
         return {}
     precision = "fp8" if config.fp8 else "bf16" if config.bf16 else "fp32"
     return {f"run{_end(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A training of a check, once in each of ``groups`` of ranks at the same time, by default in one of all ranks.
+
+    Its metrics are of ``subjects``, by group, or of the cluster. They end in ``name``; "" is a check's only training.
+    """
+
+    name: str = ""
+    overrides: Sequence[str] = ()
+    groups: Sequence[Sequence[int]] | None = None
+    subjects: Sequence[str] = ()
+
+
+def trainings(
+    place: Place, config: str, stages: Sequence[Stage], limit_s: float, generate: int = 0
+) -> Generator[Observation, None, dict[str, list[Trained]]]:
+    """Carry out ``stages`` of ``config`` one after the other; the trainings of each, by its name.
+
+    Yields what they gave on rank 0. Raises SeatrialError where one cannot train here at all.
+    """
+    runs: dict[str, list[Trained]] = {}
+    named: dict[str, Trained] = {}
+    for stage in stages:
+        folder = stage.name.replace("_", "-") or "sft"
+        runs[stage.name] = _workload.train(
+            place, folder, config, stage.overrides, stage.groups, limit_s, generate=generate
+        )
+        subjects = stage.subjects or [CLUSTER] * len(runs[stage.name])
+        for number, (subject, one) in enumerate(zip(subjects, runs[stage.name], strict=True)):
+            named[f"{stage.name} on {subject}" if stage.subjects else folder] = one
+            if place.rank == 0:
+                yield from each(place, one, stage.name, subject, brief=number > 0)
+    if place.rank == 0:
+        yield from judged(named)
+    return runs
+
+
+def on_one_gpu(
+    place: Place, options: WorkloadOptions, name: str, *overrides: str, then: str, generate: int = 0
+) -> Generator[Observation, None, Trained]:
+    """Train the config called ``name`` on the GPU of rank 0, while the others wait; ``then`` says what follows."""
+    facts = here(place, alone=True)
+    config, _ = _workload.chosen(place, options, name)
+    stage = Stage(overrides=(*overrides, *options.overrides), groups=[[0]])
+    runs = yield from trainings(place, config, [stage], options.limit_s, generate)
+    (trained,) = runs[stage.name]
+    if place.rank == 0:
+        yield from facts
+        yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; {then}")
+    return trained
+
+
+def efficiency(name: str, runs: Sequence[Trained], base: Sequence[Trained]) -> Iterator[Metric]:
+    """The median speed a GPU of ``runs`` as a share of that of ``base``; nothing where one of them is not known."""
+    speeds, baseline = ([speed for one in found if (speed := one.value(SPEED))] for found in (runs, base))
+    if speeds and baseline:
+        share = 100 * median(speeds) / median(baseline)
+        yield Metric(name=f"efficiency.{name}", value=share, unit="%", subject=CLUSTER)
 
 
 def each(
@@ -205,7 +268,7 @@ def _shares(trained: Trained) -> tuple[float, ...]:
     them and is not their median: a slow step weighs by its time. More than 16 steps are told as windows of equal
     length, but for the last. Nothing where the lines of steps.jsonl do not come to that speed: they are of other steps.
     """
-    speed, count, ranks = (trained.value(name) for name in (_RATES[0], "steps_measured", "world_size"))
+    speed, count, ranks = (trained.value(name) for name in (SPEED, "steps_measured", "world_size"))
     lines = trained.steps[-count:] if isinstance(count, int) and count > 0 else ()
     steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]
     if not speed or not ranks or not steps or not all(is_number(one) and one > 0 for step in steps for one in step):

@@ -74,6 +74,12 @@ def config_for(place: Place, name: str) -> str:
     return twin if not place.device.startswith("cuda") and twin in train_config.shipped() else name
 
 
+def chosen(place: Place, options: WorkloadOptions, name: str, *gpu: str) -> tuple[str, tuple[str, ...]]:
+    """The config of ``options``; else the one called ``name``, on GPUs with the overrides ``gpu``."""
+    shipped = place.device.startswith("cuda") and not options.config
+    return options.config or config_for(place, name), gpu if shipped else ()
+
+
 def train(
     place: Place,
     name: str,

@@ -11,15 +11,18 @@ from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Place
 from seatrial.checks.training import _results, _workload
+from seatrial.checks.training._results import Stage
 from seatrial.checks.training._workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
 
 NAME = "fsdp-mistral-7b"
 # The checkpoint would be 87 GB, and its speed is train.checkpoint's
 OVERRIDES = ("checkpoint.every=0", "export=false")
-GPU_OVERRIDES = ("max_steps=14", "settle_steps=5")
-# Without compilation and chunked loss a batch takes about twice the memory
-GPU_HF_OVERRIDES = ("max_steps=8", "settle_steps=3", "bsz=8")
+GPU_OVERRIDES = {
+    "native": ("max_steps=14", "settle_steps=5"),
+    # without compilation and chunked loss a batch takes about twice the memory
+    "hf": ("max_steps=8", "settle_steps=3", "bsz=8"),
+}
 NEAR = 2.0  # nats above the floor: 4 and 8 H200-sized batches were at 0.6 after 14 steps, from 9.9 at first
 
 
@@ -32,31 +35,26 @@ class FsdpOptions(WorkloadOptions):
 
 
 def measure(place: Place, options: FsdpOptions) -> Iterator[Observation]:
-    """Yields on rank 0. Raises SeatrialError where one of the stacks cannot train here."""
     from seatrial.train import memory, train_config
 
-    facts, cuda = _results.here(place), place.device.startswith("cuda")
-    config = options.config or _workload.config_for(place, NAME)
-    shipped = cuda and not options.config
+    facts = _results.here(place)
+    stacks = ("native", "hf") if options.hf else ("native",)
+    chosen = {stack: _workload.chosen(place, options, NAME, *GPU_OVERRIDES[stack]) for stack in ("native", "hf")}
+    config = chosen["native"][0]
     layers = options.layers or memory.layers_that_fit(train_config.load(config), place.world_size, place.device)
     common = [*OVERRIDES, *([f"model.layers={layers}"] if layers else [])]
     common += ["parallel.cpu_offload=true"] if options.cpu_offload else []
-    own = {"native": GPU_OVERRIDES if shipped else (), "hf": GPU_HF_OVERRIDES if shipped else ()}
+    own = {stack: overrides for stack, (_, overrides) in chosen.items()}
     if place.rank == 0:
         yield from facts
         yield Fact(name="layers", value=layers or "all")
         yield Fact(name="offload", value="yes" if options.cpu_offload else "no")
         yield _results.settings_fact(options)
         yield Fact(name="how", value=_how(config, layers, own))
-    runs: dict[str, Trained] = {}
-    for stack in ("native", "hf") if options.hf else ("native",):
-        wanted = (*common, *own[stack], *options.overrides, f"stack={stack}")
-        (runs[stack],) = _workload.train(place, stack, config, wanted, limit_s=options.limit_s)
-        if place.rank == 0:
-            yield from _results.each(place, runs[stack], stack)
+    stages = [Stage(stack, (*common, *own[stack], *options.overrides, f"stack={stack}")) for stack in stacks]
+    runs = yield from _results.trainings(place, config, stages, options.limit_s)
     if place.rank == 0:
-        yield from _results.judged(runs)
-        yield from _spread(runs)
+        yield from _spread({name: one for name, (one,) in runs.items()})
 
 
 def _spread(runs: Mapping[str, Trained]) -> Iterator[Observation]:

@@ -6,17 +6,16 @@ The native stack is the instrument, Hugging Face's the one that users run; setti
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
-from typing import Any
 
 from seatrial.checks.base import Check, Place
 from seatrial.checks.training import _results, _workload
+from seatrial.checks.training._results import SPEED, Stage
 from seatrial.checks.training._workload import Trained, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.train.train_config import TrainConfig
 
 NAME = "lora-mistral-7b-ddp"
 STACKS = ("native", "hf")
-SPEED = "tokens_per_second_per_gpu"
 GPU_OVERRIDES = ("max_steps=24", "settle_steps=8")  # few, that are much alike
 SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
 BASELINE = "the median of the same GPUs, each training alone, all at the same time"
@@ -32,64 +31,49 @@ UNITS = {
 
 
 def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
-    """Yields on rank 0. Raises SeatrialError where one of the stacks cannot train here."""
     from seatrial.bench import rank
     from seatrial.train import train_config
 
     facts, subjects = _results.here(place), rank.gather(place.subject)
-    config = options.config or _workload.config_for(place, NAME)
-    shipped = place.device.startswith("cuda") and not options.config
     samples = f"data.samples={max(SAMPLES, 16 * place.world_size)}"
-    overrides = (*((*GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
+    config, own = _workload.chosen(place, options, NAME, *GPU_OVERRIDES, samples)
+    overrides = (*own, *options.overrides)
     if place.rank == 0:
         yield from facts
         yield Fact(name="how", value=_how(config, overrides))
         yield _results.settings_fact(options)
-    runs: dict[str, list[Trained]] = {}
+    stages = []
     for stack in STACKS:
         wanted = (*overrides, f"stack={stack}")
         if place.world_size > 1:  # else alone and together are one
-            alone = [[one] for one in range(place.world_size)]
-            runs[f"{stack}_alone"] = _workload.train(place, f"{stack}-alone", config, wanted, alone, options.limit_s)
-        runs[stack] = _workload.train(place, stack, config, wanted, limit_s=options.limit_s)
-        if place.rank == 0:
-            for name in (found for found in runs if found.startswith(stack)):
-                for number, one in enumerate(runs[name]):
-                    subject = subjects[one.ranks[0]] if name.endswith("_alone") else CLUSTER
-                    yield from _results.each(place, one, name, subject, brief=number > 0)
+            stages.append(Stage(f"{stack}_alone", wanted, [[one] for one in range(place.world_size)], subjects))
+        stages.append(Stage(stack, wanted))
+    runs = yield from _results.trainings(place, config, stages, options.limit_s)
     if place.rank == 0:
-        yield from _results.judged(_by_name(runs, subjects))
         yield from _compared(runs)
-        yield from _adapters(_by_name(runs, subjects), train_config.load(config, overrides))
-
-
-def _by_name(runs: Mapping[str, Sequence[Trained]], subjects: Sequence[str]) -> dict[str, Trained]:
-    return {
-        f"{name} on {subjects[one.ranks[0]]}" if name.endswith("_alone") else name: one
-        for name, found in runs.items()
-        for one in found
-    }
+        yield from _adapters(runs, train_config.load(config, overrides))
 
 
 def _compared(runs: Mapping[str, Sequence[Trained]]) -> Iterator[Observation]:
     """One stack with the other, and each with its own GPUs alone."""
-    speeds = {name: [speed for one in found if (speed := one.value(SPEED))] for name, found in runs.items()}
     for stack in STACKS:
-        alone, together = speeds.get(f"{stack}_alone"), speeds[stack]
-        if alone and together:
-            value = 100 * together[0] / median(alone)
-            yield Metric(name=f"efficiency.{stack}", value=value, unit="%", subject=CLUSTER)
+        yield from _results.efficiency(stack, runs[stack], runs.get(f"{stack}_alone", ()))
     yield Fact(name="efficiency_baseline", value=BASELINE)
-    if speeds["native"] and speeds["hf"]:
-        ratio = speeds["native"][0] / speeds["hf"][0]
-        yield Metric(name="native_over_hf", value=ratio, unit="x", subject=CLUSTER)
+    native, hf = (runs[stack][0].value(SPEED) for stack in STACKS)
+    if native and hf:
+        yield Metric(name="native_over_hf", value=native / hf, unit="x", subject=CLUSTER)
 
 
-def _adapters(runs: Mapping[str, Trained], wanted: Any) -> Iterator[Observation]:
+def _adapters(runs: Mapping[str, Sequence[Trained]], wanted: TrainConfig) -> Iterator[Observation]:
     """Whether adapters are all that trained, and whether they were loaded again from what was exported."""
     due = wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r)
-    counts = {name: one.value("trained_parameters") for name, one in runs.items() if one.metrics}
-    loaded = [name for name, one in runs.items() if one.reloaded]
+    every = {
+        name if len(found) == 1 else f"{name} of rank {one.ranks[0]}": one
+        for name, found in runs.items()
+        for one in found
+    }
+    counts = {name: one.value("trained_parameters") for name, one in every.items() if one.metrics}
+    loaded = [name for name, one in every.items() if one.reloaded]
     missing = len(counts) - len(loaded) if wanted.export else 0
     yield Fact(name="trained_parameters", value={"expected": due, **counts})
     wrong = sum(count != due for count in counts.values())

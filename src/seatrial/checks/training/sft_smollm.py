@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seatrial.checks.base import Check, Place
-from seatrial.checks.training import _results, _workload
+from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
 
@@ -17,22 +17,16 @@ GENERATED = 8  # tokens, that show that final/ loads and computes
 
 
 def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
-    """Yields on rank 0, whose GPU trains; the others wait. Raises SeatrialError where nothing could be trained."""
-    facts = _results.here(place, alone=True)
-    config = options.config or _workload.config_for(place, NAME)
-    (trained,) = _workload.train(place, "sft", config, options.overrides, [[0]], options.limit_s, generate=GENERATED)
+    then = "then final/ is loaded anew"
+    trained = yield from _results.on_one_gpu(place, options, NAME, then=then, generate=GENERATED)
     if place.rank:
         return
-    yield from facts
-    yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; then final/ is loaded anew")
-    yield from _results.judged({"sft": trained})
-    yield from _results.each(place, trained)
     saved = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
     yield Metric(name="checkpoints", value=len(saved), unit="count", subject=CLUSTER)
     if generated := trained.value("generated"):
         yield Fact(name="generated", value=generated)
-        told = generated["tokens"] if generated["finite"] else 0
-        yield Metric(name="generated_tokens", value=told, unit="count", subject=CLUSTER)
+        tokens = generated["tokens"] if generated["finite"] else 0
+        yield Metric(name="generated_tokens", value=tokens, unit="count", subject=CLUSTER)
 
 
 CHECK = Check(

@@ -13,13 +13,13 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Place
 from seatrial.checks.training import _results, _workload
+from seatrial.checks.training._results import SPEED, Stage
 from seatrial.checks.training._workload import Trained, WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Scope, Series
+from seatrial.model import CLUSTER, Fact, Observation, Phase, Scope, Series
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
 STAGES = (GPU, NODE, ALL)
-SPEED = "tokens_per_second_per_gpu"
 GPU_OVERRIDES = ("max_steps=20", "settle_steps=8")
 SAMPLES = 256  # at least, and so many a rank as two batches take: made in seconds, and speed does not depend on them
 LAYERS = 8  # of 32: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam on one GPU
@@ -32,33 +32,25 @@ class ThroughputOptions(WorkloadOptions):
 
 
 def measure(place: Place, options: ThroughputOptions) -> Iterator[Observation]:
-    """Yields on rank 0. Raises SeatrialError where a stage cannot train here at all."""
     from seatrial.bench import rank, subgroups
     from seatrial.train import train_config
 
     facts, subjects = _results.here(place), rank.gather(place.subject)
     nodes = subgroups.ranks_by_node(place.node)
-    config = options.config or _workload.config_for(place, NAME)
-    shipped = place.device.startswith("cuda") and not options.config
     samples = f"data.samples={max(SAMPLES, 4 * place.world_size)}"
-    overrides = (*((*cut(options), *GPU_OVERRIDES, samples) if shipped else ()), *options.overrides)
+    config, own = _workload.chosen(place, options, NAME, *cut(options), *GPU_OVERRIDES, samples)
+    overrides = (*own, *options.overrides)
     if place.rank == 0:
         yield from facts
         yield Fact(name="how", value=_how(config, overrides))
         yield Fact(name="offload", value="yes" if train_config.load(config, overrides).parallel.cpu_offload else "no")
-    runs: dict[str, list[Trained]] = {}
+    wanted = []
     for stage, groups in stages(nodes).items():
-        runs[stage] = _workload.train(place, stage, config, overrides, groups, options.limit_s)
-        if place.rank == 0:
-            for number, one in enumerate(runs[stage]):
-                yield from _results.each(place, one, stage, _subject(stage, one, subjects), brief=number > 0)
+        firsts = [subjects[ranks[0]] for ranks in groups]
+        names = {GPU: firsts, NODE: [first.partition("/")[0] for first in firsts], ALL: []}
+        wanted.append(Stage(stage, overrides, groups, names[stage]))
+    runs = yield from _results.trainings(place, config, wanted, options.limit_s)
     if place.rank == 0:
-        named = {
-            stage if stage == ALL else f"{stage} {_subject(stage, one, subjects)}": one
-            for stage, found in runs.items()
-            for one in found
-        }
-        yield from _results.judged(named)
         yield from _scaling(runs)
         every = [one for found in runs.values() for one in found]
         yield Fact(name="spread", value=" and ".join(sorted({str(one.value("strategy")) for one in every})))
@@ -85,23 +77,16 @@ def stages(nodes: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
     return found
 
 
-def _subject(stage: str, one: Trained, subjects: Sequence[str]) -> str:
-    first = subjects[one.ranks[0]]
-    return {GPU: first, NODE: first.partition("/")[0]}.get(stage, CLUSTER)
-
-
 def _scaling(runs: Mapping[str, Sequence[Trained]]) -> Iterator[Observation]:
     """Each stage's speed a GPU as a share of what GPUs reach alone, and of what nodes reach by themselves."""
-    speeds = {stage: [speed for one in found if (speed := one.value(SPEED))] for stage, found in runs.items()}
-    middle = {stage: (median(own), len(runs[stage][0].ranks)) for stage, own in speeds.items() if own}
     for stage, base in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
-        if stage in middle and base in middle:
-            value = 100 * middle[stage][0] / middle[base][0]
-            yield Metric(name=f"efficiency.{stage}_of_{base}", value=value, unit="%", subject=CLUSTER)
+        yield from _results.efficiency(f"{stage}_of_{base}", runs.get(stage, ()), runs.get(base, ()))
     baseline = "median tokens/s/GPU of a stage over that of another, at the same batch a GPU: STAGE_of_BASELINE"
     yield Fact(name="efficiency_baseline", value=baseline)
-    if len(middle) > 1:
-        y, x = (tuple(map(float, axis)) for axis in zip(*middle.values(), strict=True))
+    speeds = {stage: [speed for one in found if (speed := one.value(SPEED))] for stage, found in runs.items()}
+    points = [(float(len(runs[stage][0].ranks)), median(known)) for stage, known in speeds.items() if known]
+    if len(points) > 1:
+        x, y = zip(*points, strict=True)
         yield Series(name=SPEED, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
 
 

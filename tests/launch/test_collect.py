@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import signal
@@ -14,8 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from seatrial.launch import collect_srun
-from seatrial.launch.collect_srun import END_SCRIPT, NODE_SCRIPT, Collector, unpack
+from seatrial.launch import collect
+from seatrial.launch.collect import END_SCRIPT, NODE_SCRIPT, Collector, Unpacked, unpack
+from seatrial.launch.collect_srun import SrunTransport
 from tests.processes import until
 
 SRUN = """#!/bin/bash
@@ -33,8 +35,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(collect_srun, "WAIT_S", 0.0)
-    monkeypatch.setattr(collect_srun, "RETRY_S", 0.2)
+    monkeypatch.setattr(collect, "WAIT_S", 0.0)
+    monkeypatch.setattr(collect, "RETRY_S", 0.2)
     (tmp_path / "scratch" / "jobs" / "ranks" / "attempt1" / "logs").mkdir(parents=True)
     return tmp_path / "scratch"
 
@@ -43,7 +45,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def collector(node: Path, tmp_path: Path) -> Collector:
     folder = tmp_path / "run" / "jobs" / "ranks" / "attempt1"
     folder.mkdir(parents=True)
-    return Collector("7", str(node), folder)
+    return Collector(SrunTransport("7"), str(node), folder)
 
 
 def look_until(collector: Collector, condition: Callable[[], object]) -> None:
@@ -83,7 +85,7 @@ def test_what_changes_comes_while_the_job_runs_and_the_rest_at_its_end(collector
 def test_what_is_too_much_is_cut_after_the_journals_and_said(
     collector: Collector, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect_srun, "LIMIT_BYTES", 100_000)
+    monkeypatch.setattr(collect, "LIMIT_BYTES", 100_000)
     there = node / "jobs" / "ranks" / "attempt1"
     (there / "a.log").write_bytes(os.urandom(300_000))
     (there / "rank0.jsonl").write_text("{}\n")
@@ -125,7 +127,7 @@ def test_a_step_that_broke_is_replaced(collector: Collector, node: Path, tmp_pat
 def test_srun_that_does_not_work_is_told_with_its_words(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect_srun, "SILENCE_S", 3.0)
+    monkeypatch.setattr(collect, "SILENCE_S", 3.0)
     (tmp_path / "bin" / "broken").touch()
     look_until(collector, collector.trouble)
     assert "srun: error: no route" in collector.lost()
@@ -136,12 +138,12 @@ def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(collect_srun, "time", SimpleNamespace(monotonic=lambda: now))
-    now += 2 * collect_srun.SILENCE_S
+    monkeypatch.setattr(collect, "time", SimpleNamespace(monotonic=lambda: now))
+    now += 2 * collect.SILENCE_S
     assert collector.trouble() == ""
     collector.look("node0")
     assert collector.trouble() == ""
-    now += collect_srun.SILENCE_S
+    now += collect.SILENCE_S
     assert "no node has sent anything" in collector.trouble()
     collector.close()
 
@@ -163,11 +165,50 @@ def test_no_name_leads_out_of_the_run_directory(tmp_path: Path) -> None:
     with tarfile.open(fileobj=package, mode="w:gz") as archive:
         for name in ("../outside", "jobs/../../outside", "jobs/inside"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    assert unpack(package.getvalue(), tmp_path / "run")
+    assert unpack(package.getvalue(), tmp_path / "run").whole
     assert [path.name for path in tmp_path.rglob("*side")] == ["inside"]
 
 
-@pytest.mark.parametrize("text", [NODE_SCRIPT, END_SCRIPT])
+def packed(files: dict[str, bytes]) -> bytes:
+    package = io.BytesIO()
+    with tarfile.open(fileobj=package, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return package.getvalue()
+
+
+def test_a_package_that_is_cut_off_or_damaged_says_what_is_missing(tmp_path: Path) -> None:
+    names = ["jobs/a", "jobs/b", "jobs/c"]
+    manifest = "".join(f"{name}\n" for name in names).encode()
+    contents = {"manifest": manifest, names[0]: b"1", names[1]: os.urandom(99_999)}
+    assert unpack(packed(contents), tmp_path / "whole") == Unpacked(True, ("jobs/c",))
+    assert unpack(packed(contents)[:50_000], tmp_path / "cut") == Unpacked(False, ("jobs/b", "jobs/c"))
+    damaged = bytearray(packed(contents))
+    damaged[50_000] ^= 1
+    assert unpack(bytes(damaged), tmp_path / "damaged") == Unpacked(False, ())
+    assert not (tmp_path / "damaged").exists()
+    assert (tmp_path / "cut" / "jobs" / "a").read_bytes() == b"1"
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["jobs"]
+
+
+def test_a_package_that_arrives_damaged_is_sent_again(collector: Collector) -> None:
+    package = base64.b64encode(packed({"manifest": b"jobs/a\n", "jobs/a": os.urandom(9_999)})).decode()
+    for lines, complete in ((f"0 {package[:5_000]}\n0 .all 1", False), (f"0 {package}\n0 .all 1", True)):
+        for line in lines.splitlines():
+            collector._take(line.encode())
+        assert (collector._complete == {"0"}) is complete
+    assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
+
+
+def test_srun_starts_one_task_on_every_node_of_the_job() -> None:
+    argv = SrunTransport("7", nodes="n[0-3]").command("hostname")
+    assert argv[:4] == ["srun", "--jobid=7", "--nodelist=n[0-3]", "--ntasks-per-node=1"]
+    assert argv[-1] == "hostname"
+
+
+@pytest.mark.parametrize("text", [f"{SrunTransport('7').script}\n{NODE_SCRIPT}", END_SCRIPT])
 def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
     script = tmp_path / "node.sh"
     script.write_text(f"#!/bin/bash\n{text}")

@@ -1,0 +1,73 @@
+"""Signals that ask this process to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from seatrial.util.signals import STOPS, SigtermWatch, end_on_sigterm, interrupt_once, uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What each test sets is taken back."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)  # Python runs a handler between two of its own instructions
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_the_first_stop_interrupts_and_the_second_is_ignored(number: signal.Signals) -> None:
+    interrupt_once()
+    with pytest.raises(KeyboardInterrupt):
+        send(number)
+    for stop in STOPS:
+        os.kill(os.getpid(), stop)
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt_once()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_what_must_end_is_not_interrupted() -> None:
+    interrupt_once()
+    handler = signal.getsignal(signal.SIGTERM)
+    with uninterrupted():
+        for number in STOPS:
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_another_thread_sees_a_sigterm() -> None:
+    watch, seen = SigtermWatch(lambda *_: None), list[bool]()
+    assert not watch.wait(0.01)
+    thread = threading.Thread(target=lambda: seen.append(watch.wait(10)))
+    thread.start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    thread.join()
+    assert seen == [True]
+
+
+def test_the_default_is_left_alone_outside_the_main_thread() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    thread = threading.Thread(target=end_on_sigterm)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    end_on_sigterm()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
