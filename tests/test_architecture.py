@@ -44,7 +44,6 @@ TESTED_ELSEWHERE = {
     "telemetry/curves.py",
     "train/child.py",
     "train/clock.py",
-    "train/ddp.py",
     "train/function_calling/child.py",
     "train/function_calling/generate.py",
     "train/hf/arguments.py",
