@@ -14,6 +14,52 @@ from seatrial.checks import catalog
 from tests.paths import ROOT
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+# Modules that only tests of other names exercise. The list gets shorter, never longer.
+TESTED_ELSEWHERE = {
+    "analysis/algorithms.py",
+    "analysis/collective.py",
+    "bench/algorithms.py",
+    "bench/contrast.py",
+    "bench/subgroups.py",
+    "bench/torchcalls.py",
+    "checks/faults/training_victim.py",
+    "checks/slurm/_probe_jobs.py",
+    "checks/training/fsdp.py",
+    "checks/training/lora.py",
+    "checks/training/sft_mistral.py",
+    "checks/training/sft_smollm.py",
+    "checks/training/throughput.py",
+    "cli/machine.py",
+    "cli/training.py",
+    "cli/trial.py",
+    "discover/nvml.py",
+    "discover/slurm_facts.py",
+    "judge/thresholds.py",
+    "launch/base.py",
+    "launch/collect_srun.py",  # test_collect.py
+    "launch/rank_status.py",
+    "model/telemetry.py",
+    "report/inventory.py",
+    "report/progress.py",
+    "telemetry/curves.py",
+    "train/child.py",
+    "train/clock.py",
+    "train/function_calling/child.py",
+    "train/function_calling/generate.py",
+    "train/hf/arguments.py",
+    "train/hf/export.py",
+    "train/hf/inference.py",
+    "train/hf/ranks.py",
+    "train/hf/rows.py",
+    "train/hf/tokens.py",
+    "train/hf/watch.py",
+    "train/loss.py",
+    "train/metrics.py",
+    "train/parallel.py",
+    "train/text.py",
+    "train/variants.py",
+    "train/weights.py",
+}
 NAME_NO_CHECK = ("judge", "analysis", "report", "diagnose", "hardware")
 
 
@@ -90,3 +136,20 @@ def test_functions_and_files_stay_small() -> None:
     assert median(lengths) <= 10
     assert max(lengths) <= 60
     assert max(path.read_text().count("\n") for path in SOURCES) <= 450
+
+
+def _test_file(source: Path) -> Path:
+    """Where a module is tested; a module that only declares shares a file with the others of its folder."""
+    folder = ROOT / "tests" / source.parent.relative_to(ROOT / "src" / "seatrial")
+    nodes = ast.walk(ast.parse(source.read_text()))
+    declares = not any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in nodes)
+    own = folder / f"test_{source.stem.lstrip('_')}.py"
+    return folder / "test_declarations.py" if declares and not own.exists() else own
+
+
+def test_every_module_has_a_test_file_of_its_name() -> None:
+    """``src/seatrial/PACKAGE/_module.py``: ``tests/PACKAGE/test_module.py``. Nothing is added to the list."""
+    modules = [path for path in SOURCES if path.name not in ("__init__.py", "__main__.py")]
+    without = {str(path.relative_to(ROOT / "src" / "seatrial")) for path in modules if not _test_file(path).exists()}
+    assert without - TESTED_ELSEWHERE == set(), "make a test file of this name"
+    assert TESTED_ELSEWHERE - without == set(), "take these off the list"

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seatrial.cli.output import print_json, print_result
+from seatrial.model import Trial
+from tests.report import samples
+
+
+def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(samples.rejected(), as_json=True, where=Path("report.html"))
+    out, err = capsys.readouterr()
+    assert Trial.model_validate_json(out) == samples.rejected()
+    assert err == ""
+    print_json({"gpus": []})
+    assert json.loads(capsys.readouterr().out) == {"gpus": []}
+
+
+@pytest.mark.parametrize("where", [Path("runs/report.html"), None])
+def test_the_report_is_named_only_where_there_is_one(where: Path | None, capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(samples.rejected(), as_json=False, where=where)
+    out = capsys.readouterr().out
+    assert "REJECTED" in out
+    assert ("Report: runs/report.html" in out) is (where is not None)
