@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from seatrial.hardware.links import Declaring, FactRole, facts_of
+from seatrial.hardware.links import Declaring, FactRole, facts_of, with_roles
 from seatrial.model import Measurement, format_bytes, parse_bytes
 
 Way = tuple[str, str]  # algorithm and protocol; empty where the log does not say
@@ -31,10 +31,11 @@ _CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what a co
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Chosen:
     """Of every operation that a check asked NCCL for; a contrast knows of one, and is all that older runs have."""
+    telling = with_roles(measurements, checks)
     chosen: dict[Shape, dict[str, Way]] = {}
-    for by_case in _distinct("contrast_algorithms", measurements, checks):
+    for by_case in _distinct("contrast_algorithms", telling, checks):
         chosen.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
-    for by_operation in _distinct("algorithms", measurements, checks):
+    for by_operation in _distinct("algorithms", telling, checks):
         for operation, choice in by_operation.items():
             shape = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
             chosen.setdefault(shape, {}).update(_ways(_mapping(_mapping(choice).get("by_size"))))

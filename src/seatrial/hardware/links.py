@@ -7,7 +7,7 @@ links carry. For anything else it has to be undone, by algorithm.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -68,16 +68,17 @@ class Links:
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Links:
     """The links by the facts of those ``checks`` that declare what they tell of them."""
-    inventories = facts_of("gpus", measurements, checks)
+    telling = with_roles(measurements, checks)
+    inventories = facts_of("gpus", telling, checks)
     gpus = [gpu for one, value in inventories for gpu in _used(value, one.facts.get(GPUS_USED))]
     rates = [_nvlink(gpu) for gpu in gpus]
     known = [rate for rate in rates if rate]
     least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
-    hcas = facts_of("hcas", measurements, checks)
+    hcas = facts_of("hcas", telling, checks)
     used = {node: ports for _, value in hcas for node, ports in _hcas(value).items()}
-    hosts = facts_of("rdma_devices", measurements, checks)
+    hosts = facts_of("rdma_devices", telling, checks)
     found = {_ports(value, used.get(one.subject)) for one, value in hosts}
-    transports = facts_of("transports", measurements, checks)
+    transports = facts_of("transports", telling, checks)
     names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
     return Links(
         nvlinks=least[0],
@@ -89,13 +90,18 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -
     )
 
 
+def with_roles(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> list[Measurement]:
+    """The measurements whose facts play any role: few of very many, so that these are looked through once."""
+    names = {name for name, check in checks.items() if check.fact_roles}
+    return [one for one in measurements if one.check in names and one.facts and not one.skipped]
+
+
 def facts_of(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Declaring]
-) -> list[tuple[Measurement, Any]]:
-    """Each measurement of a check that declares a fact of this ``role``, with that fact; None where it is missing."""
+) -> Iterator[tuple[Measurement, Any]]:
+    """Of ``measurements`` ``with_roles``, those that declare this ``role``, with the fact; None where it is missing."""
     names = {name: check.fact_roles[role] for name, check in checks.items() if role in check.fact_roles}
-    telling = (one for one in measurements if one.check in names and one.facts and not one.skipped)
-    return [(one, one.facts.get(names[one.check])) for one in telling]
+    return ((one, one.facts.get(names[one.check])) for one in measurements if one.check in names)
 
 
 def nvlink_share(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
