@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.hardware.training_flops import Work, work
 
-RUN = {"precision": "bf16 mixed", "flops_per_token": 4.2e10}
+RUN: dict[str, Any] = {"precision": "bf16 mixed", "flops_per_token": 4.2e10}
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,6 @@ RUN = {"precision": "bf16 mixed", "flops_per_token": 4.2e10}
         ("mfu", {"run": RUN}, Work(4.2e10, "bf16", True)),
         ("mfu.hf", {"run.hf": RUN}, Work(4.2e10, "bf16", True)),
         ("tokens_per_second_per_gpu.hf", {"run.hf": RUN}, Work(4.2e10, "bf16", False)),
-        ("train.lora.native", {"run.native": RUN}, Work(4.2e10, "bf16", False)),  # the key of a baseline
         ("tokens_per_second_per_gpu", {"load": {**RUN, "precision": "fp32"}}, Work(4.2e10, "tf32", False)),  # train.ddp
     ],
 )

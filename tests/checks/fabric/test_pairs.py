@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.bench.pairs import Figures
-from seatrial.checks.fabric.pairs import CHECK, PairOptions, _figures
-from seatrial.model import Fact, Outcome
+from seatrial.checks.fabric.pairs import CHECK, PairOptions, _told_apart
+from seatrial.model import Outcome
 from tests.checks.fabric.judged import outcomes
 
 GOOD = {"best_share node0/gpu0": 1.0, "pair_share node0->node1": 1.0, "shared_paths": 0, "wrong_elements": 0}
@@ -25,10 +24,7 @@ COMPARABLE = {"backend": "nccl", "comparable": "yes"}
     ],
 )
 def test_as_many_bad_nodes_are_told_apart_as_good_partners_are_left(nodes: int, rounds: int, bad: int) -> None:
-    figures = Figures((), 8, {f"node{node}": (node,) for node in range(nodes)}, [])
-    facts = {one.name: one.value for one in _figures(figures, rounds, "nccl") if isinstance(one, Fact)}
-    assert facts["told_apart"] == bad
-    assert (f"up to {bad} bad" in str(facts["guarantee"])) is (nodes > 2)
+    assert _told_apart(nodes, rounds) == bad
 
 
 @pytest.mark.parametrize(

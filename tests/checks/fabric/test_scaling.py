@@ -7,7 +7,7 @@ import pytest
 from seatrial.bench.collectives import Timings
 from seatrial.bench.subgroups import GroupResult
 from seatrial.checks.fabric.scaling import CHECK, _figures, steps
-from seatrial.model import Fact, Metric, Outcome
+from seatrial.model import Metric, Outcome
 from tests.checks.fabric.judged import outcomes
 
 
@@ -15,24 +15,9 @@ def result(ranks: int, seconds: float) -> GroupResult:
     return GroupResult(tuple(range(ranks)), Timings(windows=((seconds,) * ranks,) * 3, per_window=1, warmup=1), {})
 
 
-def efficiency(results: dict[int, GroupResult]) -> object:
-    (fact,) = (one for one in _figures(results, 10**9) if isinstance(one, Fact))
-    return fact.value
-
-
 def test_steps_are_the_powers_of_two_and_all_nodes() -> None:
     assert steps([[node] for node in range(6)]) == {2: [0, 1], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 4, 5]}
     assert list(steps([[2 * node, 2 * node + 1] for node in range(3)])) == [1, 2, 3]
-
-
-def test_every_step_is_a_share_of_one_node_and_of_two() -> None:
-    """Of 100, 75 and 43.75 GB/s."""
-    assert efficiency({1: result(2, 0.01), 2: result(4, 0.02), 4: result(8, 0.04)}) == {
-        "1node": {"of 1node": 1.0},
-        "2nodes": {"of 1node": 0.75, "of 2nodes": 1.0},
-        "4nodes": {"of 1node": 0.4375, "of 2nodes": 0.5833},
-    }
-    assert efficiency({2: result(4, 0.02)}) == {"2nodes": {"of 2nodes": 1.0}}
 
 
 def test_bus_bandwidth_is_that_of_as_many_ranks_and_the_largest_step_is_compared() -> None:
