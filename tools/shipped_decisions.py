@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 
 ROOT = Path(__file__).parent.parent

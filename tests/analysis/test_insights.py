@@ -21,7 +21,7 @@ from seatrial.model import (
     Verb,
     format_bytes,
 )
-from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import render
 from tests.hardware.test_links import gpus, hosts, path, port
@@ -67,14 +67,6 @@ def contrast(algorithm: str, protocol: str = "SIMPLE") -> Measurement:
 
 RING = contrast("RING")
 TWO_NODES = [*hosts([port()] * 8), gpus(*[18] * 8), IB]
-
-
-def test_the_line_is_told_with_its_regime() -> None:
-    assert told(collective("all_reduce", 360, 4, 1))["time over size"].text == (
-        "T = intercept + S/β, back to back: 1MiB to 8GiB: intercept 30 µs, β 360 GB/s busbw, "
-        "4 sizes off it by 0.0% at most"
-    )
-    assert "Ring/SIMPLE, 1MiB" in told(collective("all_reduce", 360, 4, 1), RING)["time over size"].text
 
 
 def test_inside_a_node_nvlink_binds_and_the_line_rate_is_the_discovered_one() -> None:
@@ -160,7 +152,7 @@ def test_the_latency_is_that_of_the_device() -> None:
     found = told(measured, asked)
     assert set(found) == {"latency"}
     assert found["latency"].text.startswith(
-        "T = α + S/β, in a CUDA graph: Ring/LL, 8B to 16KiB: α 4.5 µs, β 75 GB/s busbw"
+        "T = α + S/β, in a CUDA graph: Ring/LL, 8B to 16KiB: α 4.5 µs, β 75 GB/s busbw, max fit error 0.0% over 3 sizes"
     )
     assert "Ring/SIMPLE, 1MiB to 8MiB: α 20 µs" in found["latency"].text
 
@@ -186,8 +178,7 @@ def test_rules_on_shares_say_what_they_see() -> None:
     assert "does not see what slows all of them alike" in found.text
     assert told(shares("rails", {**comparable, "comparable": "no"}, rail_share=1.0)) == {}
     gain = told(shares("contrast", {"nvlink": "yes", "peers": "yes"}, p2p_gain=15.0), gpus(18, 18))["gate"]
-    assert "p2p_gain >= 1.5 x: 10% of the 15 x measured here" in gain.text
-    assert "with 16 of a GPU's 18 NVLinks down" in gain.text
+    assert gain.text == "p2p_gain >= 1.5 x: it sees peer-to-peer missing, not slow"
 
 
 def test_sockets_between_nodes_are_named() -> None:
@@ -245,7 +236,7 @@ def test_a_weak_gate_of_a_real_run_is_marked_in_every_report() -> None:
     text = "0.1% of the 499,156 tokens/s/GPU that was measured here: a 998x slowdown would pass"
     assert lax == {("train.ddp", "tokens_per_second_per_gpu"): text}
     for format in ("html", "markdown", "junit", "json"):
-        assert "998 times slower passes" in render(trial, format), format
+        assert "a 998x slowdown would pass" in render(trial, format), format
     assert 'seatrial_weak_gates{trial="acceptance"} 1' in render(trial, "prometheus")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.checks.gpu.inventory import CHECK
 from seatrial.model import Metric, Outcome, Trial, Verb
-from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import RESULTS
 

@@ -12,7 +12,7 @@ from seatrial.hardware.references import Known, Sku, Spec, skus
 from seatrial.judge import judge
 from seatrial.judge.peaks import achieved
 from seatrial.model import Insight, Limit, Measurement, Metric, Outcome, Verdict
-from seatrial.pipeline.run import rejudge
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import render
 from tests.paths import RESULTS

@@ -220,6 +220,7 @@ def test_what_is_declared_to_vary_is_measured_and_says_nothing_of_corruption() -
             "TFLOP/s",
             "files/s",
             "images/s",
+            "samples/s",
             "tokens/s",
             "tokens/s/GPU",
             "us",

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Options, Place
+from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.hardware.references import Known, Reference, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
@@ -41,6 +42,8 @@ def never(place: Place, options: Options) -> Iterator[Observation]:
 
 
 def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
+    """One of a collective, where a rule has a baseline such as ``x.busbw.1GiB``."""
+    timed = {rule.metric: rule.baseline for rule in rules if rule.baseline and ".busbw." in rule.baseline}
     return Check(
         name="c",
         title="C",
@@ -50,6 +53,8 @@ def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
         rules=rules,
         measure=never,
         limit_s=1,
+        operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
+        bounds=dict.fromkeys(timed, COLLECTIVE),
     )
 
 
@@ -486,7 +491,7 @@ def test_what_is_judged_only_where_it_is_known_is_not_judged_by_its_siblings() -
         (">= 2000 tokens/s", "> 500 tokens/s", "tokens/s", 9000.0, "the check itself asks for >= 2000 tokens/s"),
         ("<= 0 %", "<= 50 %", "%", 40.0, "the check itself asks for <= 0 %"),
         ("<= 5 %", "<= 10 %", "%", 7.0, ""),
-        (None, "< 180 s", "s", 8.0, "beside the 8 s that was measured here, what is 22.5 times slower passes"),
+        (None, "< 180 s", "s", 8.0, "beside the 8 s that was measured here, a 22.5x slowdown would pass"),
         (None, "< 180 s", "s", 100.0, ""),
     ],
 )

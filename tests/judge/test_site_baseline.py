@@ -16,7 +16,7 @@ from seatrial.judge import site_baseline
 from seatrial.judge.plausibility import refuse_site
 from seatrial.judge.rules import judge_check
 from seatrial.model import Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
-from seatrial.pipeline import run as pipeline
+from seatrial.pipeline import rejudge as pipeline
 from tests.processes import call as command
 from tests.report import samples
 

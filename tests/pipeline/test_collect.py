@@ -11,7 +11,7 @@ from seatrial.model import Job, Limit, Measurement, Metric, Outcome
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.run import show_outcome
 from seatrial.pipeline.run_directory import Request, RunDir
-from tests.pipeline.test_run import Quiet
+from tests.pipeline.started import Quiet
 
 
 class Heard(Quiet):

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,148 +15,15 @@ from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.launch.base import Rendered
 from seatrial.launch.local import LocalJob
-from seatrial.model import Job, Limit, Machine, Measurement, Outcome, Reason, Retry, Trial, UsageError, Verb
+from seatrial.model import Job, Measurement, Outcome, Reason, Retry, Trial, Verb
 from seatrial.pipeline.collect import Collected
-from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.run import INTERRUPTED, _done, _scope, _take_up, prepare, preview, rejudge, run
-from seatrial.pipeline.run_directory import Request, RunDir, load_trial
-from seatrial.util.journal import Journal, Record
+from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run import INTERRUPTED, run
+from seatrial.pipeline.run_directory import RunDir, load_trial
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted
-from tests.pipeline.test_survey import survey
+from tests.pipeline.started import Quiet, request
 from tests.processes import Program, pulses, until
-
-JOB = Job(
-    name="ranks",
-    placement="ranks",
-    device="cpu",
-    nodes=1,
-    ranks_per_node=2,
-    checks=("train.cnn",),
-    options={},
-    promised_gpus=None,
-    limit_s=1,
-)
-HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
-
-
-class Quiet:
-    """Nobody watches."""
-
-    def __init__(self) -> None:
-        self.complaints: list[str] = []
-        self.repeated: dict[str, str] = {}
-
-    def job_started(self, job: Job, attempt: int) -> None: ...
-
-    def doing(self, words: str) -> None: ...
-
-    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
-
-    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None:
-        self.repeated = {job.name: reasons[job.checks[0]]}
-
-    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
-
-    def complain(self, text: str) -> None:
-        self.complaints.append(text)
-
-
-def request(**cluster: int) -> Request:
-    config = Config(name="t", cluster=Cluster(**cluster), checks={"host.inventory": CheckSettings()})
-    return Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-
-
-def collected(run_dir: RunDir) -> Collected:
-    return Collected(run_dir, run_dir.request.config, Quiet())
-
-
-def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
-    plan = Plan((JOB,), (), {})
-    first, second = (Measurement(check="train.cnn", subject=f"n0/rank{rank}", rank=rank) for rank in (0, 1))
-    assert _done(plan, [first, first]) == []
-    assert _done(plan, [first, second]) == ["train.cnn"]
-
-
-def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
-    skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
-    alone = JOB.model_copy(update={"ranks_per_node": 1})
-    assert _done(Plan((alone,), (), {}), [skipped]) == []
-    assert _done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
-
-
-@pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
-def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
-    run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.keep_machine(HERE)
-    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
-    same = collected(run_dir)
-    _take_up(same, HERE)
-    assert len(same.measurements) == 1
-    other = collected(run_dir)
-    _take_up(other, now)
-    assert other.measurements == []
-    back = collected(run_dir)
-    _take_up(back, HERE)
-    assert back.measurements == [], "and coming back does not bring them back"
-
-
-def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tmp_path: Path) -> None:
-    run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.keep_machine(HERE)
-    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
-    record = tmp_path / "out/trial.json"
-    record.write_text("ACCEPTED")
-    _take_up(collected(run_dir), HERE)
-    assert record.exists()
-    watching = Quiet()
-    new_driver = HERE.model_copy(update={"system": ("driver 590",)})
-    _take_up(Collected(run_dir, run_dir.request.config, watching), new_driver)
-    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
-    assert not record.exists()
-    assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
-
-
-def test_killed_while_it_forgets_another_machine_it_still_forgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.keep_machine(HERE)
-    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
-    other = Machine(host="other", gpus=())
-    append = Journal.append
-    written: list[Record] = []
-
-    def one_line_then_death(journal: Journal, record: Record) -> None:
-        if written:
-            raise KeyboardInterrupt
-        written.append(record)
-        append(journal, record)
-
-    with monkeypatch.context() as dying:
-        dying.setattr(Journal, "append", one_line_then_death)
-        with pytest.raises(KeyboardInterrupt):
-            _take_up(collected(run_dir), other)
-    again = collected(run_dir)
-    _take_up(again, other)
-    assert written
-    assert again.measurements == []
-
-
-def test_a_rehearsal_on_a_machine_with_gpus_says_so() -> None:
-    plan = Plan((JOB,), (), {})
-    assert "no GPU used, though there are 2" in _scope(request(gpus_per_node=0).config, plan, survey("H200", "H200"))
-    assert _scope(request(gpus_per_node=0).config, plan, survey()).startswith("REHEARSAL: 1 node, no GPU;")
-
-
-def test_the_scope_speaks_of_the_gpus_that_are_used() -> None:
-    settings = request(gpus_per_node=2).config
-    plan = Plan((JOB.model_copy(update={"device": "cuda"}),), (), {})
-    assert _scope(settings, plan, survey(*["H200"] * 4)) == "1 node, 2 × H200 of 4"
-    assert _scope(settings, Plan((), (), {}), survey("H200", "H200")) == (
-        "1 node; no check of this trial computes on a GPU"
-    )
-    assert _scope(settings, plan, survey("H200")).startswith("1 node; 2 GPUs promised, 1 usable")
 
 
 def test_ctrl_c_while_the_reports_are_written_does_not_tear_them_apart(
@@ -364,21 +231,3 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')
     assert processes.call("run", "--resume", out)[0] == 1
     assert (out / "measurements.jsonl").read_text().count('{"measurement"') == before
-
-
-@pytest.mark.parametrize("start", ["run", "preview", "prepare"])
-def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
-    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("seatrial.pipeline.run.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
-    gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
-    config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
-    asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    ways: dict[str, Callable[[], object]] = {
-        "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
-        "preview": lambda: preview(asked),
-        "prepare": lambda: prepare(asked, tmp_path / "run"),
-    }
-    with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
-        ways[start]()
-    assert not list((tmp_path / "run").glob("jobs/*"))

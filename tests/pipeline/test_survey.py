@@ -8,7 +8,9 @@ from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 from seatrial.model import Machine
-from seatrial.pipeline.survey import Survey
+from seatrial.pipeline.plan import Plan
+from seatrial.pipeline.survey import Survey, scope_of
+from tests.pipeline.started import JOB, request
 
 
 def config(**cluster: int) -> Config:
@@ -89,3 +91,19 @@ def test_only_what_is_measured_here_counts_as_the_gpus_of_a_trial() -> None:
     assert both.models(config(gpus_per_node=1)) == ("NVIDIA A",)
     elsewhere = config().model_copy(update={"launcher": "slurm"})
     assert both.models(elsewhere) == ()
+
+
+def test_a_rehearsal_on_a_machine_with_gpus_says_so() -> None:
+    plan = Plan((JOB,), (), {})
+    assert "no GPU used, though there are 2" in scope_of(request(gpus_per_node=0).config, plan, survey("H200", "H200"))
+    assert scope_of(request(gpus_per_node=0).config, plan, survey()).startswith("REHEARSAL: 1 node, no GPU;")
+
+
+def test_the_scope_speaks_of_the_gpus_that_are_used() -> None:
+    settings = request(gpus_per_node=2).config
+    plan = Plan((JOB.model_copy(update={"device": "cuda"}),), (), {})
+    assert scope_of(settings, plan, survey(*["H200"] * 4)) == "1 node, 2 × H200 of 4"
+    assert scope_of(settings, Plan((), (), {}), survey("H200", "H200")) == (
+        "1 node; no check of this trial computes on a GPU"
+    )
+    assert scope_of(settings, plan, survey("H200")).startswith("1 node; 2 GPUs promised, 1 usable")

@@ -44,6 +44,7 @@ def run(
 ) -> None:
     """Run a trial and decide."""
     from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.preview import preview, resolve
     from seatrial.pipeline.run_directory import Request, RunDir
     from seatrial.report.progress import Live
 
@@ -52,7 +53,7 @@ def run(
         _refuse_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
         run_dir = RunDir.reopen(resume)
     else:
-        resolved = pipeline.resolve(trial, overrides)
+        resolved = resolve(trial, overrides)
         request = Request(
             config=resolved.config,
             origins=resolved.origins,
@@ -62,7 +63,7 @@ def run(
             started=time.time(),
         )
         if dry_run:
-            _print_plan(pipeline.preview(request), as_json)
+            _print_plan(preview(request), as_json)
             return
         run_dir = RunDir.create(out or _fresh_folder(resolved.config.name), request)
     report = run_dir.path / "report.html"
@@ -138,10 +139,10 @@ def render(
 
         print(oumi.rendered(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
-    from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.preview import prepare, preview, resolve
     from seatrial.pipeline.run_directory import Request
 
-    resolved = pipeline.resolve(trial, overrides_of(launcher, nodes, gpus_per_node, set_))
+    resolved = resolve(trial, overrides_of(launcher, nodes, gpus_per_node, set_))
     request = Request(
         config=resolved.config,
         origins=resolved.origins,
@@ -152,8 +153,8 @@ def render(
     )
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out goes with torchrun only: the other launchers make their run directory themselves")
-    preview = pipeline.prepare(request, out) if out else pipeline.preview(request)
-    for _, text in preview.rendered:
+    planned = prepare(request, out) if out else preview(request)
+    for _, text in planned.rendered:
         print(text)
 
 
@@ -164,10 +165,10 @@ def judge(
 ) -> None:
     """Judge an old run again, with the rules of this version. Needs no GPU, changes no file."""
 
-    from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
 
-    result = pipeline.rejudge(load_trial(run), baseline)
+    result = rejudge(load_trial(run), baseline)
     print_result(result, as_json)
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
@@ -178,9 +179,9 @@ def learn(
     name: Annotated[str | None, typer.Option(help="Of the site; by default the file's.")] = None,
 ) -> None:
     """Learn a baseline from good runs, for `seatrial run --set baseline=FILE` and `judge RUN --baseline FILE`."""
-    from seatrial.pipeline import run as pipeline
+    from seatrial.pipeline.rejudge import learn as learn_baseline
 
-    text = pipeline.learn(name or out.stem, runs)
+    text = learn_baseline(name or out.stem, runs)
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)

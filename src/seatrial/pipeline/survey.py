@@ -12,7 +12,7 @@ from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
 from seatrial.launch import by_slurm, elsewhere
 from seatrial.model import Machine, UsageError
-from seatrial.pipeline.plan import Devices
+from seatrial.pipeline.plan import Devices, Plan
 
 
 @dataclass(frozen=True)
@@ -98,3 +98,32 @@ def discover() -> Survey:
     gpus = gpu.read_within()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return Survey(facts, gpus)
+
+
+def cpu_only(settings: Config, survey: Survey) -> bool:
+    """Whether no GPU has a part in the trial, and none is missing."""
+    devices = survey.devices(settings)
+    return not devices.trouble and not devices.usable_gpus
+
+
+def scope_of(settings: Config, plan: Plan, survey: Survey) -> str:
+    """Of what the decision speaks, and of what it does not."""
+    nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
+    devices = survey.devices(settings)
+    if devices.trouble:
+        return f"{nodes}; {devices.trouble}"
+    if not devices.usable_gpus:
+        there = f"no GPU used, though there are {survey.gpus.present}" if survey.gpus.present else "no GPU"
+        return f"REHEARSAL: {nodes}, {there}; this says nothing about GPUs or a fabric"
+    used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
+    if not used:
+        return f"{nodes}; no check of this trial computes on a GPU"
+    if by_slurm(settings):
+        return f"{nodes} of a Slurm cluster, {used} GPUs each"
+    if elsewhere(settings):
+        return f"{nodes} of a person's choice, {used} GPUs each"
+    visible = survey.visible(settings)
+    models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))
+    rest = f" of {len(visible)}" if used < len(visible) else ""
+    unpromised = "" if settings.cluster.gpus_per_node else "; nobody said how many were promised (--gpus-per-node)"
+    return f"{nodes}, {used} × {models}{rest}{unpromised}"

@@ -1,0 +1,55 @@
+"""What several tests of the pipeline start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from seatrial.config.schema import CheckSettings, Cluster, Config
+from seatrial.model import Job, Machine, Outcome
+from seatrial.pipeline.collect import Collected
+from seatrial.pipeline.run_directory import Request, RunDir
+
+JOB = Job(
+    name="ranks",
+    placement="ranks",
+    device="cpu",
+    nodes=1,
+    ranks_per_node=2,
+    checks=("train.cnn",),
+    options={},
+    promised_gpus=None,
+    limit_s=1,
+)
+HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.repeated: dict[str, str] = {}
+
+    def job_started(self, job: Job, attempt: int) -> None: ...
+
+    def doing(self, words: str) -> None: ...
+
+    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
+
+    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None:
+        self.repeated = {job.name: reasons[job.checks[0]]}
+
+    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
+
+    def complain(self, text: str) -> None:
+        self.complaints.append(text)
+
+
+def request(**cluster: int) -> Request:
+    config = Config(name="t", cluster=Cluster(**cluster), checks={"host.inventory": CheckSettings()})
+    return Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+
+
+def collected(run_dir: RunDir) -> Collected:
+    return Collected(run_dir, run_dir.request.config, Quiet())

@@ -1,0 +1,35 @@
+"""What a run would do is shown without starting anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seatrial.config.schema import CheckSettings, Cluster, Config
+from seatrial.model import Limit, UsageError
+from seatrial.pipeline.preview import prepare, preview
+from seatrial.pipeline.run import run
+from seatrial.pipeline.run_directory import Request, RunDir
+from tests.pipeline.started import Quiet
+from tests.pipeline.test_survey import survey
+
+
+@pytest.mark.parametrize("start", ["run", "preview", "prepare"])
+def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("run", "preview"):
+        monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
+    gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
+    config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
+    asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    ways: dict[str, Callable[[], object]] = {
+        "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
+        "preview": lambda: preview(asked),
+        "prepare": lambda: prepare(asked, tmp_path / "run"),
+    }
+    with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
+        ways[start]()
+    assert not list((tmp_path / "run").glob("jobs/*"))

@@ -1,0 +1,87 @@
+"""What an earlier session left, and what is measured again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import Machine, Measurement
+from seatrial.pipeline.collect import Collected
+from seatrial.pipeline.plan import Plan
+from seatrial.pipeline.resume import done, take_up
+from seatrial.pipeline.run_directory import RunDir
+from seatrial.util.journal import Journal, Record
+from tests.pipeline.started import HERE, JOB, Quiet, collected, request
+
+
+def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
+    plan = Plan((JOB,), (), {})
+    first, second = (Measurement(check="train.cnn", subject=f"n0/rank{rank}", rank=rank) for rank in (0, 1))
+    assert done(plan, [first, first]) == []
+    assert done(plan, [first, second]) == ["train.cnn"]
+
+
+def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
+    skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
+    alone = JOB.model_copy(update={"ranks_per_node": 1})
+    assert done(Plan((alone,), (), {}), [skipped]) == []
+    assert done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
+
+
+@pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
+def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    same = collected(run_dir)
+    take_up(same, HERE)
+    assert len(same.measurements) == 1
+    other = collected(run_dir)
+    take_up(other, now)
+    assert other.measurements == []
+    back = collected(run_dir)
+    take_up(back, HERE)
+    assert back.measurements == [], "and coming back does not bring them back"
+
+
+def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    record = tmp_path / "out/trial.json"
+    record.write_text("ACCEPTED")
+    take_up(collected(run_dir), HERE)
+    assert record.exists()
+    watching = Quiet()
+    new_driver = HERE.model_copy(update={"system": ("driver 590",)})
+    take_up(Collected(run_dir, run_dir.request.config, watching), new_driver)
+    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
+    assert not record.exists()
+    assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
+
+
+def test_killed_while_it_forgets_another_machine_it_still_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.keep_machine(HERE)
+    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    other = Machine(host="other", gpus=())
+    append = Journal.append
+    written: list[Record] = []
+
+    def one_line_then_death(journal: Journal, record: Record) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(record)
+        append(journal, record)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Journal, "append", one_line_then_death)
+        with pytest.raises(KeyboardInterrupt):
+            take_up(collected(run_dir), other)
+    again = collected(run_dir)
+    take_up(again, other)
+    assert written
+    assert again.measurements == []
