@@ -21,11 +21,6 @@ TESTED_ELSEWHERE = {
     "bench/subgroups.py",
     "bench/torchcalls.py",
     "checks/faults/training_victim.py",
-    "checks/slurm/_probe_jobs.py",
-    "checks/training/lora.py",
-    "checks/training/sft_mistral.py",
-    "checks/training/sft_smollm.py",
-    "cli/training.py",
     "launch/collect_srun.py",  # test_collect.py
     "model/telemetry.py",
     "train/child.py",

@@ -36,3 +36,9 @@ def test_efficiency_is_of_a_stage_over_its_baseline() -> None:
             "efficiency.cluster_of_node": 100 * 88 / 99,
         }
     )
+
+
+def test_layers_are_cut_only_of_the_shipped_model() -> None:
+    assert throughput.cut(throughput.ThroughputOptions()) == (f"model.layers={throughput.LAYERS}",)
+    assert throughput.cut(throughput.ThroughputOptions(layers=0)) == ()
+    assert throughput.cut(throughput.ThroughputOptions(config="mine.yaml")) == ()
