@@ -26,11 +26,7 @@ def trained(parameters: int = DUE, speed: float = 100.0, **more: Any) -> Trained
 
 
 def adapters(export: bool = True, **runs: list[Trained]) -> dict[str, float]:
-    wanted = (
-        replace(CONFIG, export=export)
-        if not hasattr(CONFIG, "model_copy")
-        else CONFIG.model_copy(update={"export": export})
-    )
+    wanted = train_config.load(f"tiny/{lora.NAME}", [f"export={str(export).lower()}"])
     return {one.name: one.value for one in lora._adapters(runs, wanted) if isinstance(one, Metric)}
 
 
