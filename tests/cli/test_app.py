@@ -1,30 +1,15 @@
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from seatrial.checks import catalog
-from seatrial.cli import trial
-from seatrial.model import Trial, UsageError
-from tests.processes import HOST_ONLY, call, load, run, run_host_only
-from tests.schema import faults
+from tests.processes import call
 
 WORDS = ["run", "discover", "checks", "render", "train", "evaluate", "judge", "report", "explain", "schema", "baseline"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, out = run_host_only(tmp_path_factory.mktemp("cli"))
-    assert f"Report: {folder / 'report.html'}" in out
-    return folder
 
 
 def test_the_words_are_those_of_the_contract() -> None:
@@ -32,164 +17,6 @@ def test_the_words_are_those_of_the_contract() -> None:
     assert re.findall(r"^│ ([a-z-]+) ", out.partition(" Commands ")[2], re.MULTILINE) == list(WORDS)
     assert "auto, local or slurm" in call("run", "--help")[1]
     assert "local, slurm, or torchrun" in call("render", "--help")[1]
-
-
-def test_a_run_leaves_its_record_and_reports(finished: Path) -> None:
-    assert {path.name for path in finished.iterdir()} >= {
-        "trial.json",
-        "measurements.jsonl",
-        "report.html",
-        "junit.xml",
-        "metrics.prom",
-        "run.json",
-        "jobs",
-    }
-    assert (finished / "jobs" / "nodes" / "attempt1" / "command.sh").read_text().strip()
-
-
-def test_the_record_knows_where_its_values_come_from(finished: Path) -> None:
-    record = load(finished)
-    assert record.origins["cluster.nodes"] == "default"
-    assert record.origins["checks.host.inventory"].endswith("host.yaml")
-    assert record.command[:2] == ("seatrial", "run")
-
-
-def test_times_outside_checks_are_accounted_for(finished: Path) -> None:
-    record = load(finished)
-    names = [timing.name for timing in record.timings if timing.kind == "overhead"]
-    assert {"start of the command", "discover", "plan", "judge", "report"} <= set(names)
-    assert sum(timing.seconds for timing in record.timings) == pytest.approx(record.seconds, rel=0.25, abs=0.3)
-
-
-def test_the_record_is_valid_by_the_printed_schema(finished: Path) -> None:
-    code, out, _ = call("schema")
-    assert code == 0
-    schema = json.loads(out)
-    written = json.loads((finished / "trial.json").read_text())
-    assert faults(written, schema, schema) == []
-    assert set(schema["properties"]) == set(written)
-    for broken in (
-        {key: value for key, value in written.items() if key != "decision"},
-        {**written, "colour": "red"},
-        {**written, "schema_version": "99"},
-        {**written, "seconds": "many"},
-        {**written, "decision": {**written["decision"], "value": "MAYBE"}},
-        {**written, "measurements": [{**written["measurements"][0], "metrics": [{"name": "x"}]}]},
-        {**written, "verdicts": [{**written["verdicts"][0], "outcome": "GOOD"}]},
-    ):
-        assert faults(broken, schema, schema)
-
-
-def test_judge_reads_an_old_run_and_changes_nothing(finished: Path) -> None:
-    before = (finished / "trial.json").read_bytes()
-    code, out, _ = run("judge", finished, "--json")
-    assert code == 0
-    assert Trial.model_validate_json(out).verdicts == load(finished).verdicts
-    assert (finished / "trial.json").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [("html", "<!doctype html>"), ("junit", "<?xml"), ("prometheus", "# HELP"), ("json", "{"), ("markdown", "#")],
-)
-def test_report_prints_every_format(finished: Path, name: str, start: str) -> None:
-    code, out, err = call("report", finished, "--format", name)
-    assert code == 0, err
-    assert out.lower().startswith(start.lower())
-
-
-def test_a_record_with_a_config_that_is_none_is_not_judged(finished: Path, tmp_path: Path) -> None:
-    written = json.loads((finished / "trial.json").read_text())
-    written["config"]["limits"] = "none"
-    (tmp_path / "trial.json").write_text(json.dumps(written))
-    code, out, err = call("judge", tmp_path)
-    assert (code, out) == (2, "")
-    assert "the record is not to be judged by this version: config.limits: " in err
-    assert "Traceback" not in err
-    assert call("report", tmp_path)[0] == 0
-
-
-def test_an_unknown_format_names_the_known_ones(finished: Path) -> None:
-    code, _, err = call("report", finished, "--format", "pdf")
-    assert code == 2
-    assert "html, junit, prometheus, json, markdown" in err
-
-
-def test_checks_lists_every_check_with_its_rules() -> None:
-    _, out, _ = call("checks")
-    for check in catalog().values():
-        assert check.name in out
-    code, out, _ = call("checks", "--json")
-    assert code == 0
-    assert {entry["name"] for entry in json.loads(out)} == set(catalog())
-
-
-def test_discover_is_one_document() -> None:
-    code, out, _ = call("discover", "--json")
-    assert code == 0
-    assert set(json.loads(out)) == {"host", "gpu"}
-    assert "kernel" in call("discover")[1]
-
-
-def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
-    (tmp_path / "host.yaml").write_text(HOST_ONLY)
-    code, out, err = run("run", tmp_path / "host.yaml", "--json", "--out", tmp_path / "run")
-    assert code == 0
-    assert Trial.model_validate_json(out) == load(tmp_path / "run")
-    assert "host.inventory" in err
-
-
-def test_checks_are_named_one_by_one_or_joined_by_commas(tmp_path: Path) -> None:
-    for given in (["host.inventory,train.*"], ["host.inventory", "--only", "train.*"]):
-        code, out, _ = call("run", "quick", "--dry-run", "--json", "--only", *given, cwd=tmp_path)
-        assert code == 0
-        jobs = json.loads(out)
-        assert sorted(name for job in jobs for name in job["checks"]) == ["host.inventory", "train.cnn", "train.ddp"]
-    code, _, err = call("run", "quick", "--dry-run", "--skip", "train.cnn,", cwd=tmp_path)
-    assert (code, "no check of this trial matches ''" in err) == (2, True)
-
-
-def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
-    code, out, _ = call("run", "quick", "--dry-run", cwd=tmp_path)
-    assert code == 0
-    assert "torch.distributed.run" in out
-    assert list(tmp_path.iterdir()) == []
-    rendered = call("render", "local", "quick", cwd=tmp_path)[1]
-    assert all(line in out for line in rendered.splitlines())
-
-
-def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
-    log = tmp_path / "rank0.log"
-    log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    code, out, _ = call("explain", log)
-    assert code == 0
-    assert "GPU out of memory" in out
-    assert "nvidia-smi" in out
-    assert "No known failure" in call("explain", _empty(tmp_path))[1]
-    (tmp_path / "run" / "jobs").mkdir(parents=True)
-    log.rename(tmp_path / "run" / "jobs" / "rank0.log")
-    assert "GPU out of memory" in call("explain", tmp_path / "run")[1]
-    assert "Xid 79" in _piped("-")
-    assert "(standard input:1; " in _piped("-")
-    assert _piped("-").replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
-    for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
-        code, _, err = call("explain", name)
-        assert (code, f"cannot read {name}: " in err, "Traceback" in err) == (2, True, False)
-    closed = ["sh", "-c", 'exec "$0" -m seatrial explain - <&-', sys.executable]
-    done = subprocess.run(closed, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "seatrial: standard input is closed\n")
-
-
-def _piped(name: str) -> str:
-    command = [sys.executable, "-m", "seatrial", "explain", name]
-    text = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n"
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def _empty(folder: Path) -> Path:
-    path = folder / "empty.log"
-    path.touch()
-    return path
 
 
 @pytest.mark.parametrize(
@@ -221,31 +48,3 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent
 def _heed_all() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-
-
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(time, "strftime", lambda _: "20261121-120000")
-    names = [str(trial._fresh_folder("quick")) for _ in range(3)]
-    assert names == [f"seatrial-runs/20261121-120000-quick{number}" for number in ("", "-2", "-3")]
-    assert all(Path(name).is_dir() for name in names)
-
-
-def test_a_place_for_runs_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("seatrial-runs").touch()
-    with pytest.raises(UsageError, match=r"cannot write to seatrial-runs/.*-quick: Not a directory; .* with --out"):
-        trial._fresh_folder("quick")
-
-
-def test_a_report_is_named_only_when_this_run_wrote_it(finished: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
-    code, out, _ = call("run", "--resume", copy)
-    assert (code, f"Report: {copy / 'report.html'}" in out) == (0, True)
-    (copy / "report.html").unlink()
-    (copy / "report.html").mkdir()
-    code, out, _ = call("run", "--resume", copy)
-    assert (code, "Report:" in out) == (3, False)

@@ -17,7 +17,7 @@ def outcomes(check: Check, values: dict[str, float], **facts: Any) -> dict[str, 
     metrics = []
     for key, value in values.items():
         name, _, subject = key.partition(" ")
-        unit = check.metrics.get(name) or check.metrics[f"{name.partition('.')[0]}.*"]
+        unit = check.metrics[name if name in check.metrics else f"{name.partition('.')[0]}.*"]
         metrics.append(Metric(name=name, value=value, unit=unit, subject=subject or "cluster"))
     measurement = Measurement(check=check.name, subject="node0/gpu0", metrics=tuple(metrics), facts=facts)
     verdicts = judge_check(check, [measurement], {}, "t")

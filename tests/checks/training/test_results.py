@@ -10,9 +10,8 @@ import pytest
 
 from seatrial.bench.fresh_ranks import Answer
 from seatrial.checks.base import Check, Place
-from seatrial.checks.training import _results, _workload, fsdp, throughput
+from seatrial.checks.training import _results, _workload, throughput
 from seatrial.checks.training._workload import Trained
-from seatrial.hardware.references import Known, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Artifact, Fact, Measurement, Metric, Observation, Outcome, Series
 
@@ -171,27 +170,3 @@ def test_lines_of_other_steps_are_no_samples(change: dict[str, Any]) -> None:
     assert told(replace(one, metrics={**(one.metrics or {}), **change}))["mfu.native"].samples == ()
     cut = replace(one, steps=one.steps[:-1])
     assert told(cut)["tokens_per_second_per_gpu.native"].samples == ()
-
-
-SLOW = 1 / 0.85  # seconds of a step at 85 % of what is known, which a FAIL is under 90 % of
-
-
-@pytest.mark.parametrize(
-    ("seconds", "outcome"),
-    [
-        ((SLOW, 1.01 * SLOW, 0.99 * SLOW) * 3, Outcome.FAIL),
-        ((1.0, 1.4) * 4 + (1.0,), Outcome.WARN),
-        ((1.0, 1.0, 1.0, 3.0) * 16, Outcome.FAIL),  # a stall now and then, and long enough to know
-        ((1.0, 1.01, 0.99) * 3, Outcome.PASS),
-    ],
-)
-def test_a_training_fails_where_its_steps_are_slow_and_not_where_they_leave_it_open(
-    seconds: tuple[float, ...], outcome: Outcome
-) -> None:
-    one = timed(*seconds, measured=len(seconds), tokens=2 * 11954)  # of 4 H200 each, in data/skus
-    facts = {"gpu": "NVIDIA H200", "device": "cuda", "trained": "yes", "settings": "shipped", "world_size": 4}
-    facts |= {"nodes": 1, "layers": "all", "offload": "no", "data": "rows"}
-    measured = Measurement(check="train.fsdp", subject="n0/gpu0", metrics=tuple(told(one).values()), facts=facts)
-    verdicts = judge_check(fsdp.CHECK, [measured], {}, "t", Known(skus=skus()))
-    (verdict,) = (found for found in verdicts if found.metric == "tokens_per_second_per_gpu.native")
-    assert verdict.outcome is outcome, verdict.reason

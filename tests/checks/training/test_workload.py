@@ -9,11 +9,10 @@ import pytest
 
 from seatrial.bench.child_answer import NO_ROOM, REFUSED
 from seatrial.bench.fresh_ranks import LATE, Answer
-from seatrial.checks.base import Check, Place
-from seatrial.checks.training import _workload, fsdp, lora, throughput
+from seatrial.checks.base import Place
+from seatrial.checks.training import _workload, lora
 from seatrial.checks.training._workload import Trained
-from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Metric, Outcome, SeatrialError
+from seatrial.model import SeatrialError
 
 
 def place(device: str, out: Path = Path()) -> Place:
@@ -94,59 +93,6 @@ def test_a_cpu_rehearses_with_the_tiny_twin() -> None:
     assert _workload.config_for(place("cpu"), lora.NAME) == f"tiny/{lora.NAME}"
     assert _workload.config_for(place("cuda:0"), lora.NAME) == lora.NAME
     assert _workload.config_for(place("cpu"), "mine.yaml") == "mine.yaml"
-
-
-def test_stages_grow_and_none_is_run_twice() -> None:
-    both = {"a": (0, 2), "b": (1, 3)}
-    assert throughput.stages(both) == {
-        "gpu": [[0], [1], [2], [3]],
-        "node": [[0, 2], [1, 3]],
-        "cluster": [[0, 1, 2, 3]],
-    }
-    assert list(throughput.stages({"a": (0, 1)})) == ["gpu", "node"]
-    assert list(throughput.stages({"a": (0,), "b": (1,)})) == ["gpu", "cluster"]
-    assert list(throughput.stages({"a": (0,)})) == ["gpu"]
-
-
-def test_efficiency_is_of_a_stage_over_its_baseline() -> None:
-    def at(speed: float, ranks: int) -> Trained:
-        return Trained({"tokens_per_second_per_gpu": speed}, Path(), "", ranks=tuple(range(ranks)))
-
-    runs = {"gpu": [at(100, 1), at(120, 1), at(110, 1)], "node": [at(99, 2), at(99, 2)], "cluster": [at(88, 4)]}
-    found = {one.name: one.value for one in throughput._scaling(runs) if isinstance(one, Metric)}
-    assert found == pytest.approx(
-        {
-            "efficiency.node_of_gpu": 90.0,
-            "efficiency.cluster_of_gpu": 80.0,
-            "efficiency.cluster_of_node": 100 * 88 / 99,
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("held", "whole", "outcome"), [(20.3, 0, Outcome.PASS), (23.0, 0, Outcome.FAIL), (20.3, 1, Outcome.FAIL)]
-)
-def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcome) -> None:
-    found = {
-        "parameter_tensors": 21,
-        "tensors_sharded": 21 - whole,
-        "memory_state_gib": held,
-        "memory_state_expected_gib": 20.23,
-        "world_size": 2,
-        "loss_floor": 1.3,
-    }
-    observed = [*fsdp._spread({"native": Trained(found, Path(), "")})]
-    names = ("tensors_whole", "memory_excess")
-    rules = tuple(rule for rule in fsdp.CHECK.rules if rule.metric in names)
-    measurement = Measurement(
-        check="train.fsdp",
-        subject="n0/gpu0",
-        metrics=tuple(one for one in observed if isinstance(one, Metric)),
-        facts={"device": "cuda", "trained": "yes", "offload": "no"},
-    )
-    check = Check(**{**vars(fsdp.CHECK), "rules": rules})
-    verdicts = judge_check(check, [measurement], {}, "t")
-    assert max(verdicts, key=lambda one: one.outcome is Outcome.FAIL).outcome is outcome
 
 
 def test_what_a_training_does_is_told_by_what_it_has_written(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seatrial.cli.app import app
 from seatrial.train.function_calling.score import Call, emitted_calls, same, score, summary, table
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -151,21 +149,3 @@ def test_the_table_counts_both_splits_together_for_both_models() -> None:
     }
     assert gate.startswith("After the training not better by more than chance: 0% of cases fully right before, 50% ")
     assert gate.endswith("1 won, 0 lost, p 0.5 (asked: < 0.05)")
-
-
-@pytest.mark.parametrize("passed", [False, True])
-def test_the_word_prints_the_table_or_all_of_it_as_json(
-    passed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = record(passed)
-    monkeypatch.setattr("seatrial.train.hf.evaluate", lambda _config, _out: found)
-
-    def out(*flags: str) -> str:
-        code = app(["evaluate", "tiny/toolcalls-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
-        return f"{code} {capsys.readouterr().out}"
-
-    lines = out().splitlines()
-    assert lines[0].startswith(f"{int(not passed)} 2 cases")
-    assert lines[-1] == f"Results: {Path('o', 'evaluation.json')}"
-    code, _, text = out("--json").partition(" ")
-    assert (code, json.loads(text)) == (str(int(not passed)), found)

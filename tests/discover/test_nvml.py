@@ -1,0 +1,114 @@
+"""What NVML answers about one GPU, and what it refuses."""
+
+from __future__ import annotations
+
+import pynvml as real
+import pytest
+
+from seatrial.discover import gpu
+from seatrial.discover.nvml import GpuProcess, pci_address
+from tests.fakes.nvml import FakeNvml, fabric, h200, links, processes, refusal
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (0, ()),
+        (real.nvmlClocksEventReasonSwPowerCap, ("software power cap",)),
+        (
+            real.nvmlClocksEventReasonHwSlowdown | real.nvmlClocksEventReasonHwThermalSlowdown,
+            ("hardware slowdown", "hardware thermal slowdown"),
+        ),
+        (real.nvmlClocksEventReasonHwPowerBrakeSlowdown, ("hardware power brake",)),
+        (real.nvmlClocksEventReasonSwThermalSlowdown, ("software thermal slowdown",)),
+    ],
+)
+def test_clock_reasons_have_names(monkeypatch: pytest.MonkeyPatch, mask: int, names: tuple[str, ...]) -> None:
+    FakeNvml(h200(nvmlDeviceGetCurrentClocksEventReasons=mask)).install(monkeypatch)
+    assert gpu.read().gpus[0].clock_reasons == names
+
+
+def test_a_link_whose_state_is_refused_is_unknown_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = links(18)
+
+    def state(link: int) -> int:
+        if link == 5:
+            raise refusal("Timeout")
+        return int(states["nvmlDeviceGetNvLinkState"](link))
+
+    FakeNvml(h200(nvmlDeviceGetNvLinkState=state)).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert len(card.nvlinks) == 18
+    assert card.nvlinks[5].active is None
+    assert (card.links_known, card.links_up) == (False, 17)
+    assert card.unread["nvlinks[5]"] == "Timeout"
+
+
+def test_an_inactive_link_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(**links(18, down=[3]))).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert (card.links_up, card.links_known) == (17, True)
+    assert (card.nvlinks[3].active, card.nvlinks[3].version) == (False, None)
+
+
+def test_a_link_speed_that_is_refused_inside_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(questions: list[tuple[int, int]]) -> object:
+        values = (real.c_nvmlFieldValue_t * len(questions))()
+        values[0].nvmlReturn = real.NVML_ERROR_NOT_SUPPORTED
+        return values
+
+    FakeNvml(h200(nvmlDeviceGetFieldValues=refused)).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert card.nvlinks[0].speed_mbps is None
+    assert card.unread["nvlinks[0].speed"] == "Not Supported"
+
+
+def test_fabric_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(
+        h200(0, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_IN_PROGRESS)),
+        h200(1, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_COMPLETED, status=999)),
+        h200(2, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_COMPLETED, health_mask=0b10_01_01)),
+        h200(3, nvmlDeviceGetGpuFabricInfoV=fabric(17)),
+    ).install(monkeypatch)
+    one, two, three, four = (card.fabric for card in gpu.read().gpus)
+    assert one is not None
+    assert one.state == "in progress"
+    assert two is not None
+    assert two.status == 999
+    assert three is not None
+    assert three.problems == ("degraded bandwidth", "route recovery")
+    assert four is None
+    assert "17" in gpu.read().gpus[3].unread["fabric"]
+
+
+def test_processes_that_draw_are_graphics(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, graphics = processes((300, 2**30), (200, None)), processes((200, None), (100, 5))
+    FakeNvml(
+        h200(nvmlDeviceGetComputeRunningProcesses_v3=compute, nvmlDeviceGetGraphicsRunningProcesses_v3=graphics)
+    ).install(monkeypatch)
+    assert gpu.read().gpus[0].processes == (
+        GpuProcess(pid=100, kind="graphics", memory=5),
+        GpuProcess(pid=200, kind="graphics", memory=None),
+        GpuProcess(pid=300, kind="compute", memory=2**30),
+    )
+
+
+def test_a_process_list_that_is_refused_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(nvmlDeviceGetComputeRunningProcesses_v3=refusal("NoPermission"))).install(monkeypatch)
+    card = gpu.read().gpus[0]
+    assert card.processes is None
+    assert card.unread["processes"] == "Insufficient Permissions"
+
+
+def test_a_shutdown_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise refusal("GpuIsLost")
+
+    fake = FakeNvml(h200()).install(monkeypatch)
+    monkeypatch.setattr(fake, "nvmlShutdown", fail, raising=False)
+    assert len(gpu.read().gpus) == 1
+
+
+def test_pci_addresses_are_written_as_sys_does() -> None:
+    assert pci_address("00000000:1B:00.0") == "0000:1b:00.0"
+    assert pci_address("00010000:C1:00.0") == "10000:c1:00.0"

@@ -1,0 +1,172 @@
+"""The properties of Slurm's records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seatrial.discover.slurm_facts import UNKNOWN, Gres, Job, Node, Partition, Settings
+
+TUPLES = (
+    "select_type_parameters",
+    "task_plugin",
+    "gres_types",
+    "job_acct_gather_params",
+    "propagate_resource_limits",
+    "propagate_resource_limits_except",
+)
+
+
+def settings(**given: Any) -> Settings:
+    empty: dict[str, Any] = {name: () if name in TUPLES else None for name in Settings.model_fields}
+    return Settings.model_validate(empty | given)
+
+
+def node(state: str = "IDLE", *flags: str, **more: Any) -> Node:
+    return Node(
+        name="n0",
+        state=state,
+        flags=flags,
+        reason=more.pop("reason", ""),
+        cpus=8,
+        memory_bytes=2**30,
+        gres=more.pop("gres", ()),
+        gres_used=None,
+        partitions=("gpu",),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("storage", "kept"),
+    [("accounting_storage/slurmdbd", True), ("accounting_storage/none", False), ("none", False), (None, False)],
+)
+def test_jobs_are_accounted_unless_the_storage_is_none(storage: str | None, kept: bool) -> None:
+    assert settings(accounting_storage_type=storage).accounting is kept
+
+
+@pytest.mark.parametrize(
+    ("parameters", "cpus", "memory"),
+    [
+        (("CR_Core",), True, False),
+        (("CR_CPU_Memory",), True, True),
+        (("CR_Socket_Memory", "CR_ONE_TASK_PER_CORE"), True, True),
+        (("CR_Memory",), False, True),
+        (("CR_ONE_TASK_PER_CORE",), False, False),
+        ((), False, False),
+    ],
+)
+def test_what_is_handed_out_to_jobs(parameters: tuple[str, ...], cpus: bool, memory: bool) -> None:
+    found = settings(select_type_parameters=parameters)
+    assert (found.consumes_cpus, found.consumes_memory) == (cpus, memory)
+
+
+def test_only_select_linear_gives_whole_nodes() -> None:
+    assert settings(select_type="select/linear").whole_nodes
+    assert not settings(select_type="select/cons_tres").whole_nodes
+
+
+def test_cgroups_confine_only_what_cgroup_conf_constrains() -> None:
+    constrained = {"constrain_cores": "yes", "constrain_devices": "yes", "constrain_ram_space": "yes"}
+    memory = {"select_type_parameters": ("CR_Core_Memory",)}
+    every = settings(task_plugin=("task/cgroup",), **constrained, **memory)
+    assert (every.confines_cpus, every.confines_devices, every.confines_memory) == (True, True, True)
+    unused = settings(task_plugin=("task/none",), **constrained, **memory)
+    assert (unused.confines_cpus, unused.confines_devices, unused.confines_memory) == (False, False, False)
+    default = settings(task_plugin=("task/cgroup",), constrain_devices="no", **memory)
+    assert (default.confines_cpus, default.confines_devices, default.confines_memory) == (False, False, False)
+
+
+def test_memory_that_is_not_handed_out_is_not_confined() -> None:
+    assert not settings(task_plugin=("task/cgroup",), constrain_ram_space="yes").confines_memory
+
+
+def test_task_affinity_binds_and_confines_cpus_without_cgroups() -> None:
+    found = settings(task_plugin=("task/affinity",))
+    assert (found.binds_tasks, found.confines_cpus, found.confines_devices) == (True, True, False)
+    assert not settings(task_plugin=("task/cgroup",)).binds_tasks
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "up", "held_back", "usable"),
+    [
+        ("IDLE", (), True, False, True),
+        ("MIXED", ("POWERED_DOWN",), True, False, True),  # Slurm wakes it
+        ("IDLE", ("DRAIN",), True, True, False),
+        ("IDLE", ("REBOOT_REQUESTED",), True, True, False),
+        ("DOWN", (), False, False, False),
+        ("IDLE", ("NOT_RESPONDING",), False, False, False),
+        ("DOWN", ("DRAIN", "INVALID_REG"), False, True, False),
+        (UNKNOWN, (), False, False, False),
+    ],
+)
+def test_whether_a_node_takes_jobs(state: str, flags: tuple[str, ...], up: bool, held_back: bool, usable: bool) -> None:
+    found = node(state, *flags)
+    assert (found.up, found.held_back, found.usable) == (up, held_back, usable)
+
+
+@pytest.mark.parametrize(
+    ("flags", "holder", "wanted", "kept"),
+    [
+        ((), "", None, False),
+        ((), "", "mine", False),
+        (("RESERVED",), "mine", None, True),
+        (("RESERVED",), "mine", "mine", False),
+        (("RESERVED",), "other", "mine", True),
+        (("MAINT",), "", "mine", False),  # this Slurm does not name the reservation
+        (("MAINT",), "", None, True),
+    ],
+)
+def test_a_reserved_node_takes_only_jobs_of_its_reservation(
+    flags: tuple[str, ...], holder: str, wanted: str | None, kept: bool
+) -> None:
+    assert node("IDLE", *flags, reservation=holder).kept_from(wanted) is kept
+
+
+def test_gpus_of_all_kinds_are_counted_and_nothing_else() -> None:
+    gres = (
+        Gres(name="gpu", kind="h100", count=4),
+        Gres(name="gpu", kind=None, count=2),
+        Gres(name="nic", kind="", count=8),
+    )
+    assert node(gres=gres).gpus == 6
+    assert node().gpus == 0
+
+
+def test_a_node_is_written_with_its_flags_and_reason() -> None:
+    assert str(node("IDLE", "DRAIN", reason="fan broken")) == "IDLE+DRAIN: fan broken"
+    assert str(node()) == "IDLE"
+
+
+@pytest.mark.parametrize(("state", "up"), [("UP", True), ("DOWN", False), ("DRAIN", False), ("INACTIVE", False)])
+def test_a_partition_is_up_only_in_that_state(state: str, up: bool) -> None:
+    found = Partition(
+        name="gpu", state=state, nodes="n[0-3]", total_nodes=4, default=True, max_time_s=None, default_time_s=None
+    )
+    assert found.up is up
+
+
+@pytest.mark.parametrize(
+    ("state", "known", "pending", "ended"),
+    [
+        ("PENDING", True, True, False),
+        ("CONFIGURING", True, True, False),
+        ("RUNNING", True, False, False),
+        ("COMPLETING", True, False, False),  # something is left on its nodes
+        ("COMPLETED", True, False, True),
+        ("NODE_FAIL", True, False, True),
+        ("TIMEOUT", True, False, True),
+        (UNKNOWN, False, False, False),
+    ],
+)
+def test_the_states_of_a_job(state: str, known: bool, pending: bool, ended: bool) -> None:
+    job = Job(id="7", state=state)
+    assert (job.known, job.pending, job.ended) == (known, pending, ended)
+
+
+def test_a_job_is_written_with_reason_code_and_signal() -> None:
+    assert str(Job(id="7", state="FAILED", reason="NonZeroExitCode", exit_code=7, signal=0)) == (
+        "FAILED (NonZeroExitCode), exit code 7"
+    )
+    assert str(Job(id="7", state="FAILED", exit_code=0, signal=9)).endswith(", signal 9")

@@ -1,0 +1,53 @@
+"""Every launcher is one by the protocol."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from pydantic import ValidationError
+
+from seatrial.launch.base import Launcher, Rendered, Running, Waiting, Whereabouts
+from seatrial.launch.local import LocalJob, LocalLauncher
+from seatrial.launch.slurm import SlurmLauncher
+from seatrial.launch.slurm_job import SlurmJob
+from seatrial.launch.torchrun import TorchrunLauncher
+
+
+def methods(protocol: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(f) for name, f in vars(protocol).items() if name[0] != "_" and inspect.isfunction(f)
+    }
+
+
+@pytest.mark.parametrize("launcher", [LocalLauncher, SlurmLauncher, TorchrunLauncher])
+def test_a_launcher_has_a_name_and_every_method(launcher: type) -> None:
+    assert set(methods(Launcher)) == {"available", "render", "start"}
+    assert isinstance(vars(launcher)["name"], str)
+    for name, signature in methods(Launcher).items():
+        assert list(inspect.signature(getattr(launcher, name)).parameters) == list(signature.parameters), name
+
+
+@pytest.mark.parametrize("job", [LocalJob, SlurmJob])
+def test_a_started_job_has_every_method(job: type) -> None:
+    assert set(methods(Running)) == {"whereabouts", "waiting", "poll", "exit_reason", "cancel"}
+    for name, signature in methods(Running).items():
+        assert list(inspect.signature(getattr(job, name)).parameters) == list(signature.parameters), name
+
+
+def test_names_of_launchers_differ() -> None:
+    assert len({LocalLauncher.name, SlurmLauncher.name, TorchrunLauncher.name}) == 3
+
+
+def test_without_a_scheduler_a_job_has_no_id_and_no_nodes() -> None:
+    assert (Whereabouts().id, Whereabouts().nodes) == ("", "")
+
+
+def test_a_rendered_job_is_not_changed_and_has_nothing_else() -> None:
+    rendered = Rendered(argv=("sh",), env={}, text="sh")
+    with pytest.raises(ValidationError):
+        rendered.text = "rm"  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        Rendered.model_validate({"argv": ("sh",), "env": {}, "text": "sh", "shell": True})
+    with pytest.raises(ValidationError):
+        Waiting.model_validate({"reason": "Resources"})

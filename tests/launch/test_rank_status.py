@@ -1,0 +1,152 @@
+"""The state of a rank, by its journal and its heartbeat."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.launch.rank_status import Rank, ranks_in
+from seatrial.worker import ENDING
+from tests.launch.scripted import ALONE, TOGETHER, job
+
+
+class Written:
+    """Rank 1 of a job of two checks, and the files that it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rank: Rank = ranks_in(folder, job(ALONE, TOGETHER))[1]
+
+    def raw(self, line: bytes) -> None:
+        with (self.folder / "rank1.jsonl").open("ab") as journal:
+            journal.write(line + b"\n")
+
+    def write(self, **record: Any) -> None:
+        self.raw(json.dumps(record).encode())
+
+    def start(self, check: str) -> None:
+        self.write(start=check, subject="n0/gpu1", time=1.0)
+
+    def measured(self, check: str, rank: int = 1, error: str | None = None) -> None:
+        self.write(measurement={"check": check, "subject": "n0/gpu1", "rank": rank, "error": error})
+
+    def pulse(self, doing: str, note: str = "") -> None:
+        sign = {"pid": 4711, "node": "n0", "doing": doing, "note": note, "time": 1.0}
+        (self.folder / "rank1.alive").write_text(json.dumps(sign))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path)
+
+
+def test_there_is_a_rank_for_every_process_of_the_job(tmp_path: Path) -> None:
+    two = job(ALONE).model_copy(update={"nodes": 2, "ranks_per_node": 3})
+    assert [rank.number for rank in ranks_in(tmp_path, two)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_rank_that_has_written_nothing_was_not_seen(written: Written) -> None:
+    rank = written.rank
+    assert rank.read() == []
+    assert (rank.seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
+    assert (rank.at_work, rank.failed, rank.leaving) == (True, False, False)
+    assert rank.name == "rank 1"
+
+
+def test_a_rank_goes_from_one_check_to_the_next_to_its_end(written: Written) -> None:
+    rank = written.rank
+    written.start(ALONE)
+    assert rank.read() == []
+    assert (rank.current, rank.subject, rank.seen is not None) == (ALONE, "n0/gpu1", True)
+    written.measured(ALONE)
+    assert [one.check for one in rank.read()] == [ALONE]
+    assert rank.current is None
+    assert rank.read() == [], "a measurement is returned once"
+    written.start(TOGETHER)
+    written.measured(TOGETHER)
+    written.write(done=2.0)
+    assert [one.check for one in rank.read()] == [TOGETHER]
+    assert (rank.done, rank.at_work, rank.damage) == (True, False, "")
+
+
+def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
+    written.pulse("starting")
+    written.rank.read()
+    assert written.rank.name == "rank 1 (n0, pid 4711)"
+    written.start(ALONE)
+    written.rank.read()
+    assert written.rank.name == "rank 1 (n0/gpu1, pid 4711)"
+
+
+def test_an_error_before_the_end_means_that_the_rank_leaves(written: Written) -> None:
+    written.start(ALONE)
+    written.measured(ALONE, error="CUDA error")
+    written.rank.read()
+    assert (written.rank.failed, written.rank.leaving) == (True, True)
+    written.start(TOGETHER)
+    written.rank.read()
+    assert (written.rank.failed, written.rank.leaving) == (True, False), "it went on"
+
+
+def test_the_end_on_sigterm_is_read_from_the_heartbeat(written: Written) -> None:
+    written.start(ALONE)
+    written.pulse(ENDING)
+    written.rank.read()
+    assert (written.rank.ending, written.rank.at_work) == (True, False)
+
+
+def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -> None:
+    written.start(ALONE)
+    written.pulse(ALONE, "step 3 of 4")
+    written.rank.read()
+    assert written.rank.last_words == f"{ALONE}: step 3 of 4"
+    written.measured(ALONE)
+    written.start(TOGETHER)
+    written.rank.read()
+    assert written.rank.last_words == TOGETHER
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"start": "a.check.of.another.job", "subject": "n0/gpu1"}',
+        b'{"start": "train.cnn"}',
+        b'{"done": "yes"}',
+        b'{"word": 1}',
+        b'{"measurement": {"check": "train.cnn"}}',
+        b'{"measurement": {"check": "nodes.reachable", "subject": "n0", "rank": 1}}',  # was not started
+        b'{"measurement": {"check": "train.cnn", "subject": "n0", "rank": 0}}',  # of another rank
+        b"no JSON",
+    ],
+)
+def test_a_line_that_no_rank_of_this_job_writes_is_damage(line: bytes, written: Written) -> None:
+    written.start(ALONE)
+    written.raw(line)
+    assert written.rank.read() == []
+    assert written.rank.damage
+    assert (written.rank.current, written.rank.done) == (ALONE, False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"pid": "x"}'])
+def test_a_heartbeat_that_cannot_be_read_changes_nothing(text: str, written: Written) -> None:
+    written.pulse(ALONE)
+    written.rank.read()
+    before = written.rank.pulse
+    (written.folder / "rank1.alive").write_text(text)
+    written.rank.read()
+    assert before is not None
+    assert (written.rank.pulse, written.rank.damage) == (before, "")
+
+
+def test_only_a_new_heartbeat_counts_as_seen(written: Written) -> None:
+    written.pulse(ALONE)
+    written.rank.read()
+    written.rank.seen = -1.0
+    written.rank.read()
+    assert written.rank.seen == -1.0
+    written.pulse(ALONE, "step 1")
+    written.rank.read()
+    assert written.rank.seen > 0

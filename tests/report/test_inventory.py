@@ -1,0 +1,100 @@
+"""The plain output of discover, checks and explain."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from seatrial.checks import catalog
+from seatrial.model import Finding
+from seatrial.report.inventory import checks_as_json, print_checks, print_findings, print_inventory
+
+
+def console() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=200), out
+
+
+def inventory(**facts: Any) -> list[str]:
+    target, out = console()
+    print_inventory(facts, target)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_line_for_each_thing_and_its_parts_below_it() -> None:
+    assert inventory(host={"kernel": "6.8", "memory_bytes": 2**30, "numa": {"nodes": 2}}, empty={}) == [
+        "host  kernel 6.8, memory 1GiB",
+        "  numa  nodes 2",
+    ]
+
+
+def test_lists_of_things_get_a_line_each_and_their_inner_lists_a_count() -> None:
+    links = [{"link": 0}, {"link": 1}]
+    lines = inventory(gpu={"gpus": [{"index": 0, "ecc": True, "mig": False, "links": links}, {"index": 1}]})
+    assert lines == ["gpu", "  gpus", "    index 0, ecc yes, mig no, links 2", "    index 1"]
+
+
+def test_what_is_empty_is_left_out_and_zero_is_not() -> None:
+    assert inventory(a={"none": None, "text": "", "list": [], "dict": {}, "zero": 0, "no": False}) == [
+        "a  zero 0, no no"
+    ]
+
+
+def test_what_was_read_does_not_control_the_terminal() -> None:
+    assert inventory(a={"name": "\x1b[31mred [bold]x[/bold]"}) == ["a  name red [bold]x[/bold]"]
+
+
+def test_checks_are_printed_with_their_rules_and_needs() -> None:
+    every = catalog()
+    some = {name: every[name] for name in ("gpu.inventory", "train.sft_smollm")}
+    target, out = console()
+    print_checks(some, target)
+    for check in some.values():
+        assert check.title in out.getvalue()
+        assert all(rule.metric in out.getvalue() for rule in check.rules)
+    assert "FAIL unless >= 1 count where trained is yes" in out.getvalue()
+
+
+def test_a_check_without_rules_keeps_its_title() -> None:
+    name, check = next((name, check) for name, check in catalog().items() if check.rules)
+    target, out = console()
+    print_checks({name: replace(check, rules=())}, target)
+    assert check.title in " ".join(out.getvalue().split())
+    assert not any(rule.metric in out.getvalue() for rule in check.rules)
+
+
+def test_checks_as_json_has_every_field_of_a_check() -> None:
+    check = catalog()["train.sft_smollm"]
+    (entry,) = checks_as_json({check.name: check})
+    assert (entry["name"], entry["scope"], entry["limit_s"]) == (check.name, check.scope, check.limit_s)
+    assert entry["needs"] == {"gpus": check.needs.gpus, "ranks": check.needs.ranks}
+    assert entry["metrics"] == check.metrics
+    assert [rule["metric"] for rule in entry["rules"]] == [rule.metric for rule in check.rules]
+    assert set(entry["options"]["properties"]) == set(check.options.model_fields)
+
+
+def test_findings_are_printed_with_cause_command_and_fix() -> None:
+    finding = Finding(
+        what="lost [GPU]",
+        where="n0",
+        confidence="high",
+        why="Xid 79",
+        first_command="lspci",
+        fix="reseat",
+        source="log:1",
+    )
+    target, out = console()
+    print_findings([finding], 40, target)
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0][:2] == ["lost", "[GPU]"]
+    assert "(log:1; confidence: high)" in out.getvalue()
+    assert lines[1:] == [["why", "Xid", "79"], ["first", "lspci"], ["fix", "reseat"]]
+
+
+def test_no_finding_is_no_all_clear() -> None:
+    target, out = console()
+    print_findings([], 40, target)
+    assert "none of 40 patterns" in out.getvalue()
