@@ -43,22 +43,11 @@ TESTED_ELSEWHERE = {
     "report/progress.py",
     "telemetry/curves.py",
     "train/child.py",
-    "train/clock.py",
     "train/function_calling/child.py",
-    "train/function_calling/generate.py",
-    "train/hf/arguments.py",
-    "train/hf/export.py",
     "train/hf/inference.py",
-    "train/hf/ranks.py",
-    "train/hf/rows.py",
-    "train/hf/tokens.py",
     "train/hf/watch.py",
-    "train/loss.py",
-    "train/metrics.py",
     "train/parallel.py",
-    "train/text.py",
     "train/variants.py",
-    "train/weights.py",
 }
 NAME_NO_CHECK = ("judge", "analysis", "report", "diagnose", "hardware")
 
