@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_no_checkpoints_and_a_floor_of_the_rate(tmp_path: Path) -> None:
 def test_tensorboard_writes_into_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "elsewhere")
     assert made(tmp_path, "tensorboard=true").report_to == ["tensorboard"]
-    assert arguments.os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
+    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_without_a_group_this_process_is_rank_0_of_1() -> None:
 
 
 def test_with_a_group_its_ranks_are_asked(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks.bench, "gather", lambda value: [value, "other"])
+    monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [value, "other"])
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     assert (ranks.rank(), ranks.world_size(), ranks.gather("x")) == (1, 2, ["x", "other"])
