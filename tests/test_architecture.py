@@ -18,9 +18,6 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTED_ELSEWHERE = {
     "analysis/algorithms.py",
     "analysis/collective.py",
-    "bench/algorithms.py",
-    "bench/contrast.py",
-    "bench/subgroups.py",
     "bench/torchcalls.py",
     "checks/faults/training_victim.py",
     "checks/slurm/_probe_jobs.py",
