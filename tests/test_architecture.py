@@ -16,30 +16,16 @@ from tests.paths import ROOT
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 # Modules that only tests of other names exercise. The list gets shorter, never longer.
 TESTED_ELSEWHERE = {
-    "bench/algorithms.py",
-    "bench/contrast.py",
-    "bench/subgroups.py",
     "bench/torchcalls.py",
     "checks/faults/training_victim.py",
     "launch/collect_srun.py",  # test_collect.py
     "model/telemetry.py",
     "train/child.py",
-    "train/clock.py",
     "train/function_calling/child.py",
-    "train/function_calling/generate.py",
-    "train/hf/arguments.py",
-    "train/hf/export.py",
     "train/hf/inference.py",
-    "train/hf/ranks.py",
-    "train/hf/rows.py",
-    "train/hf/tokens.py",
     "train/hf/watch.py",
-    "train/loss.py",
-    "train/metrics.py",
     "train/parallel.py",
-    "train/text.py",
     "train/variants.py",
-    "train/weights.py",
 }
 NAME_NO_CHECK = ("judge", "analysis", "report", "diagnose", "hardware")
 

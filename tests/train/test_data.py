@@ -70,41 +70,6 @@ def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:
     assert blocks.facts.floor is None
 
 
-def test_the_layouts_of_rows(tmp_path: Path) -> None:
-    found = text.read(write(tmp_path / "rows.jsonl", ROWS), None)
-    assert found[1] == "### Instruction:\nName a port.\n\n### Response:\nRotterdam"
-    assert found[2] == "### Instruction:\nTranslate.\n\n### Input:\nahoj\n\n### Response:\nahoy"
-    assert found[3] == "### User:\nWho?\n\n### Assistant:\nMe."
-    assert len(text.read(tmp_path / "rows.jsonl", 2)) == 2
-
-
-def test_a_json_list_says_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps(ROWS[1:3]))
-    assert text.read(path, None) == text.read(write(tmp_path / "rows.jsonl", ROWS[1:3]), None)
-    for broken, words in (
-        ('[{"text": "cut', "is no JSON"),
-        ('{"text": "one"}', "expected a JSON list"),
-        ('["no row"]', "row 1: expected text"),
-        ("[" * 100_000, "is no JSON"),
-    ):
-        path.write_text(broken)
-        with pytest.raises(UsageError, match=words):
-            text.read(path, None)
-
-
-def test_parquet_says_the_same(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(arrow.Table.from_pylist(ROWS[1:3]), tmp_path / "rows.parquet")
-    assert text.read(tmp_path / "rows.parquet", None) == text.read(write(tmp_path / "rows.jsonl", ROWS[1:3]), None)
-    cut = (tmp_path / "rows.parquet").read_bytes()[:-20]
-    (tmp_path / "rows.parquet").write_bytes(cut)
-    with pytest.raises(UsageError, match="no whole parquet file"):
-        text.read(tmp_path / "rows.parquet", None)
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -9,7 +9,8 @@ from seatrial.model import UsageError
 from seatrial.train import architecture, fp8, lora, parallel
 from seatrial.train.decoder import Decoder, Linear
 from tests.train import ranks
-from tests.train.test_decoder import filled, tokens
+from tests.train.decoders import filled
+from tests.train.test_decoder import tokens
 
 
 def drawn(*size: int, spread: float = 1.0) -> torch.Tensor:

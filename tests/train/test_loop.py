@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import checkpoint, loop, metrics, parallel, weights
+from seatrial.train import checkpoint, loop, parallel, weights
 from seatrial.train.train_config import Schedule, TrainConfig
 from tests.train import ranks
 from tests.train.ranks import Failed, config
@@ -238,14 +238,3 @@ def test_the_learning_rate_ends_where_it_should() -> None:
     assert loop.rate(cosine, 1, 10) == 1.0
     assert loop.rate(cosine, 6, 10) == pytest.approx(0.55)
     assert loop.rate(Schedule(peak=2.0, shape="constant"), 9, 10) == 2.0
-
-
-def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
-    assert metrics.peak_tflops("NVIDIA H200") == 989.5
-    assert metrics.peak_tflops("NVIDIA H2000") is None
-
-
-def test_the_slowest_rank_is_named_by_its_own_pace() -> None:
-    said = [{"rank": rank, "host": f"n{rank // 2}", "forward_p50_s": 1.0 + (rank == 2)} for rank in range(4)]
-    assert metrics.slowest(said) == {"rank": 2, "host": "n1", "times_median": 2.0}
-    assert metrics.slowest([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # stack hf does not time it

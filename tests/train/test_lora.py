@@ -10,8 +10,9 @@ from seatrial.train import architecture, loop, lora, parallel, weights
 from seatrial.train.decoder import Decoder, count, dropout
 from seatrial.train.train_config import ALL_LINEAR
 from tests.train import ranks
+from tests.train.decoders import CPU
 from tests.train.ranks import config
-from tests.train.test_decoder import CPU, published, tokens
+from tests.train.test_decoder import published, tokens
 
 SHAPE = architecture.find("qwen2-tiny")
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling import generate
 from seatrial.train.function_calling.glaive import REASONS, Rejected, convert
 
 # As rows of the dataset are: pretty-printed objects one after the other, three line ends between turns.
@@ -191,13 +190,3 @@ def test_a_schema_is_never_fetched_from_elsewhere(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Rejected) as caught:
         convert({"system": system, "chat": chat("USER: a", f"ASSISTANT: {text}")})
     assert caught.value.reason == "arguments_do_not_fit"
-
-
-def test_generated_rows_are_all_usable_and_repeatable() -> None:
-    rows = list(generate.rows(200, seed=3))
-    found = [convert(row) for row in rows]
-    assert rows == list(generate.rows(200, seed=3))
-    assert rows != list(generate.rows(200, seed=4))
-    calls = [len(message.get("tool_calls", [])) for one in found for message in one.messages]
-    assert {1, 2} <= set(calls)
-    assert any(not one.tools for one in found)

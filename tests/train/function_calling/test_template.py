@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from seatrial.model import UsageError
 from seatrial.train.function_calling import generate, template
 from seatrial.train.function_calling.glaive import convert
 from seatrial.train.hf import tokens
@@ -55,10 +54,3 @@ def test_an_end_of_turn_outside_the_mask_is_refused(tokenizer: Any) -> None:
     assert whole.count(end) == 1
     tokenizer.chat_template = whole.replace(end, "{%- endgeneration -%}\n{{- '<|im_end|>' -}}")
     assert template.lost(tokenizer) == ["the end of a turn, in the mask"]
-
-
-def test_a_vocabulary_that_holds_no_text_and_a_tokenizer_that_does_not_fit(tokenizer: Any) -> None:
-    with pytest.raises(UsageError, match="take 259 tokens"):
-        tokens.train(["a"], 258)
-    with pytest.raises(UsageError, match="the model takes 300 tokens"):
-        tokens.prepare(tokenizer, 300, chat=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.model import UsageError
-from seatrial.train.hf import models, tokens
+from seatrial.train.hf import models
 from tests.train.hf import runs
 
 CPU = torch.device("cpu")
@@ -50,9 +50,3 @@ def test_memory_that_does_not_suffice_is_not_the_configs(weights: Path, monkeypa
     monkeypatch.setattr(models._auto, "from_pretrained", full)
     with pytest.raises(torch.OutOfMemoryError):
         build(weights)
-
-
-def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text('{"x"')
-    with pytest.raises(UsageError, match=rf"cannot read the tokenizer {tmp_path}/tokenizer.json: EOF"):
-        tokens.load(str(tmp_path / "tokenizer.json"))

@@ -1,0 +1,18 @@
+"""Tiny decoders with weights."""
+
+from __future__ import annotations
+
+import torch
+
+from seatrial.train import architecture, weights
+from seatrial.train.decoder import Decoder
+
+CPU = torch.device("cpu")
+
+
+def filled(name: str, seed: int = 0, dtype: torch.dtype = torch.float) -> Decoder:
+    shape = architecture.find(name)
+    model = weights.build(shape, dtype, torch.float)
+    model.to_empty(device="cpu")
+    weights.fill(model, weights.random(seed, shape.initializer_range), CPU)
+    return model

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from seatrial.train.function_calling import generate
+from seatrial.train.function_calling.glaive import convert
+
+
+def test_generated_rows_are_all_usable_and_repeatable() -> None:
+    rows = list(generate.rows(200, seed=3))
+    found = [convert(row) for row in rows]
+    assert rows == list(generate.rows(200, seed=3))
+    assert rows != list(generate.rows(200, seed=4))
+    calls = [len(message.get("tool_calls", [])) for one in found for message in one.messages]
+    assert {1, 2} <= set(calls)
+    assert any(not one.tools for one in found)
+
+
+def test_rows_are_the_same_whatever_their_number() -> None:
+    assert list(generate.rows(7, seed=3)) == list(generate.rows(20, seed=3))[:7]
+
+
+def test_five_kinds_of_rows_come_in_turn() -> None:
+    conversations = [convert(row) for row in generate.rows(50, seed=1)]
+    for number, conversation in enumerate(conversations):
+        calls = [len(message["tool_calls"]) for message in conversation.messages if message.get("tool_calls")]
+        assert calls == [[1], [2], [], [], [1]][number % 5]
+        assert bool(conversation.tools) == (number % 5 != 3)
+        assert conversation.messages[-1]["role"] == "assistant"
+    assert {conversation.messages[-1]["content"] for conversation in conversations[4::5]} == {"You are welcome."}
+
+
+def test_the_functions_that_are_called_are_among_those_that_are_listed_with_others() -> None:
+    for row in list(generate.rows(50, seed=2))[::5]:
+        conversation = convert(row)
+        listed = [tool["function"]["name"] for tool in conversation.tools]
+        (call,) = (call for message in conversation.messages for call in message.get("tool_calls", []))
+        assert call["function"]["name"] in listed
+        assert 2 <= len(set(listed)) == len(listed) <= 1 + generate.MOST_OTHERS
+
+
+def test_values_with_apostrophes_and_accents_come_back_as_they_were_drawn() -> None:
+    """The layout quotes arguments by apostrophes, so that one within a value is escaped."""
+    arguments = [
+        json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        for row in generate.rows(400, seed=0)
+        for message in convert(row).messages
+        for call in message.get("tool_calls", [])
+    ]
+    assert any("Conan O'Brien" in text for text in arguments)
+    assert any("São Paulo" in text for text in arguments)
+    assert not any("\\'" in text for text in arguments)
+
+
+@pytest.mark.parametrize("function", generate.functions(), ids=lambda function: str(function["name"]))
+def test_each_function_has_kinds_that_are_known_and_asks_for_all_its_parameters(function: dict[str, Any]) -> None:
+    assert set(function["parameters"].values()) <= set(generate._KINDS)
+    assert function["response"] in generate._RESPONSES
+    for name in function["parameters"]:
+        assert f"{{{name}}}" in function["ask"]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train.disk import NoRoom
+from seatrial.train.hf import ranks
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_without_a_group_this_process_is_rank_0_of_1() -> None:
+    assert (ranks.rank(), ranks.world_size(), ranks.gather("x")) == (0, 1, ["x"])
+
+
+def test_with_a_group_its_ranks_are_asked(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [value, "other"])
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert (ranks.rank(), ranks.world_size(), ranks.gather("x")) == (1, 2, ["x", "other"])
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_work_is_done_once_on_rank_0(grouped: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if grouped:
+        request.getfixturevalue("group")
+    done: list[int] = []
+    ranks.once(lambda: done.append(1), tmp_path)
+    assert done == [1]
+
+
+def test_another_rank_does_not_work_and_raises_the_error_of_rank_0(
+    group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broadcast(errors: list[SeatrialError | None]) -> None:
+        errors[0] = answer
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    answer: SeatrialError | None = None
+    ranks.once(lambda: pytest.fail("worked"), tmp_path)
+    answer = UsageError("no such weights")
+    with pytest.raises(UsageError, match="no such weights"):
+        ranks.once(lambda: pytest.fail("worked"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (UsageError("no such weights"), UsageError, "^no such weights$"),
+        (ValueError("odd"), SeatrialError, "^rank 0 failed in what it does for all: ValueError: odd$"),
+        (
+            PermissionError(errno.EACCES, "denied", "/f"),
+            SeatrialError,
+            r"^rank 0 failed .* all: \[Errno 13\] denied: '/f'",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), NoRoom, "^rank 0 failed in what it does for all: "),
+    ],
+)
+def test_a_failure_of_rank_0_is_named(
+    error: Exception, kind: type[SeatrialError], message: str, group: None, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(kind, match=message) as caught:
+        ranks.once(fail, tmp_path)
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is (None if isinstance(error, SeatrialError) else error)

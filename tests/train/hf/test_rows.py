@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from seatrial.train.hf import rows
+
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+def test_the_same_seed_generates_the_same_rows_whatever_their_number() -> None:
+    few, many, other = (list(rows.generate("alpaca", count, seed)) for count, seed in ((8, 0), (20, 0), (20, 1)))
+    assert few == many[:8]
+    assert many != other
+
+
+def test_generated_answers_follow_from_their_instructions() -> None:
+    generated = rows.generate("alpaca", 400, seed=5)
+    for reverse, add, count, letter in zip(*[generated] * 4, strict=True):
+        assert reverse["output"].split() == reverse["input"].split()[::-1]
+        first, second = (int(part) for part in add["instruction"].rstrip("?").split() if part.isdigit())
+        assert add["output"] == f"{first} plus {second} is {first + second}."
+        _, word, times, _ = count["instruction"].split()
+        assert count["output"].split() == [word] * int(times)
+        assert letter["output"] == f"{letter['input']} begins with {letter['input'][0]}."
+
+
+def test_both_layouts_hold_the_same_tasks_and_are_read_back() -> None:
+    for chat, plain in zip(rows.generate("no_robots", 12, 0), rows.generate("alpaca", 12, 0), strict=True):
+        prompt = "\n\n".join(part for part in (plain["instruction"], plain["input"]) if part)
+        assert chat["prompt"] == prompt
+        assert rows.conversation(chat).messages == [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": plain["output"]},
+        ]
+        assert rows.prompt_and_output(plain)[1] == plain["output"]
+
+
+def test_a_layout_that_is_unknown_is_an_error() -> None:
+    with pytest.raises(KeyError, match="glaive"):
+        next(islice(rows.generate("glaive", 1, 0), 1))
+
+
+@pytest.mark.parametrize("messages", [[USER, ASSISTANT], [SYSTEM, USER, ASSISTANT], [USER, ASSISTANT] * 2])
+def test_turns_that_alternate_are_a_conversation_without_tools(messages: list[dict[str, str]]) -> None:
+    found = rows.conversation({"messages": [turn | {"id": 7} for turn in messages]})
+    assert (found.messages, found.tools) == (messages, [])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, "no JSON object in UTF-8"),
+        ({"prompt": "Hi"}, "no messages"),
+        ({"messages": "Hi"}, "no messages"),
+        ({"messages": ["Hi", "Hello"]}, "no messages"),
+        ({"messages": []}, "turns out of order"),
+        ({"messages": [SYSTEM]}, "turns out of order"),
+        ({"messages": [USER]}, "turns out of order"),
+        ({"messages": [ASSISTANT, USER]}, "turns out of order"),
+        ({"messages": [USER, ASSISTANT, SYSTEM, USER, ASSISTANT]}, "turns out of order"),
+        ({"messages": [USER, ASSISTANT | {"content": " \n"}]}, "an empty turn"),
+        ({"messages": [USER | {"content": None}, ASSISTANT]}, "an empty turn"),
+    ],
+)
+def test_a_row_that_is_no_conversation_says_why(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        rows.conversation(row)
+
+
+def test_a_prompt_has_an_input_only_where_there_is_one() -> None:
+    row = {"instruction": "Add", "input": "1 1", "output": "2"}
+    assert rows.prompt_and_output(row) == ("### Instruction:\nAdd\n\n### Input:\n1 1\n\n### Response:\n", "2")
+    for nothing in ("", None):
+        assert rows.prompt_and_output(row | {"input": nothing}) == ("### Instruction:\nAdd\n\n### Response:\n", "2")
+
+
+@pytest.mark.parametrize("change", [{"instruction": ""}, {"output": ""}, {"output": 2}, {"input": 3}])
+def test_a_row_without_instruction_or_output_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no instruction, input and output"):
+        rows.prompt_and_output({"instruction": "Add", "input": "1 1", "output": "2"} | change)
+    with pytest.raises(ValueError, match="no JSON object"):
+        rows.prompt_and_output({})
