@@ -21,8 +21,9 @@ trial: $(SETUP)
 cluster-trial: $(SETUP)
 	$(BIN)/python -m tests.rig --nodes 4 -- $(BIN)/seatrial run --launcher slurm --nodes 4
 
+# three workers on two cores: a third of the time these tests wait for processes
 test: lint
-	$(PYTEST) -m "not cluster and not training"
+	$(PYTEST) -n 3 -m "not cluster and not training"
 
 test-cluster: $(SETUP)
 	$(PYTEST) -m cluster
