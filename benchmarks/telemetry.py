@@ -91,7 +91,7 @@ def sampled(folder: Path, shares: list[float]) -> Iterator[None]:
 
 
 def _rows(samples: Path) -> list[list[float]]:
-    """Time and seconds of CPU lead each row (discover/sampler.py); its last line may not be whole yet."""
+    """Time and seconds of CPU lead each row (telemetry/sampler.py); its last line may not be whole yet."""
     lines = samples.read_text(encoding="utf-8").split("\n")[:-1] if samples.exists() else []
     return [row for row in map(json.loads, lines) if isinstance(row, list)]
 

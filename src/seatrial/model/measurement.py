@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from seatrial.model.base import Frozen
 
 CLUSTER = "cluster"
-ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see discover/window.py
+ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see telemetry/error_window.py
 WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
 LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
 EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both

@@ -1,4 +1,4 @@
-"""One rank of a training that a check has started: ``python -m seatrial.train.child TASK`` (see anew.ask_anew).
+"""One rank of a training that a check has started: ``python -m seatrial.train.child TASK`` (see fresh_ranks.ask_anew).
 
 What it trains is what ``seatrial train`` does. A process that is a group by itself is alone, as one without torchrun
 is: it sees one GPU, and no ranks.

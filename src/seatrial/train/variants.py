@@ -66,7 +66,7 @@ def perform(
     groups: Sequence[Sequence[int]] | None = None,
     killed: int | None = None,
 ) -> list[str]:
-    """Carry out ``acts`` one after the other beside the ranks (see anew.ask_anew): the error of each, "" without one.
+    """Carry out ``acts`` one after the other beside the ranks: the error of each, "" without one.
 
     The same on all ranks, which call this together; names of the start's files begin with ``out``. ``killed``: the rank
     whose fault it is to end all by; then there is no answer. Raises SeatrialError where it went otherwise.

@@ -54,7 +54,7 @@ METRICS = {
     "jobs_left.*": "count",
     "processes_left.*": "count",
 }
-# What must be told of each fault, in the words of launch/blame.py.
+# What must be told of each fault, in the words of launch/root_cause.py.
 _CAUSES: dict[Fault, str] = {"error": training_victim.RAISED, "kill": "SIGKILL", "stop": "no sign of life"}
 # What our launcher set for this check, and not for the runs that it starts. GLOO_SOCKET_IFNAME, where it is "lo", too.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
