@@ -171,19 +171,19 @@ def work(out: Path, buffers: str) -> None:
     device = f"cuda:{os.environ['LOCAL_RANK']}"
     group.open_group(device, timeout_s=300)
     described, found = collectives.describe_group(), {}
-    described["called"] = collectives.describe_calls(device)
+    described["called"] = collectives.describe_api(device)
     for name in PROGRAMS:
         for size in sorted(LARGE, reverse=True):  # as the checks do: the smaller are cut from the largest's memory
-            result = collectives.measure(OPERATIONS[name], size, "float32", device, 2.0, buffers=buffers)
-            found[f"parity {name} {size}"] = _ours(result, OPERATIONS[name].factor)
+            result = collectives.measure_back_to_back(OPERATIONS[name], size, "float32", device, 2.0, buffers=buffers)
+            found[f"parity {name} {size}"] = _ours(result, OPERATIONS[name].busbw_factor)
     for size in SMALL:
-        result = collectives.measure_replayed(OPERATIONS["all_reduce"], size, "float32", device, 2.0, buffers=buffers)
-        found[f"device all_reduce {size}"] = _ours(result, OPERATIONS["all_reduce"].factor)
+        result = collectives.measure_cuda_graph(OPERATIONS["all_reduce"], size, "float32", device, 2.0, buffers=buffers)
+        found[f"device all_reduce {size}"] = _ours(result, OPERATIONS["all_reduce"].busbw_factor)
     if os.environ["RANK"] == "0":
         figures = {name: asdict(figure) for name, figure in found.items()}
         out.write_text(json.dumps({"group": described, "figures": figures}))
     group.close_group()
-    group.end_process()
+    group.exit_without_teardown()
 
 
 def _ours(result: Any, factor: Any) -> Figure:

@@ -22,12 +22,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from seatrial.analysis import read
+from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge
-from seatrial.judge.decision import decide, recorded_only
+from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.pipeline.run_directory import load_trial
 
@@ -68,25 +68,25 @@ def _spread(check: Check, measured: list[Measurement], job: Job | None) -> Itera
         return
     leader, *others = sorted(measured, key=lambda one: one.rank or 0)
     nodes = [f"node{number:04}" for number in range(job.nodes)]
-    for rank in range(job.places):
+    for rank in range(job.process_count):
         node, local = nodes[rank // job.ranks_per_node], rank % job.ranks_per_node
         template = leader if local == 0 or not others else others[rank % len(others)]
         subject = f"{node}/gpu{local}" if job.placement == "ranks" else node
-        own = [metric for metric in template.metrics if check.by_node or rank == 0 or metric.subject != CLUSTER]
+        own = [metric for metric in template.metrics if check.per_node or rank == 0 or metric.subject != CLUSTER]
         times = Counter(metric.name for metric in own if metric.subject != CLUSTER)
         of_all = {name for name, count in times.items() if count > 1 and job.placement == "ranks"}
         metrics = tuple(_moved(one, check, node, subject, template.subject) for one in own if one.name not in of_all)
-        for_node = check.by_node or check.scope is not Scope.CLUSTER
+        for_node = check.per_node or check.scope is not Scope.CLUSTER
         told_of = [node] if for_node else nodes if rank == 0 else []
         for name in sorted(of_all):
             some = [one for one in own if one.name == name]
             metrics += tuple(new for one in told_of for new in _everywhere(some, one, job.ranks_per_node, check))
-        of_nodes = [one for one in metrics if check.per.get(one.name) == "node" and len(nodes) > 1]
+        of_nodes = [one for one in metrics if check.required_per.get(one.name) == "node" and len(nodes) > 1]
         metrics = tuple(one for one in metrics if one not in of_nodes)
         metrics += tuple(replace(one, subject=each) for one in of_nodes for each in nodes)
         facts = template.facts
         if facts.get("world_size") == len(measured) > 1:
-            facts = {**facts, "world_size": job.places, "nodes": job.nodes}
+            facts = {**facts, "world_size": job.process_count, "nodes": job.nodes}
         series = () if rank else template.series
         changed = {"rank": rank, "subject": subject, "metrics": metrics, "facts": facts, "series": series}
         yield template.model_copy(update=changed)
@@ -97,7 +97,7 @@ def _moved(metric: Metric, check: Check, node: str, subject: str, old: str) -> M
 
     But for a check that judges each node by itself, which told of the cluster in older records.
     """
-    if metric.subject == CLUSTER and not check.by_node:
+    if metric.subject == CLUSTER and not check.per_node:
         return metric
     moved = subject if metric.subject == old else f"{node}/{metric.subject.partition('/')[2]}".rstrip("/")
     return Metric(name=metric.name, value=metric.value, unit=metric.unit, subject=moved, samples=metric.samples)
@@ -105,7 +105,9 @@ def _moved(metric: Metric, check: Check, node: str, subject: str, old: str) -> M
 
 def _everywhere(own: list[Metric], node: str, gpus: int, check: Check) -> Iterator[Metric]:
     """What one process told of each GPU of a node, or of its pairs, told of as many as there are now."""
-    ordered = any(kind == "ordered pair" and fnmatchcase(own[0].name, name) for name, kind in check.per.items())
+    ordered = any(
+        kind == "ordered pair" and fnmatchcase(own[0].name, name) for name, kind in check.required_per.items()
+    )
     twos = itertools.permutations if ordered else itertools.combinations
     pairs = [f"gpu{a}->gpu{b}" for a, b in twos(range(gpus), 2)]
     places = pairs if "->" in own[0].subject else [f"gpu{index}" for index in range(gpus)]
@@ -131,11 +133,11 @@ def main() -> int:
     config, jobs, measurements = enlarged(trial, options.nodes, options.gpus)
     metrics = sum(len(one.metrics) for one in measurements)
     began, worked = time.perf_counter(), time.process_time()
-    verdicts = judge(config, jobs, measurements, catalog(), trial.left_out)
-    insights = read(config, measurements, catalog())
+    verdicts = judge(config, jobs, measurements, catalog(), trial.excluded_checks)
+    insights = trial_insights(config, measurements, catalog())
     required = {name: check.required for name, check in config.checks.items()}
-    recorded = recorded_only(catalog(), measurements, verdicts)
-    decision = decide(required, verdicts, trial.left_out, "a benchmark", recorded_only=recorded)
+    recorded = metrics_without_threshold(catalog(), measurements, verdicts)
+    decision = decide(required, verdicts, trial.excluded_checks, "a benchmark", metrics_without_threshold=recorded)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
     print(f"{options.nodes} nodes × {options.gpus} GPUs: {len(measurements):,} measurements, {metrics:,} metrics")

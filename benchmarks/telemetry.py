@@ -107,21 +107,30 @@ def instruments(device: str, window_s: float) -> Callable[[], Figures]:
 
     sizes = GPU_SIZES if device != "cpu" else CPU_SIZES
     all_reduce, ranks = OPERATIONS["all_reduce"], dist.get_world_size()
-    world = ddp.all_ranks(device)
-    settings = train_config.load("ddp" if device != "cpu" else ddp.SMALL, [f"data.samples={4 * ranks}"])
-    trainer = ddp.trainer(settings, world)
+    world = ddp.current_world(device)
+    settings = train_config.load("ddp" if device != "cpu" else ddp.SMALL_CONFIG, [f"data.samples={4 * ranks}"])
+    trainer = ddp.create_trainer(settings, world)
 
     def step_s(steps: int) -> float:
-        return max(world.gather(fmean(step.seconds for step in trainer.take(ddp.SETTLE + steps)[ddp.SETTLE :])))
+        return max(
+            world.gather(
+                fmean(
+                    step.seconds
+                    for step in trainer.run_steps(ddp.UNTIMED_STEPS_PER_WINDOW + steps)[ddp.UNTIMED_STEPS_PER_WINDOW :]
+                )
+            )
+        )
 
-    step_s(ddp.WARMUP)
-    steps = ceil(window_s / step_s(ddp.WARMUP))
+    step_s(ddp.UNTIMED_STEPS)
+    steps = ceil(window_s / step_s(ddp.UNTIMED_STEPS))
 
     def measure() -> Figures:
         found = {}
         for size in sizes:
-            timings = collectives.measure(all_reduce, parse_bytes(size), "float32", device, window_s, window_s).timings
-            gbps = collectives.algorithm_bandwidth(parse_bytes(size), fmean(timings.means))
+            timings = collectives.measure_back_to_back(
+                all_reduce, parse_bytes(size), "float32", device, window_s, window_s
+            ).timings
+            gbps = collectives.algorithm_bandwidth(parse_bytes(size), fmean(timings.window_means))
             found[f"busbw.{size}"] = gbps * 2 * (ranks - 1) / ranks  # nccl-tests, doc/PERFORMANCE.md
         world.barrier()
         return found | {"tokens_per_second_per_gpu": settings.bsz * settings.seq_len / step_s(steps)}
@@ -132,7 +141,7 @@ def instruments(device: str, window_s: float) -> Callable[[], Figures]:
 def work(options: argparse.Namespace) -> int:
     """One rank. Rank 0 tells the result; 1 where a figure that is judged moved too far."""
     from seatrial.bench import group
-    from seatrial.bench.rank import describe_devices, gather, wait_for_all
+    from seatrial.bench.rank import describe_devices, gather, store_barrier
 
     rank = int(os.environ["RANK"])
     device = f"cuda:{os.environ['LOCAL_RANK']}" if options.gpus_per_node else "cpu"
@@ -146,7 +155,7 @@ def work(options: argparse.Namespace) -> int:
         while len(rounds[True]) < options.rounds or gather(time.monotonic() < end)[0]:
             for enabled in (False, True) if len(rounds[True]) % 2 == 0 else (True, False):
                 with sampled(Path(folder), shares) if enabled and rank == 0 else nullcontext():
-                    wait_for_all()  # in the store: a collective would keep the GPUs busy
+                    store_barrier()  # in the store: a collective would keep the GPUs busy
                     rounds[enabled].append(measure())
             if rank == 0:
                 print(f"round {len(rounds[True])} …", file=sys.stderr)

@@ -80,7 +80,7 @@ def row(run: Run, found: dict[str, Any]) -> list[str]:
         f"{found['step_p99_s']:.4f}",
         "–" if found["memory_peak_gib"] is None else f"{found['memory_peak_gib']:.1f}",
         f"{found['compile_s']:.1f}",
-        f"{found['phases_s']['until_first_step']:.1f}",
+        f"{found['phases_s']['time_to_first_step']:.1f}",
     ]
 
 

@@ -16,14 +16,14 @@ from tests.paths import ROOT
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 # Modules that only tests of other names exercise. The list gets shorter, never longer.
 TESTED_ELSEWHERE = {
-    "bench/torchcalls.py",
-    "checks/faults/training_victim.py",
+    "bench/torch_api.py",
+    "checks/faults/failing_job.py",
     "launch/collect_srun.py",  # test_collect.py
     "model/telemetry.py",
     "train/child.py",
     "train/function_calling/child.py",
     "train/hf/inference.py",
-    "train/hf/watch.py",
+    "train/hf/step_recorder.py",
     "train/parallel.py",
     "train/variants.py",
 }

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from seatrial import report
-from seatrial.model import Outcome, Trial, Verb
+from seatrial.model import DecisionValue, Outcome, Trial
 from seatrial.report import FILES, FORMATS
 from tests.processes import HOST_ONLY, call, load, run, run_host_only
 from tests.report import samples
@@ -88,7 +88,7 @@ def test_a_malformed_trial_file(tmp_path: Path) -> None:
         ("checks: &a [*a]", "anchors and aliases are not read here"),
         ("checks: " + "[" * 10_000, "nested deeper than"),
         ("name: /../x\n" + HOST_ONLY, "name: "),
-        ("limits: {silence_s: .inf}\n" + HOST_ONLY, "limits.silence_s"),
+        ("limits: {heartbeat_timeout_s: .inf}\n" + HOST_ONLY, "limits.heartbeat_timeout_s"),
     ],
 )
 def test_a_hostile_trial_file_leaves_no_trace(tmp_path: Path, text: str, words: str) -> None:
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
     code, output, err = call("run", "--resume", out)
     assert code == 0, (output, err)
-    assert load(out).decision.value is Verb.ACCEPTED
+    assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
 def test_a_corrupt_trial_json_is_refused_with_the_way_out(out: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) ->
     code, output, _ = call("run", path, *flags, "--out", tmp_path / "out")
     assert code == 3
     record = load(tmp_path / "out")
-    assert record.decision.value is Verb.INCOMPLETE
+    assert record.decision.value is DecisionValue.INCOMPLETE
     assert f"gpu.inventory was left out by {flags[0]}" in record.decision.reason
     outcomes = {verdict.outcome for verdict in record.verdicts if verdict.check == "host.inventory"}
     assert outcomes <= {Outcome.PASS, Outcome.WARN, Outcome.SKIP}, "so that nothing else stands in the way"
@@ -269,7 +269,7 @@ def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
     record = load(out)
     outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
     assert outcomes["nodes.reachable"] is Outcome.ERROR, "never replaced by a run on the CPU"
-    assert any("64 GPUs promised" in verdict.reason for verdict in record.verdicts)
+    assert any("64 GPUs promised" in verdict.message for verdict in record.verdicts)
 
 
 def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3, done.stderr
     assert "No space left on device" in done.stderr
-    assert load(tmp_path / "out").decision.value is Verb.ACCEPTED
+    assert load(tmp_path / "out").decision.value is DecisionValue.ACCEPTED
 
 
 @pytest.mark.parametrize("gone", ["/dev/full", "a pipe without a reader"])
@@ -324,7 +324,7 @@ def test_nobody_looking_at_the_progress_ends_no_trial(trial: Path, tmp_path: Pat
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "ACCEPTED" in done.stdout
-    assert load(out).decision.value is Verb.ACCEPTED
+    assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
 def test_a_reader_who_has_gone_is_no_rejection(trial: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_reader_who_has_gone_is_no_rejection(trial: Path, tmp_path: Path) -> N
         done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 128 + signal.SIGPIPE, done.stderr
     assert "Traceback" not in done.stderr
-    assert load(out).decision.value is Verb.ACCEPTED
+    assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
 @contextmanager
@@ -372,7 +372,7 @@ def test_a_worker_side_without_torch(tmp_path: Path) -> None:
     assert outcomes["host.inventory"] in (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
     assert outcomes["nodes.reachable"] is Outcome.ERROR
     assert "No module named 'torch'" in output
-    assert [finding.what for finding in record.findings] == ["PyTorch is not installed where the worker runs"]
+    assert [finding.title for finding in record.findings] == ["PyTorch is not installed where the worker runs"]
 
 
 BASE_INSTALL = """

@@ -34,7 +34,7 @@ def test_the_same_gpus_in_reverse_order(visible: str | None, count: int, reverse
 def test_a_second_measurement_says_so_and_writes_nothing_over(tmp_path: Path) -> None:
     folder = tmp_path / "jobs/nodes-again"
     (folder / "attempt1").mkdir(parents=True)
-    one = job("host.inventory", ranks=1, placement="nodes").model_copy(update={"again": True})
+    one = job("host.inventory", ranks=1, placement="nodes").model_copy(update={"retry": True})
     (folder / "job.json").write_text(one.model_dump_json())
     subprocess.run([sys.executable, "-m", "seatrial.worker", folder / "job.json", "1"], check=True)
     measurement = read(folder / "attempt1/rank0.jsonl")[0][1]["measurement"]
@@ -53,7 +53,7 @@ def test_a_second_measurement_says_so_and_writes_nothing_over(tmp_path: Path) ->
     ],
 )
 def test_what_was_different_is_said_as_it_is(check: str, device: str, ranks: int, words: str) -> None:
-    one = job(check, ranks=ranks).model_copy(update={"again": True, "device": device})
+    one = job(check, ranks=ranks).model_copy(update={"retry": True, "device": device})
     marked = _marked(Measurement(check=check, subject="n0"), catalog()[check], one)
     assert str(marked.facts["retry"]).startswith(words)
 
@@ -84,7 +84,9 @@ def test_error_counters_are_read_around_every_check_on_a_gpu(device: str, run: s
 
 
 def test_a_check_knows_what_the_others_of_its_job_will_measure(tmp_path: Path) -> None:
-    options = {"collectives.path": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
-    one = job("collectives.path", "collectives.all_reduce").model_copy(update={"options": options})
-    place = _place(catalog()["collectives.path"], one, Identity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None)
-    assert place.planned == options
+    options = {"collectives.transport": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
+    one = job("collectives.transport", "collectives.all_reduce").model_copy(update={"options": options})
+    context = _place(
+        catalog()["collectives.transport"], one, Identity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None
+    )
+    assert context.options_by_check == options

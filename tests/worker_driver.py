@@ -14,9 +14,9 @@ from typing import Any
 from seatrial import worker
 from seatrial.checks import catalog
 from seatrial.model import Job, Metric, Observation
-from tests.fakes.counting import Counting, loaded, nvml
+from tests.fakes.nvml_under_load import BeforeAfter, gpu_under_load, nvml_with_events
 
-ERRORS = Counting(0, 1)
+ERRORS = BeforeAfter(0, 1)
 
 
 def measure(place: Any, _options: Any) -> Iterator[Observation]:
@@ -29,7 +29,7 @@ def measure(place: Any, _options: Any) -> Iterator[Observation]:
 def main() -> None:
     path, attempt = Path(sys.argv[1]), sys.argv[2]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
-    sys.modules["pynvml"] = nvml(loaded(nvmlDeviceGetTotalEccErrors=ERRORS))  # type: ignore[assignment]
+    sys.modules["pynvml"] = nvml_with_events(gpu_under_load(nvmlDeviceGetTotalEccErrors=ERRORS))  # type: ignore[assignment]
     known = catalog()
     for name in job.checks:
         known[name] = replace(known[name], measure=measure)  # the catalog is cached: this is the worker's own

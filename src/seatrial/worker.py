@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check, Place
+from seatrial.checks.base import Check, Context
 from seatrial.model import (
     ERROR_COUNTERS,
     Artifact,
@@ -37,17 +37,17 @@ from seatrial.model import (
     SeatrialError,
     Series,
 )
-from seatrial.telemetry.error_window import Window, counted
+from seatrial.telemetry.error_counts import ErrorCounts, count_errors
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
-from seatrial.util.gc_pause import uncollected
+from seatrial.util.gc_pause import gc_paused
 from seatrial.util.journal import Journal
 from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 
-PULSE_S = 1.0
+HEARTBEAT_INTERVAL_S = 1.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-TIDY_S = 4.0  # less than what ends us waits before SIGKILL: shell.stop
-ENDING = "ending on SIGTERM"  # said by a rank from which no pulse is to be expected any more
+CLEANUP_S = 4.0  # less than what ends us waits before SIGKILL: shell.stop
+TERMINATING = "ending on SIGTERM"  # said by a rank from which no pulse is to be expected any more
 Kind = TypeVar("Kind")
 
 
@@ -67,7 +67,7 @@ class Identity:
         return cls(rank, world_size, local_rank)
 
 
-class Sign(Frozen):
+class Heartbeat(Frozen):
     """What a pulse file holds: the sign of life of one rank. ``time`` is by the clock of its node."""
 
     pid: int
@@ -77,7 +77,7 @@ class Sign(Frozen):
     time: float
 
 
-class Pulse:
+class HeartbeatWriter:
     """The sign of life of one rank, with what it is doing.
 
     It also ends the process on SIGTERM, and says so first: a rank that torchrun ends because another one failed must
@@ -93,7 +93,7 @@ class Pulse:
         self._sigterm = SigtermWatch(_leave if tidy_s else lambda *_: None)
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> HeartbeatWriter:
         self._write()
         self._thread.start()
         return self
@@ -110,9 +110,9 @@ class Pulse:
 
     def _beat(self) -> None:
         while not self._stopping.is_set():
-            ending = self._sigterm.wait(PULSE_S)
+            ending = self._sigterm.wait(HEARTBEAT_INTERVAL_S)
             if ending:
-                self.say(ENDING)
+                self.say(TERMINATING)
             with contextlib.suppress(OSError):  # a full disk is told by the journal; no pulse would read as a hang
                 self._write()
             if ending:
@@ -136,19 +136,19 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
     me = Identity.from_environment()
     journal = Journal(folder / f"rank{me.rank}.jsonl")
     # checks of the control job hand in jobs of their own to Slurm, which must not outlive them
-    tidy_s = TIDY_S if job.placement == "control" else 0.0
-    with Pulse(folder / f"rank{me.rank}.alive", tidy_s) as pulse:
+    tidy_s = CLEANUP_S if job.placement == "control" else 0.0
+    with HeartbeatWriter(folder / f"rank{me.rank}.alive", tidy_s) as pulse:
         device, gpu_index = _open_device(job, me, folder)
         for name in job.checks:
             check = catalog()[name]
             pulse.say(name)
-            place = _place(check, job, me, run_dir, device, gpu_index, pulse.note)
-            journal.append({"start": name, "time": time.time(), "subject": place.subject})
-            with _counted(check, place) as window:
-                measurement = measure(check, place, job.options.get(name, {}))
+            context = _place(check, job, me, run_dir, device, gpu_index, pulse.note)
+            journal.append({"start": name, "time": time.time(), "subject": context.subject})
+            with _counted(check, context) as window:
+                measurement = measure(check, context, job.options.get(name, {}))
             if window and not measurement.skipped:
-                measurement = _with_counters(measurement, window, place)
-            if job.again:
+                measurement = _with_counters(measurement, window, context)
+            if job.retry:
                 measurement = _marked(measurement, check, job)
             journal.append({"measurement": measurement.model_dump(mode="json")})
             if measurement.error and check.scope is Scope.CLUSTER:
@@ -158,13 +158,13 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
         journal.append({"done": time.time()})  # the pulse ends here, and that is no silence
 
 
-def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
+def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurement:
     """Run one check to its end or its error; what it yielded before the error is kept."""
     started, clock = time.time(), time.monotonic()
     seen: list[Observation] = []
     error = skipped = None
     try:
-        for observation in check.measure(place, check.options.model_validate(options)):
+        for observation in check.measure(context, check.options.model_validate(options)):
             seen.append(observation)  # noqa: PERF402 - list() would lose what came before an error
     except NotApplicable as reason:
         skipped = str(reason)
@@ -173,8 +173,8 @@ def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
         error = f"{type(failure).__name__}: {failure}"
     return Measurement(
         check=check.name,
-        subject=place.node if check.scope in (Scope.CONTROL, Scope.NODE) else place.subject,
-        rank=place.rank,
+        subject=context.node if check.scope in (Scope.CONTROL, Scope.NODE) else context.subject,
+        rank=context.rank,
         metrics=tuple(_only(seen, Metric)),
         facts={fact.name: fact.value for fact in _only(seen, Fact)},
         series=tuple(_only(seen, Series)),
@@ -186,15 +186,15 @@ def measure(check: Check, place: Place, options: dict[str, Any]) -> Measurement:
     )
 
 
-def _counted(check: Check, place: Place) -> AbstractContextManager[Window | None]:
+def _counted(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
     """Error counters before and after, outside the check's own time: of our GPU, and once a node of its RDMA ports."""
-    if place.gpu_index is None or not check.counted:
+    if context.nvml_index is None or not check.reads_error_counters:
         return contextlib.nullcontext()
-    return counted(place.gpu_index, place.local_rank == 0, place.root)
+    return count_errors(context.nvml_index, context.local_rank == 0, context.root)
 
 
-def _with_counters(measurement: Measurement, window: Window, place: Place) -> Measurement:
-    grew = window.metrics(place.subject, place.node)
+def _with_counters(measurement: Measurement, window: ErrorCounts, context: Context) -> Measurement:
+    grew = window.metrics(context.subject, context.node)
     facts = {**measurement.facts, ERROR_COUNTERS: window.fact()}
     return measurement.model_copy(update={"metrics": (*measurement.metrics, *grew), "facts": facts})
 
@@ -208,7 +208,7 @@ def _marked(measurement: Measurement, check: Check, job: Job) -> Measurement:
             changed = "the ranks in the reverse order of each node's GPUs; NCCL chooses its rings by itself"
     elif check.scope is Scope.CLUSTER:
         changed = "the same processes at the same places, started anew"
-    return measurement.model_copy(update={"again": True, "facts": {**measurement.facts, "retry": changed}})
+    return measurement.model_copy(update={"retry": True, "facts": {**measurement.facts, "retry": changed}})
 
 
 def _only(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
@@ -222,9 +222,9 @@ def _open_device(job: Job, me: Identity, folder: Path) -> tuple[str, int | None]
     from seatrial.bench import group, rank
 
     device = f"cuda:{me.local_rank}" if job.device == "cuda" else "cpu"
-    group.keep_nccl_log(folder)
+    group.enable_nccl_log(folder)
     group.open_group(device, timeout_s=job.limit_s)
-    return device, rank.physical_index(device)
+    return device, rank.nvml_index(device)
 
 
 def _close_device(job: Job) -> None:
@@ -242,22 +242,22 @@ def _place(
     device: str,
     gpu_index: int | None,
     note: Callable[[str], None],
-) -> Place:
-    out = run_dir / "artifacts" / (f"{check.name}-again" if job.again else check.name)
+) -> Context:
+    out = run_dir / "artifacts" / (f"{check.name}-again" if job.retry else check.name)
     out.mkdir(parents=True, exist_ok=True)
-    return Place(
+    return Context(
         node=socket.gethostname(),
         rank=me.rank,
         world_size=me.world_size,
         local_rank=me.local_rank,
         device=device,
-        gpu_index=gpu_index,
-        promised_gpus=job.promised_gpus,
-        promised_nodes=job.promised_nodes,
-        planned=job.options,
-        out=out,
+        nvml_index=gpu_index,
+        expected_gpus=job.expected_gpus,
+        expected_nodes=job.expected_nodes,
+        options_by_check=job.options,
+        artifacts_dir=out,
         run_dir=run_dir,
-        note=note,
+        progress=note,
     )
 
 
@@ -295,17 +295,17 @@ def main(arguments: list[str]) -> None:
         job.placement == "ranks" and processes.is_orphan()
     ):  # torchrun was killed before the kernel was to end us with it
         raise SystemExit("seatrial.worker: what started this rank is gone: leaving")
-    if job.again and job.device == "cuda":  # before anything asks for a GPU
+    if job.retry and job.device == "cuda":  # before anything asks for a GPU
         os.environ[_VISIBLE] = reversed_order(os.environ.get(_VISIBLE), job.ranks_per_node)
     with _sampled(job, Identity.from_environment(), folder):  # before torch is imported, which starts threads
         if job.placement != "ranks":
             work(job, run_dir, folder)
             return
-        with uncollected():
+        with gc_paused():
             from seatrial.bench import group, rank
 
-        rank.recorded(work)(job, run_dir, folder)
-    group.end_process()
+        rank.with_torchrun_error_file(work)(job, run_dir, folder)
+    group.exit_without_teardown()
 
 
 if __name__ == "__main__":

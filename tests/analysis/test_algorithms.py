@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis.algorithms import of, read, size_label
+from seatrial.analysis.algorithms import choices_for, read_choices, size_label
 from seatrial.checks import catalog
 from seatrial.model import Measurement
 
@@ -14,12 +14,12 @@ USUAL = {"dtype": "float32", "buffers": "torch's allocator"}
 
 
 def path(**by_operation: Any) -> Measurement:
-    return Measurement(check="collectives.path", subject="n0/gpu0", facts={"choices": by_operation})
+    return Measurement(check="collectives.transport", subject="n0/gpu0", facts={"choices": by_operation})
 
 
 def contrast(**by_size: Any) -> Measurement:
     cases = {"path_by_size": {"default": by_size, "Ring": {"8GiB": {"algorithm": "RING", "protocol": "LL"}}}}
-    return Measurement(check="collectives.contrast", subject="n0/gpu0", facts=cases)
+    return Measurement(check="collectives.nccl_settings", subject="n0/gpu0", facts=cases)
 
 
 def choice(algorithm: str, protocol: str = "Simple", **more: Any) -> dict[str, Any]:
@@ -27,14 +27,14 @@ def choice(algorithm: str, protocol: str = "Simple", **more: Any) -> dict[str, A
 
 
 def test_a_choice_is_looked_up_by_operation_type_and_buffers() -> None:
-    chosen = read([path(all_reduce={**USUAL, "by_size": {"1MiB": choice("NVLS")}})], catalog())
-    assert of(chosen, "all_reduce", USUAL) == {"1MiB": ("NVLS", "Simple")}
+    chosen = read_choices([path(all_reduce={**USUAL, "by_size": {"1MiB": choice("NVLS")}})], catalog())
+    assert choices_for(chosen, "all_reduce", USUAL) == {"1MiB": ("NVLS", "Simple")}
     for operation, facts in (("all_gather", USUAL), ("all_reduce", {**USUAL, "dtype": "bfloat16"}), ("all_reduce", {})):
-        assert of(chosen, operation, facts) == {}
+        assert choices_for(chosen, operation, facts) == {}
 
 
 def test_a_contrast_tells_only_of_the_choice_that_nobody_forced() -> None:
-    chosen = read([contrast(**{"1GiB": choice("RING", "LL128")})], catalog())
+    chosen = read_choices([contrast(**{"1GiB": choice("RING", "LL128")})], catalog())
     assert chosen == {("all_reduce", "float32", "torch's allocator"): {"1GiB": ("Ring", "LL128")}}
 
 
@@ -44,7 +44,7 @@ def test_the_log_of_the_very_operation_outranks_a_contrast() -> None:
         [contrast(**{"1GiB": choice("RING")}), logged],
         [logged, contrast(**{"1GiB": choice("RING")})],
     ):
-        assert of(read(measurements, catalog()), "all_reduce", USUAL) == {"1GiB": ("NVLS", "Simple")}
+        assert choices_for(read_choices(measurements, catalog()), "all_reduce", USUAL) == {"1GiB": ("NVLS", "Simple")}
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_the_log_of_the_very_operation_outranks_a_contrast() -> None:
     [("NVLS_TREE", "NVLSTree"), ("COLLNET_DIRECT", "CollNetDirect"), ("TREE", "Tree"), ("PAT", "PAT")],
 )
 def test_names_are_those_of_the_variable_that_forces_an_algorithm(logged: str, name: str) -> None:
-    chosen = read([path(all_reduce={**USUAL, "by_size": {"1MiB": choice(logged)}})], catalog())
-    assert of(chosen, "all_reduce", USUAL)["1MiB"] == (name, "Simple")
+    chosen = read_choices([path(all_reduce={**USUAL, "by_size": {"1MiB": choice(logged)}})], catalog())
+    assert choices_for(chosen, "all_reduce", USUAL)["1MiB"] == (name, "Simple")
 
 
 def test_where_no_algorithm_was_logged_there_is_none() -> None:
@@ -64,13 +64,13 @@ def test_where_no_algorithm_was_logged_there_is_none() -> None:
         "8MiB": "damaged",
         "16MiB": choice("RING", "not told"),
     }
-    chosen = read([path(all_reduce={**USUAL, "by_size": sizes})], catalog())
-    assert of(chosen, "all_reduce", USUAL) == {"16MiB": ("Ring", "")}
+    chosen = read_choices([path(all_reduce={**USUAL, "by_size": sizes})], catalog())
+    assert choices_for(chosen, "all_reduce", USUAL) == {"16MiB": ("Ring", "")}
 
 
 def test_a_size_is_known_by_its_rounded_and_its_exact_label() -> None:
-    chosen = read([path(all_reduce={**USUAL, "by_size": {"1MiB": choice("RING", bytes=2**20 + 8)}})], catalog())
-    assert of(chosen, "all_reduce", USUAL) == {"1MiB": ("Ring", "Simple"), "1048584B": ("Ring", "Simple")}
+    chosen = read_choices([path(all_reduce={**USUAL, "by_size": {"1MiB": choice("RING", bytes=2**20 + 8)}})], catalog())
+    assert choices_for(chosen, "all_reduce", USUAL) == {"1MiB": ("Ring", "Simple"), "1048584B": ("Ring", "Simple")}
 
 
 @pytest.mark.parametrize(("size", "label"), [(2**30, "1GiB"), (8, "8B"), (2**20 + 1, "1048577B"), (1536, "1536B")])
@@ -79,5 +79,5 @@ def test_a_size_label_is_short_only_where_it_is_exact(size: float, label: str) -
 
 
 def test_facts_of_another_shape_are_not_known() -> None:
-    damaged = Measurement(check="collectives.path", subject="n0/gpu0", facts={"choices": ["RING"]})
-    assert read([damaged, contrast()], catalog()) == {("all_reduce", "float32", "torch's allocator"): {}}
+    damaged = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"choices": ["RING"]})
+    assert read_choices([damaged, contrast()], catalog()) == {("all_reduce", "float32", "torch's allocator"): {}}

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis.collective import NVLINK, PORT, Scene, scene
+from seatrial.analysis.collective import NVLINK, PORT, Collective, collective_from
 from seatrial.hardware.links import Links
-from seatrial.hardware.references import Known, skus
+from seatrial.hardware.references import References, skus
 from seatrial.model import Measurement
 
-KNOWN = Known(skus=skus())
+KNOWN = References(skus=skus())
 H200: dict[str, Any] = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
 LINKS = Links(nvlinks=18, nvlink_gbps=478.1)
-EIGHT = Scene("c", "all_reduce", 8, 1, {"1GiB": ("NVLS", "Simple")}, LINKS, planned=None, nvls=True)
+EIGHT = Collective("c", "all_reduce", 8, 1, {"1GiB": ("NVLS", "Simple")}, LINKS, planned_nvlink_gbps=None, nvls=True)
 
 
-def made(operation: str = "all_reduce", **facts: Any) -> Scene | None:
-    return scene(Measurement(check="c", subject="n0/gpu0", facts=H200 | facts), operation, {}, LINKS, KNOWN)
+def made(operation: str = "all_reduce", **facts: Any) -> Collective | None:
+    return collective_from(Measurement(check="c", subject="n0/gpu0", facts=H200 | facts), operation, {}, LINKS, KNOWN)
 
 
 def test_a_scene_has_the_shape_and_what_the_sku_says() -> None:
@@ -27,13 +27,13 @@ def test_a_scene_has_the_shape_and_what_the_sku_says() -> None:
     found = made()
     assert found is not None
     assert (found.operation, found.ranks, found.nodes) == ("all_reduce", 8, 1)
-    assert (found.nvls, found.planned) == (h200.nvls, h200.spec["nvlink_nccl"].value)
+    assert (found.nvls, found.planned_nvlink_gbps) == (h200.nvls, h200.spec["nvlink_nccl"].value)
 
 
 def test_of_an_unknown_gpu_nothing_is_planned_and_no_switch_sums() -> None:
     found = made(gpu="NVIDIA Strange")
     assert found is not None
-    assert (found.planned, found.nvls) == (None, False)
+    assert (found.planned_nvlink_gbps, found.nvls) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,25 @@ def test_without_a_log_the_likeliest_algorithm_is_assumed(operation: str, nodes:
     here = replace(EIGHT, operation=operation, nodes=nodes)
     assert here.algorithm("2GiB") == algorithm
     assert here.algorithm("1GiB") == "NVLS", "the log outranks it"
-    assert ("assumed" in here.by("2GiB"), "assumed" in here.by("1GiB")) == (True, False)
+    assert ("assumed" in here.algorithm_text("2GiB"), "assumed" in here.algorithm_text("1GiB")) == (True, False)
 
 
 def test_point_to_point_has_no_algorithm() -> None:
-    assert "Ring" not in replace(EIGHT, operation="all_to_all").by("2GiB")
+    assert "Ring" not in replace(EIGHT, operation="all_to_all").algorithm_text("2GiB")
 
 
 def test_more_than_the_links_reach_by_ring_was_summed_in_the_switch() -> None:
-    reach = EIGHT.reach(NVLINK, 478.1)
-    assert EIGHT.within("2GiB", 0.99 * reach) == "Ring"
-    assert EIGHT.within("2GiB", 1.01 * reach) == "NVLS"
-    assert replace(EIGHT, nvls=False).within("2GiB", 1.01 * reach) == "Ring"
-    assert replace(EIGHT, operation="all_gather").within("2GiB", 1.01 * reach) == "Ring"
-    assert replace(EIGHT, links=Links()).within("2GiB", 1.01 * reach) == "Ring"
-    assert replace(EIGHT, ways={"2GiB": ("Tree", "LL")}).within("2GiB", 1.01 * reach) == "Tree"
+    reach = EIGHT.achievable_gbps(NVLINK, 478.1)
+    assert EIGHT.intra_node_algorithm("2GiB", 0.99 * reach) == "Ring"
+    assert EIGHT.intra_node_algorithm("2GiB", 1.01 * reach) == "NVLS"
+    assert replace(EIGHT, nvls=False).intra_node_algorithm("2GiB", 1.01 * reach) == "Ring"
+    assert replace(EIGHT, operation="all_gather").intra_node_algorithm("2GiB", 1.01 * reach) == "Ring"
+    assert replace(EIGHT, links=Links()).intra_node_algorithm("2GiB", 1.01 * reach) == "Ring"
+    assert replace(EIGHT, choices={"2GiB": ("Tree", "LL")}).intra_node_algorithm("2GiB", 1.01 * reach) == "Tree"
 
 
 def test_a_planned_rate_takes_the_place_of_the_nvlink_share_and_not_of_a_ports() -> None:
-    planned = replace(EIGHT, planned=370.0)
-    assert planned.reach(NVLINK, 478.1) == 370.0
-    assert planned.reach(PORT, 50.0) == pytest.approx(48.0)
-    assert EIGHT.reach(NVLINK, 100.0) == pytest.approx(77.0)
+    planned = replace(EIGHT, planned_nvlink_gbps=370.0)
+    assert planned.achievable_gbps(NVLINK, 478.1) == 370.0
+    assert planned.achievable_gbps(PORT, 50.0) == pytest.approx(48.0)
+    assert EIGHT.achievable_gbps(NVLINK, 100.0) == pytest.approx(77.0)

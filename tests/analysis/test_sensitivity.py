@@ -5,10 +5,10 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
-from seatrial.analysis import read
+from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.model import Insight, Limit, Measurement, Metric
+from seatrial.model import Insight, Measurement, Metric, Threshold
 from tests.analysis.test_insights import collective
 from tests.analysis.test_insights import told as told_of_all_reduce
 from tests.hardware.test_links import gpus
@@ -28,9 +28,11 @@ def node(check: str, number: int, ranks: int, size: str, value: float, gpu: str 
 def gates(*measurements: Measurement, **expect: str) -> list[Insight]:
     """``expect``: of the check of the first, by metric, whose dots are written as ``__``."""
     check = measurements[0].check
-    limits = {metric.replace("__", "."): Limit.parse(text) for metric, text in expect.items()}
+    limits = {metric.replace("__", "."): Threshold.parse(text) for metric, text in expect.items()}
     config = Config(name="mine", checks={check: CheckSettings(expect=limits)})
-    return [one for one in read(config, measurements, catalog()) if one.title == "gate" and one.check == check]
+    return [
+        one for one in trial_insights(config, measurements, catalog()) if one.title == "gate" and one.check == check
+    ]
 
 
 def carried(links: int, per_busbw: float) -> float:
@@ -92,7 +94,7 @@ def test_a_thousand_nodes_have_one_line_a_rule() -> None:
     of_pairs = [one for one in measurements if one.check == PAIRS and one.metrics]
     assert len(of_pairs) >= 64
     every = [node(EACH, number, 8, "8GiB", 470) for number in range(64)]
-    found = [one for one in read(config, [*measurements, *every], catalog()) if one.title == "gate"]
+    found = [one for one in trial_insights(config, [*measurements, *every], catalog()) if one.title == "gate"]
     told = [(one.check, one.text.partition(" ")[0]) for one in found if one.check in (EACH, PAIRS)]
     assert sorted(told) == sorted(
         [(EACH, "busbw.8GiB"), (PAIRS, "busbw.1GiB"), (PAIRS, "gpu_share"), (PAIRS, "path_share")]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.discover import host
 from seatrial.model import Measurement
 from seatrial.worker import measure
@@ -83,16 +83,16 @@ def _carry_out(driver: str, scenarios: dict[str, Any], out: Path) -> str:
     return json.dumps(records, allow_nan=False)
 
 
-def place(scenario: Scenario, rank: int, folder: Path) -> Place:
+def place(scenario: Scenario, rank: int, folder: Path) -> Context:
     folder.mkdir(parents=True, exist_ok=True)
-    return Place(
+    return Context(
         node=scenario.nodes[rank],
         rank=rank,
         world_size=len(scenario.nodes),
         local_rank=rank,
         device="cpu",
-        promised_gpus=None,
-        out=folder,
+        expected_gpus=None,
+        artifacts_dir=folder,
         run_dir=folder.parents[1],
         root=Path(scenario.root),
     )

@@ -21,9 +21,9 @@ import torch
 from seatrial.bench import collectives
 from seatrial.bench.data_check import verify
 from seatrial.bench.group import close_group, open_group
-from seatrial.bench.operations import OPERATIONS, Prepared
+from seatrial.bench.operations import OPERATIONS, PreparedOperation
 from seatrial.checks import catalog
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.model import Fact, Metric, Series
 
 Fault = Callable[[], AbstractContextManager[Any]]
@@ -38,8 +38,8 @@ def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[
     """Replace all-reduce by the real one with something done to the buffer before and after it."""
     real = OPERATIONS["all_reduce"]
 
-    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
-        made = real.prepare_on(sent, received)
+    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
+        made = real.prepare_with(sent, received)
 
         def run() -> None:
             before(made.sent)
@@ -48,7 +48,7 @@ def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[
 
         return replace(made, run=run)
 
-    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare_on=prepare_on))
+    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare_with=prepare_on))
 
 
 def _starve() -> AbstractContextManager[Any]:
@@ -100,11 +100,11 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def run(check: str, options: dict[str, Any], place: Place) -> dict[str, Any]:
+def run(check: str, options: dict[str, Any], context: Context) -> dict[str, Any]:
     record: dict[str, Any] = {"metrics": [], "facts": {}, "series": [], "error": None}
     declared, began = catalog()[check], time.monotonic()
     try:
-        for seen in declared.measure(place, declared.options.model_validate(options)):
+        for seen in declared.measure(context, declared.options.model_validate(options)):
             if isinstance(seen, Metric):
                 record["metrics"].append(asdict(seen))
             elif isinstance(seen, Fact):
@@ -120,23 +120,23 @@ def main(check: str, scenarios: dict[str, Any], out: Path) -> str:
     """On one rank: every scenario. Its records, as JSON."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank, notes = int(os.environ["RANK"]), list[str]()
-    place = Place(
+    context = Context(
         node=f"node{rank}",
         rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
         device="cpu",
-        promised_gpus=None,
-        out=out,
+        expected_gpus=None,
+        artifacts_dir=out,
         run_dir=out,
-        note=notes.append,
+        progress=notes.append,
     )
     open_group("cpu", timeout_s=60)
     records = {}
     for name, scenario in scenarios.items():
         fault = FAULTS[scenario["fault"]] if scenario["fault"] and rank == VICTIM else nullcontext
         with fault():
-            records[name] = run(check, scenario["options"], place)
+            records[name] = run(check, scenario["options"], context)
         records[name]["notes"] = notes.copy()
         notes.clear()
     close_group()

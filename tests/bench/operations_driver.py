@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from seatrial.bench import collectives
 from seatrial.bench.group import close_group, open_group
-from seatrial.bench.operations import OPERATIONS, Operation, Prepared
+from seatrial.bench.operations import OPERATIONS, Operation, PreparedOperation
 from seatrial.bench.rank import gather
 
 SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
@@ -24,8 +24,8 @@ SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
 def broken(operation: Operation) -> Operation:
     """The same, with a bit of what rank 0 received flipped after each run."""
 
-    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> Prepared:
-        made = operation.prepare_on(sent, received)
+    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
+        made = operation.prepare_with(sent, received)
 
         def run() -> None:
             made.run()
@@ -34,7 +34,7 @@ def broken(operation: Operation) -> Operation:
 
         return replace(made, run=run)
 
-    return replace(operation, prepare_on=prepare_on)
+    return replace(operation, prepare_with=prepare_on)
 
 
 @contextmanager
@@ -55,16 +55,20 @@ def main() -> str:
     found: dict[str, Any] = {}
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
-            found[f"{name} {dtype}"] = asdict(collectives.measure(operation, SIZE, dtype, "cpu", 0.01))
-        if (other := operation.elsewhere()) and other.in_place:
+            found[f"{name} {dtype}"] = asdict(collectives.measure_back_to_back(operation, SIZE, dtype, "cpu", 0.01))
+        if (other := operation.in_place_variant()) and other.in_place:
             made = other.prepare(12, torch.empty)
             found[f"{name} offsets"] = gather(abs(made.sent.data_ptr() - made.received.data_ptr()))
-            found[f"{name} elsewhere"] = asdict(collectives.measure(other, SIZE, "float32", "cpu", 0.01))
-        found[f"{name} one by one"] = asdict(collectives.measure_each(operation, SIZE, "float32", "cpu", 0.01))
-        with patch.object(collectives, "_captured", as_a_graph), patch.object(collectives, "PER_GRAPH", 2):
+            found[f"{name} elsewhere"] = asdict(collectives.measure_back_to_back(other, SIZE, "float32", "cpu", 0.01))
+        found[f"{name} one by one"] = asdict(
+            collectives.measure_each_operation(operation, SIZE, "float32", "cpu", 0.01)
+        )
+        with patch.object(collectives, "_captured", as_a_graph), patch.object(collectives, "OPERATIONS_PER_GRAPH", 2):
             for word, one in (("", operation), (" broken", broken(operation))):
-                result = collectives.measure_replayed(one, SIZE, "float32", "cpu", 0.01)
+                result = collectives.measure_cuda_graph(one, SIZE, "float32", "cpu", 0.01)
                 found[f"{name}{word} replayed"] = asdict(result)
-        found[f"{name} broken"] = asdict(collectives.measure(broken(operation), SIZE, "float32", "cpu", 0.01))
+        found[f"{name} broken"] = asdict(
+            collectives.measure_back_to_back(broken(operation), SIZE, "float32", "cpu", 0.01)
+        )
     close_group()
     return json.dumps(found)

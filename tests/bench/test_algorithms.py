@@ -36,12 +36,12 @@ def test_the_part_of_the_log_that_an_operation_wrote_is_given(log: Path, monkeyp
         def wait(self) -> None:
             log.write_text(log.read_text() + "AllReduce\n")
 
-    monkeypatch.setattr(algorithms, "calls_on", lambda _device: Calls())
+    monkeypatch.setattr(algorithms, "collective_api", lambda _device: Calls())
     assert algorithms.run({"asks": [ask("all_reduce")] * 2}, "cpu")["told"] == [[1000, 7, 17], [1000, 17, 27]]
 
 
 def test_an_operation_that_does_not_fit_is_not_run(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algorithms, "least_free_memory", lambda _device: 2000.0)  # 1400 of it are for buffers
+    monkeypatch.setattr(algorithms, "min_free_memory", lambda _device: 2000.0)  # 1400 of it are for buffers
     asks = [ask("all_reduce"), ask("all_reduce", 1500), ask("all_gather")]  # the last one has two buffers
     told = algorithms.run({"asks": asks}, "cpu")["told"]
     assert [len(answer) for answer in told] == [3, 1, 1]

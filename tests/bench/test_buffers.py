@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench import buffers
-from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
+from seatrial.bench.buffers import NcclAllocator, TorchAllocator, buffer_allocator
 from seatrial.model import SeatrialError
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
 
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(buffers, "backend_of", lambda device: Backend(told))
+    monkeypatch.setattr(buffers, "process_group_backend", lambda device: Backend(told))
     monkeypatch.setattr(torch.cuda, "MemPool", lambda allocator: f"pool of {allocator}")
     monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("synchronize"))
@@ -55,30 +55,30 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_buffers_come_from_nccls_pool_and_are_registered_only_if_asked(told: list[str]) -> None:
-    source = open_buffers("nccl", CPU)
+    source = buffer_allocator("nccl", CPU)
     assert source.empty(3, torch.float16, CPU).shape == (3,)
-    with source.registered():
+    with source.registration():
         told.append("work")
     assert told == ["allocate from pool of ncclMemAlloc", "work"]
 
 
 def test_a_registration_ends_when_the_device_is_done_even_after_an_error(told: list[str]) -> None:
-    source = open_buffers("nccl_registered", CPU)
+    source = buffer_allocator("nccl_registered", CPU)
     source.empty(3, torch.float32, CPU)
-    with pytest.raises(ValueError, match="late"), source.registered():
+    with pytest.raises(ValueError, match="late"), source.registration():
         raise ValueError("late")
     pool = "pool of ncclMemAlloc"
     assert told == [f"allocate from {pool}", f"register {pool}", "synchronize", f"deregister {pool}"]
 
 
 def test_an_nccl_without_an_allocator_is_an_error(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "backend_of", lambda device: Backend(told, allocator=None))
+    monkeypatch.setattr(buffers, "process_group_backend", lambda device: Backend(told, allocator=None))
     with pytest.raises(SeatrialError, match="NCCL's allocator, and it has none: NCCL mem allocator is not supported"):
-        open_buffers("nccl", CPU)
+        buffer_allocator("nccl", CPU)
 
 
 def test_no_allocator_of_nccl_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     with pytest.raises(SeatrialError, match="gloo moves the data"):
-        NcclBuffers(CPU, register=False)
-    assert isinstance(open_buffers("torch", CPU), TorchBuffers)
+        NcclAllocator(CPU, register=False)
+    assert isinstance(buffer_allocator("torch", CPU), TorchAllocator)

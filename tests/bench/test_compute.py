@@ -6,8 +6,16 @@ import pytest
 import torch
 
 from seatrial.bench import compute
-from seatrial.bench.compute import NOT_A_NUMBER, burn, chain_digest, flops, relative_error, time_product, why_not
-from seatrial.checks.gpu.gemm import ERRORS
+from seatrial.bench.compute import (
+    NON_FINITE_ERROR,
+    burn,
+    chain_digest,
+    flops,
+    relative_error,
+    time_matmul,
+    unsupported_reason,
+)
+from seatrial.checks.gpu.gemm import MAX_RELATIVE_ERROR
 
 SIZE = 256
 Multiply = Callable[[], torch.Tensor]
@@ -34,11 +42,11 @@ def spoil(monkeypatch: pytest.MonkeyPatch, harm: Callable[[torch.Tensor], object
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
 def test_a_right_product_is_right_to_within_its_type(kind: str) -> None:
-    assert 0 < relative_error(kind, SIZE, "cpu") < ERRORS[kind] / 2
+    assert 0 < relative_error(kind, SIZE, "cpu") < MAX_RELATIVE_ERROR[kind] / 2
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("row", range(0, SIZE, compute.STRIDE))
+@pytest.mark.parametrize("row", range(0, SIZE, compute.CHECKED_ROW_STRIDE))
 def test_one_slightly_wrong_number_shows(kind: str, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By two percent of the largest value, in any of the rows that are looked at."""
 
@@ -46,40 +54,40 @@ def test_one_slightly_wrong_number_shows(kind: str, row: int, monkeypatch: pytes
         out[row, SIZE - 1] += 0.02 * out.abs().max()
 
     spoil(monkeypatch, harm)
-    assert ERRORS[kind] < relative_error(kind, SIZE, "cpu") < 0.03
+    assert MAX_RELATIVE_ERROR[kind] < relative_error(kind, SIZE, "cpu") < 0.03
 
 
 @pytest.mark.parametrize("tile", [64, 128, 192, 256])
 def test_every_tile_of_a_product_is_looked_at(tile: int) -> None:
-    rows = range(0, 8192, compute.STRIDE)
+    rows = range(0, 8192, compute.CHECKED_ROW_STRIDE)
     assert {row // tile for row in rows} == set(range(-(-8192 // tile)))
     assert len({row % 64 for row in rows}) == 64
 
 
 def test_a_product_that_is_no_number_is_wrong_and_can_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, lambda out: out[0, 0].fill_(float("nan")))
-    assert relative_error("fp32", SIZE, "cpu") == NOT_A_NUMBER
+    assert relative_error("fp32", SIZE, "cpu") == NON_FINITE_ERROR
 
 
 def test_lost_precision_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if float32 went through tensor cores that keep 10 bits."""
     spoil(monkeypatch, lambda out: out.view(torch.int32).bitwise_and_(~0x1FFF))
-    assert relative_error("fp32", SIZE, "cpu") > ERRORS["fp32"]
+    assert relative_error("fp32", SIZE, "cpu") > MAX_RELATIVE_ERROR["fp32"]
 
 
 def test_operations_of_a_product_are_counted_as_two_for_each_pair() -> None:
     assert flops(8192) == 2 * 8192**3
-    assert time_product("fp32", 64, "cpu", 0.05).median > 0
+    assert time_matmul("fp32", 64, "cpu", 0.05).median > 0
 
 
 def test_a_burn_counts_products_that_changed_by_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = burn("fp32", 64, "cpu", 0.1)
-    assert (honest.changed, honest.error < ERRORS["fp32"]) == (0, True)
+    assert (honest.changed_products, honest.error < MAX_RELATIVE_ERROR["fp32"]) == (0, True)
     # the last product of the second measured window, in which nothing but that one was harmed
-    monkeypatch.setattr(compute, "time_alone", windows_of_two(4))
+    monkeypatch.setattr(compute, "time_on_device", windows_of_two(4))
     spoil(monkeypatch, lambda out: out.view(torch.int32)[63, 63].bitwise_xor_(1), 1 + 3)
     burned = burn("fp32", 64, "cpu", 0.1)
-    assert burned.changed == 1
+    assert burned.changed_products == 1
 
 
 def windows_of_two(windows: int) -> Callable[..., object]:
@@ -98,7 +106,7 @@ def windows_of_two(windows: int) -> Callable[..., object]:
 
 def test_a_wrong_product_after_a_burn_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, lambda out: out[61].mul_(1.01))
-    assert burn("fp32", SIZE, "cpu", 0.05).error > ERRORS["fp32"]
+    assert burn("fp32", SIZE, "cpu", 0.05).error > MAX_RELATIVE_ERROR["fp32"]
 
 
 def test_digests_agree_with_themselves_and_depend_on_all_that_goes_in() -> None:
@@ -163,14 +171,14 @@ def test_full_precision_is_asked_for_and_given_back() -> None:
     [
         ((7, 0), {"fp16", "fp32"}),
         ((8, 0), {"bf16", "fp16", "tf32", "fp32"}),
-        ((8, 9), set(compute.TYPES)),
-        ((9, 0), set(compute.TYPES)),
-        ((10, 0), set(compute.TYPES)),
+        ((8, 9), set(compute.DTYPES)),
+        ((9, 0), set(compute.DTYPES)),
+        ((10, 0), set(compute.DTYPES)),
     ],
 )
 def test_types_that_a_gpu_has_hardware_for(
     capability: tuple[int, int], types: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert {kind for kind in compute.TYPES if why_not(kind, "cuda:1") is None} == types
-    assert {kind for kind in compute.TYPES if why_not(kind, "cpu") is None} == {"fp32"}
+    assert {kind for kind in compute.DTYPES if unsupported_reason(kind, "cuda:1") is None} == types
+    assert {kind for kind in compute.DTYPES if unsupported_reason(kind, "cpu") is None} == {"fp32"}

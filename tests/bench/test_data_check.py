@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from seatrial.bench import data_check
-from seatrial.bench.data_check import Part, blank, fill, verify
+from seatrial.bench.data_check import ExpectedPart, fill_input, fill_with_nan, verify
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -15,7 +15,7 @@ def summed(ranks: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     total = torch.zeros(count, dtype=dtype)
     for rank in range(ranks):
         mine = torch.empty(count, dtype=dtype)
-        fill(mine, rank, ranks)
+        fill_input(mine, rank, ranks)
         total += mine
     return total
 
@@ -31,7 +31,7 @@ def contributions(ranks: int, count: int, dtype: torch.dtype) -> np.ndarray[tupl
     filled = np.empty((ranks, count), dtype=np.float32)
     mine = torch.empty(count, dtype=dtype)
     for rank in range(ranks):
-        fill(mine, rank, ranks)
+        fill_input(mine, rank, ranks)
         filled[rank] = mine.float().numpy()
     return filled
 
@@ -57,7 +57,7 @@ def test_no_rank_of_a_sum_can_be_left_out_or_stand_for_another(dtype: torch.dtyp
 def test_what_is_moved_differs_between_all_ranks_at_every_position(dtype: torch.dtype, ranks: int) -> None:
     filled = torch.empty((ranks, 64), dtype=dtype)
     for rank in range(ranks):
-        fill(filled[rank], rank, 1)
+        fill_input(filled[rank], rank, 1)
     bits = filled.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
     assert all(len(set(column)) == ranks for column in bits.T.tolist())
 
@@ -65,7 +65,7 @@ def test_what_is_moved_differs_between_all_ranks_at_every_position(dtype: torch.
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_moved_has_every_bit_both_ways(dtype: torch.dtype) -> None:
     mine = torch.empty(100_000, dtype=dtype)
-    fill(mine, 3, 1)
+    fill_input(mine, 3, 1)
     assert mine.isfinite().all()
     bits = mine.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
     assert np.bitwise_or.reduce(bits) == -1
@@ -76,9 +76,9 @@ def test_what_is_moved_has_every_bit_both_ways(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("added", [1, 2, 300])
 def test_what_is_not_overwritten_is_wrong_everywhere(dtype: torch.dtype, added: int) -> None:
     buffer = torch.empty(70_000, dtype=dtype)  # more than all bits of two bytes
-    blank(buffer)
+    fill_with_nan(buffer)
     assert buffer.isnan().all()
-    found = verify(buffer, added, [Part(70_000, 0, rank=1)])
+    found = verify(buffer, added, [ExpectedPart(70_000, 0, rank=1)])
     assert found
     assert (found.wrong, found.got) == (70_000, "nan")
 
@@ -86,7 +86,7 @@ def test_what_is_not_overwritten_is_wrong_everywhere(dtype: torch.dtype, added: 
 def test_contributions_differ_by_rank_and_position() -> None:
     buffers = [torch.empty(100_000) for _ in range(8)]
     for rank, buffer in enumerate(buffers):
-        fill(buffer, rank, 8)
+        fill_input(buffer, rank, 8)
     assert len(set(buffers[0].tolist())) == 100_000
     assert len({buffer[0].item() for buffer in buffers}) == 8
     assert (buffers[0] < 0).any()
@@ -125,7 +125,7 @@ def test_even_the_sign_of_zero_counts() -> None:
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = summed(3, 1000, torch.float32)
-    monkeypatch.setattr(data_check, "CHUNK", 64)
+    monkeypatch.setattr(data_check, "CHUNK_ELEMENTS", 64)
     assert torch.equal(summed(3, 1000, torch.float32), whole)
     whole[130] += 1
     whole[999] += 1
@@ -143,16 +143,16 @@ def test_blocks_in_each_others_place_are_found(block: int) -> None:
 def test_a_missing_or_doubled_rank_is_found() -> None:
     assert verify(summed(4, 100, torch.float32) * 3 / 4, 4)
     own = torch.empty(100)
-    fill(own, 2, 4)
+    fill_input(own, 2, 4)
     other = torch.empty(100)
-    fill(other, 3, 4)
+    fill_input(other, 3, 4)
     assert verify(summed(4, 100, torch.float32) - own + other, 4)
 
 
 def test_parts_are_verified_each_by_its_own_ranks_and_positions() -> None:
     mine = torch.empty(90)
-    fill(mine, 2, 1)
-    blocks = [Part(30, 30, 2), Part(30, 0, 2)]
+    fill_input(mine, 2, 1)
+    blocks = [ExpectedPart(30, 30, 2), ExpectedPart(30, 0, 2)]
     gathered = torch.cat([mine[30:60], mine[:30]])
     assert verify(gathered, 1, blocks) is None
     gathered.view(torch.int32)[41] ^= 1 << 7
@@ -160,5 +160,7 @@ def test_parts_are_verified_each_by_its_own_ranks_and_positions() -> None:
     assert found
     assert (found.wrong, found.offset) == (1, 41)
     assert verify(torch.cat([mine[:30], mine[30:60]]), 1, blocks), "blocks in each other's place"
-    assert verify(torch.cat([mine[30:60], mine[:30]]), 1, [Part(30, 30, 2), Part(30, 0, 1)]), "of another rank"
+    assert verify(torch.cat([mine[30:60], mine[:30]]), 1, [ExpectedPart(30, 30, 2), ExpectedPart(30, 0, 1)]), (
+        "of another rank"
+    )
     assert verify(gathered, 1, []) is None, "where nothing is received, nothing is wrong"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seatrial.bench import memory
-from seatrial.bench.memory import FIXED, Wrong, time_copy, time_triad, try_patterns
+from seatrial.bench.memory import FIXED_PATTERNS, PatternError, run_pattern_test, time_copy, time_triad
 
 WORDS = 512  # of a block
 VICTIM, INDEX = 2, 77
@@ -14,7 +14,7 @@ VICTIM, INDEX = 2, 77
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "BLOCK", 8 * WORDS)
+    monkeypatch.setattr(memory, "BLOCK_BYTES", 8 * WORDS)
 
 
 class Flipping:
@@ -44,10 +44,10 @@ def flip(monkeypatch: pytest.MonkeyPatch, pattern: str, bit: int, blocks: int) -
 
 
 def test_good_memory_keeps_everything_to_the_last_word() -> None:
-    tested = try_patterns(4 * 8 * WORDS + 8 * 3 + 5, "cpu")
-    assert tested.wrong == ()
+    tested = run_pattern_test(4 * 8 * WORDS + 8 * 3 + 5, "cpu")
+    assert tested.errors == ()
     assert tested.size == 4 * 8 * WORDS + 8 * 3
-    assert tested.free > tested.size
+    assert tested.free_bytes > tested.size
 
 
 @pytest.mark.parametrize("bit", [0, 31, 63])
@@ -55,7 +55,7 @@ def test_good_memory_keeps_everything_to_the_last_word() -> None:
 def test_a_flipped_bit_is_found_and_placed(pattern: str, bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(monkeypatch, pattern, bit, blocks=4)
     offset = 8 * (VICTIM * WORDS + INDEX)
-    assert try_patterns(4 * 8 * WORDS, "cpu").wrong == (Wrong(pattern, 1, offset, f"{1 << bit:#018x}"),)
+    assert run_pattern_test(4 * 8 * WORDS, "cpu").errors == (PatternError(pattern, 1, offset, f"{1 << bit:#018x}"),)
 
 
 def test_the_first_of_several_and_their_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_the_first_of_several_and_their_number_are_told(monkeypatch: pytest.Monk
 
     calls: list[int] = []
     monkeypatch.setattr(memory, "_fill_with", faulty)
-    assert try_patterns(3 * 8 * WORDS, "cpu").wrong == (Wrong("0x0000000000000000", 9, 72, f"{4:#018x}"),)
+    assert run_pattern_test(3 * 8 * WORDS, "cpu").errors == (PatternError("0x0000000000000000", 9, 72, f"{4:#018x}"),)
 
 
 def test_two_addresses_for_one_word_are_found_by_the_random_pattern_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +82,14 @@ def test_two_addresses_for_one_word_are_found_by_the_random_pattern_alone(monkey
         return made[-1]
 
     monkeypatch.setattr(torch, "empty", empty)
-    (wrong,) = try_patterns(4 * 8 * WORDS, "cpu").wrong
+    (wrong,) = run_pattern_test(4 * 8 * WORDS, "cpu").errors
     assert (wrong.pattern, wrong.offset) == ("random", 0)
     assert wrong.words == WORDS
 
 
 def test_patterns_have_every_bit_both_ways() -> None:
     for bit in range(64):
-        assert {word >> bit & 1 for word in FIXED} == {0, 1}
+        assert {word >> bit & 1 for word in FIXED_PATTERNS} == {0, 1}
     words = dict(memory._patterns("cpu"))["random"](torch.empty(4096, dtype=torch.int64), 3)
     assert 0.4 < float((words < 0).double().mean()) < 0.6
 

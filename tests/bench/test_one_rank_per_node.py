@@ -11,7 +11,13 @@ import torch.distributed as dist
 
 from seatrial.bench import one_rank_per_node
 from seatrial.bench.group import close_group, open_group
-from seatrial.bench.one_rank_per_node import Actors, Trouble, by_reason, muster, reason
+from seatrial.bench.one_rank_per_node import (
+    ParticipantError,
+    Participants,
+    error_text,
+    group_by_reason,
+    select_participants,
+)
 
 
 @pytest.fixture
@@ -37,22 +43,22 @@ def pretend(monkeypatch: pytest.MonkeyPatch, names: list[str], rank: int) -> Non
 @pytest.mark.parametrize(
     ("rank", "at_least", "expected"),
     [
-        (0, 1, Actors(("a", "b"), 0, True)),
-        (1, 1, Actors(("a", "b"), -1, True)),
-        (2, 1, Actors(("a", "b"), 1, True)),
-        (3, 2, Actors(("a", "b"), -1, True)),
+        (0, 1, Participants(("a", "b"), 0, True)),
+        (1, 1, Participants(("a", "b"), -1, True)),
+        (2, 1, Participants(("a", "b"), 1, True)),
+        (3, 2, Participants(("a", "b"), -1, True)),
     ],
 )
 def test_the_lowest_rank_of_each_node_acts(
-    monkeypatch: pytest.MonkeyPatch, rank: int, at_least: int, expected: Actors
+    monkeypatch: pytest.MonkeyPatch, rank: int, at_least: int, expected: Participants
 ) -> None:
     pretend(monkeypatch, ["a", "a", "b", "b"], rank)
-    assert muster(["a", "a", "b", "b"][rank], at_least) == expected
+    assert select_participants(["a", "a", "b", "b"][rank], at_least) == expected
 
 
 def test_nodes_may_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, ["a", "b", "a", "b"], 1)
-    assert muster("b") == Actors(("a", "b"), 1, True)
+    assert select_participants("b") == Participants(("a", "b"), 1, True)
 
 
 @pytest.mark.parametrize(("rank", "me"), [(0, 0), (1, 1), (2, -1)])
@@ -60,24 +66,24 @@ def test_on_one_node_the_first_ranks_act_where_one_is_too_few(
     monkeypatch: pytest.MonkeyPatch, rank: int, me: int
 ) -> None:
     pretend(monkeypatch, ["a", "a", "a"], rank)
-    assert muster("a", at_least=2) == Actors(("a/rank0", "a/rank1"), me, False)
-    assert muster("a").names == ("a",)
+    assert select_participants("a", min_count=2) == Participants(("a/rank0", "a/rank1"), me, False)
+    assert select_participants("a").names == ("a",)
 
 
 def test_the_leader_is_the_first_actor_alone() -> None:
-    assert Actors(("a", "b"), 0, True).leader == Actors(("a",), 0, True)
-    assert Actors(("a", "b"), 1, True).leader == Actors(("a",), -1, True)
+    assert Participants(("a", "b"), 0, True).first_only == Participants(("a",), 0, True)
+    assert Participants(("a", "b"), 1, True).first_only == Participants(("a",), -1, True)
 
 
 @pytest.mark.usefixtures("alone")
 def test_work_that_returns_nothing_is_done_all_the_same() -> None:
-    assert muster("a").together(lambda: None) == [None]
-    assert muster("a").together(lambda: 7) == [7]
+    assert select_participants("a").run_on_all(lambda: None) == [None]
+    assert select_participants("a").run_on_all(lambda: 7) == [7]
 
 
 @pytest.mark.usefixtures("alone")
 def test_who_does_not_act_does_not_work() -> None:
-    assert Actors((), -1, False).together(lambda: pytest.fail("worked")) == []
+    assert Participants((), -1, False).run_on_all(lambda: pytest.fail("worked")) == []
 
 
 @pytest.mark.usefixtures("alone")
@@ -85,17 +91,17 @@ def test_an_error_of_the_system_is_told_with_the_name() -> None:
     def work() -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/mnt/x")
 
-    with pytest.raises(Trouble, match=r"^/mnt/x: Permission denied \(a\)$") as raised:
-        muster("a").together(work)
-    assert not raised.value.stuck
+    with pytest.raises(ParticipantError, match=r"^/mnt/x: Permission denied \(a\)$") as raised:
+        select_participants("a").run_on_all(work)
+    assert not raised.value.timed_out
 
 
 @pytest.mark.usefixtures("alone")
 def test_work_that_hangs_is_given_up() -> None:
     began = time.monotonic()
-    with pytest.raises(Trouble, match=r"no answer within 0\.1 s \(a\)") as raised:
-        muster("a").together(lambda: time.sleep(600), seconds=0.1)
-    assert raised.value.stuck
+    with pytest.raises(ParticipantError, match=r"no answer within 0\.1 s \(a\)") as raised:
+        select_participants("a").run_on_all(lambda: time.sleep(600), seconds=0.1)
+    assert raised.value.timed_out
     assert time.monotonic() - began < 60
 
 
@@ -104,15 +110,15 @@ def test_a_timeout_that_the_work_itself_raises_is_no_hang() -> None:
     def work() -> None:
         raise TimeoutError("the lock did not come")
 
-    with pytest.raises(Trouble, match="the lock did not come") as raised:
-        muster("a").together(work)
-    assert not raised.value.stuck
+    with pytest.raises(ParticipantError, match="the lock did not come") as raised:
+        select_participants("a").run_on_all(work)
+    assert not raised.value.timed_out
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_fault_of_our_own_is_not_taken_for_one_of_the_machine() -> None:
     with pytest.raises(ZeroDivisionError):
-        muster("a").together(lambda: 1 / 0)
+        select_participants("a").run_on_all(lambda: 1 / 0)
 
 
 @pytest.mark.usefixtures("alone")
@@ -121,7 +127,7 @@ def test_without_nccl_there_is_no_version() -> None:
 
 
 def test_names_with_one_reason_stand_together() -> None:
-    assert by_reason({"a": "full", "b": "gone", "c": "full"}) == "full (a, c); gone (b)"
+    assert group_by_reason({"a": "full", "b": "gone", "c": "full"}) == "full (a, c); gone (b)"
 
 
 @pytest.mark.parametrize(
@@ -134,4 +140,4 @@ def test_names_with_one_reason_stand_together() -> None:
     ],
 )
 def test_a_reason_is_one_line(error: Any, text: str) -> None:
-    assert reason(error) == text
+    assert error_text(error) == text

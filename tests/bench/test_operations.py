@@ -50,21 +50,23 @@ def test_operations_one_by_one_have_a_time_each(found: dict[str, Any], name: str
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_sizes_are_whole_blocks_and_stated_exactly(found: dict[str, Any], name: str) -> None:
     size = found[f"{name} float32"]["size"]
-    assert size == (996 * 4 if OPERATIONS[name].divides else 1003 * 4)  # blocks of 16 B, as nccl-tests rounds
+    assert size == (
+        996 * 4 if OPERATIONS[name].one_block_per_rank else 1003 * 4
+    )  # blocks of 16 B, as nccl-tests rounds
 
 
 def test_a_block_holds_an_element_even_where_nccl_tests_measures_nothing() -> None:
-    assert OPERATIONS["all_gather"].elements(8, 4, 4) == 4
-    assert OPERATIONS["all_gather"].elements(8 * 4, 4, 4) == 8
-    assert OPERATIONS["all_gather"].elements(100, 2, 3) == 48
+    assert OPERATIONS["all_gather"].element_count(8, 4, 4) == 4
+    assert OPERATIONS["all_gather"].element_count(8 * 4, 4, 4) == 8
+    assert OPERATIONS["all_gather"].element_count(100, 2, 3) == 48
 
 
 def test_a_size_that_is_no_whole_blocks_is_called_what_it_is() -> None:
     gather = OPERATIONS["all_gather"]
-    assert [gather.named(size, 4, 8) for size in (8, 16, 32, 100, 2**20)] == [32, 32, 32, 96, 2**20]
-    assert gather.named(2**30, 4, 3) == 2**30  # 16 B less
-    assert gather.named(gather.named(8, 2, 7), 2, 7) == 14
-    assert OPERATIONS["all_reduce"].named(8, 4, 8) == 8
+    assert [gather.nominal_size(size, 4, 8) for size in (8, 16, 32, 100, 2**20)] == [32, 32, 32, 96, 2**20]
+    assert gather.nominal_size(2**30, 4, 3) == 2**30  # 16 B less
+    assert gather.nominal_size(gather.nominal_size(8, 2, 7), 2, 7) == 14
+    assert OPERATIONS["all_reduce"].nominal_size(8, 4, 8) == 8
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
@@ -72,10 +74,10 @@ def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
     assert found[f"{name} offsets"] == [0, 16, 32]  # each rank's block where NCCL takes it for in place
     assert found[f"{name} elsewhere"]["mismatches"] == {}
     assert found[f"{name} elsewhere"]["size"] == 996 * 4
-    other = OPERATIONS[name].elsewhere()
+    other = OPERATIONS[name].in_place_variant()
     assert other
     assert other.in_place
-    assert other.elsewhere() is None
+    assert other.in_place_variant() is None
 
 
 def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
@@ -100,4 +102,4 @@ def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
     ],
 )
 def test_factors_are_those_of_nccl_tests(name: str, factor: float) -> None:
-    assert OPERATIONS[name].factor(4) == factor
+    assert OPERATIONS[name].busbw_factor(4) == factor

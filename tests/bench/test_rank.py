@@ -59,24 +59,24 @@ def load_gpu(uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_is_found_by_its_uuid_and_nvml_is_closed_again(nvml: Nvml) -> None:
-    assert rank.physical_index("cuda:0") == 3
+    assert rank.nvml_index("cuda:0") == 3
     assert nvml.open == 0
-    assert rank.physical_index("cpu") is None
+    assert rank.nvml_index("cpu") is None
 
 
 def test_a_slice_that_nvml_has_not_as_a_gpu_is_named(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     load_gpu("slice", monkeypatch)
     with pytest.raises(SeatrialError, match=r"no GPU-slice, .* 1g.18gb\): Not Found. Is it a MIG slice"):
-        rank.physical_index("cuda:0")
+        rank.nvml_index("cuda:0")
     assert nvml.open == 0
 
 
 def test_the_cpus_beside_a_gpu_are_those_of_nvmls_masks(nvml: Nvml) -> None:
-    assert rank.cpus_beside("cuda:0") == {0, 2, 127}
+    assert rank.numa_cpus("cuda:0") == {0, 2, 127}
 
 
 def test_an_nvml_that_does_not_tell_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = load(Nvml(None), monkeypatch)
     with pytest.raises(SeatrialError, match="which CPUs are beside cuda:0: Not Supported"):
-        rank.cpus_beside("cuda:0")
+        rank.numa_cpus("cuda:0")
     assert nvml.open == 0

@@ -9,15 +9,24 @@ from types import SimpleNamespace
 import pytest
 
 from seatrial.bench import shared_files
-from seatrial.bench.shared_files import Contest, Reading, contend, read_often, record, take_fcntl, take_flock, wait_for
+from seatrial.bench.shared_files import (
+    LockCounts,
+    ReadCounts,
+    append_record,
+    contend_for_lock,
+    read_repeatedly,
+    try_fcntl,
+    try_flock,
+    wait_for_contents,
+)
 
 
 def test_waiting_tells_what_came_and_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_files, "WAIT_S", 0.1)
+    monkeypatch.setattr(shared_files, "VISIBILITY_TIMEOUT_S", 0.1)
     paths = [tmp_path / name for name in ("good", "other", "absent")]
     digest = shared_files.write_random(paths[0])
     shared_files.write_random(paths[1])
-    found = wait_for(paths, [digest, digest, digest])
+    found = wait_for_contents(paths, [digest, digest, digest])
     assert list(found) == [0]
 
 
@@ -32,7 +41,7 @@ def test_waiting_ends_when_the_last_file_comes(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(shared_files, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     digest = shared_files.write_random(ready)
-    found = wait_for([ready, late], [digest, digest])
+    found = wait_for_contents([ready, late], [digest, digest])
     assert found == {0: 0, 1: pytest.approx(0.2, abs=2 * shared_files.POLL_S)}
 
 
@@ -47,13 +56,13 @@ def test_waiting_ends_when_the_last_file_comes(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_reader_knows_whole_from_partial(tmp_path: Path, content: bytes, whole: bool) -> None:
     (tmp_path / "page").write_bytes(content)
-    found = read_often(tmp_path / "page", 0.01)
+    found = read_repeatedly(tmp_path / "page", 0.01)
     assert (found.bad == 0) is whole
     assert found.reads > 0
 
 
 def test_a_file_that_is_missing_is_bad(tmp_path: Path) -> None:
-    found = read_often(tmp_path / "absent", 0.01)
+    found = read_repeatedly(tmp_path / "absent", 0.01)
     assert found.bad == found.reads > 0
 
 
@@ -62,12 +71,12 @@ def test_a_stale_handle_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(116, "Stale file handle", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", stale)
-    found = read_often(tmp_path, 0.01)
-    assert found == Reading(found.reads, 0, 0)
+    found = read_repeatedly(tmp_path, 0.01)
+    assert found == ReadCounts(found.reads, 0, 0)
 
 
 def test_records_differ_and_have_one_length() -> None:
-    records = {record(actor, number) for actor in range(3) for number in range(shared_files.RECORDS)}
+    records = {append_record(actor, number) for actor in range(3) for number in range(shared_files.RECORDS)}
     assert len(records) == 3 * shared_files.RECORDS
     assert {len(line) for line in records} == {shared_files.RECORD}
 
@@ -76,8 +85,8 @@ def test_flock_is_refused_while_another_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     with path.open("rb+") as holder, path.open("rb+") as other:
-        assert take_flock(holder.fileno())
-        assert not take_flock(other.fileno())
+        assert try_flock(holder.fileno())
+        assert not try_flock(other.fileno())
 
 
 def test_fcntl_is_refused_while_another_process_holds_it(tmp_path: Path) -> None:
@@ -89,29 +98,29 @@ def test_fcntl_is_refused_while_another_process_holds_it(tmp_path: Path) -> None
         assert holder.stdout
         holder.stdout.readline()
         with path.open("rb+") as file:
-            assert not take_fcntl(file.fileno())
+            assert not try_fcntl(file.fileno())
         holder.communicate(b"\n")
     with path.open("rb+") as file:
-        assert take_fcntl(file.fileno())
+        assert try_fcntl(file.fileno())
 
 
 def test_alone_at_a_lock_nobody_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "lock.x").touch()
-    assert contend(tmp_path / "lock.x", take_flock, 100) == Contest(0, 0)
+    assert contend_for_lock(tmp_path / "lock.x", try_flock, 100) == LockCounts(0, 0)
     assert not (tmp_path / "lock.held").exists()
 
 
 def test_a_lock_that_is_held_by_another_as_well_is_a_clash(tmp_path: Path) -> None:
     (tmp_path / "lock.x").touch()
     (tmp_path / "lock.held").touch()
-    assert contend(tmp_path / "lock.x", take_flock, 100).clashes == 2
+    assert contend_for_lock(tmp_path / "lock.x", try_flock, 100).conflicts == 2
 
 
 def test_a_lock_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_files, "LOCK_S", 0.05)
+    monkeypatch.setattr(shared_files, "LOCK_TIMEOUT_S", 0.05)
     (tmp_path / "lock.x").touch()
     with pytest.raises(TimeoutError, match=r"the lock did not come within 0\.05 s"):
-        contend(tmp_path / "lock.x", lambda file: False, 2)
+        contend_for_lock(tmp_path / "lock.x", lambda file: False, 2)
 
 
 def test_a_mapped_file_is_read_by_content(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from seatrial.bench import storage
-from seatrial.bench.one_rank_per_node import Actors
-from seatrial.bench.storage import Site
+from seatrial.bench.one_rank_per_node import Participants
+from seatrial.bench.storage import SharedFolder
 
 MIB = 2**20
 
@@ -23,7 +23,7 @@ def test_a_stream_is_written_and_read_whole(tmp_path: Path, size: int) -> None:
     assert read.seconds > 0
     content = path.read_bytes()
     assert content[:4096] != bytes(4096)
-    assert size <= storage.CHUNK or content[storage.CHUNK : storage.CHUNK + 64] == content[:64]
+    assert size <= storage.CHUNK_BYTES or content[storage.CHUNK_BYTES : storage.CHUNK_BYTES + 64] == content[:64]
 
 
 def test_a_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
@@ -56,28 +56,28 @@ def test_another_error_of_open_is_not_taken_for_that(tmp_path: Path) -> None:
 
 def test_small_files_come_and_go(tmp_path: Path) -> None:
     folder = tmp_path / "small"
-    assert storage.create_small(folder, 5) > 0
-    assert [path.stat().st_size for path in folder.iterdir()] == [storage.SMALL] * 5
-    assert storage.stat_small(folder, 5) > 0
-    assert storage.unlink_small(folder, 5) > 0
+    assert storage.create_small_files(folder, 5) > 0
+    assert [path.stat().st_size for path in folder.iterdir()] == [storage.SMALL_FILE_BYTES] * 5
+    assert storage.stat_small_files(folder, 5) > 0
+    assert storage.unlink_small_files(folder, 5) > 0
     assert list(folder.iterdir()) == []
 
 
 def test_stat_of_a_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    storage.create_small(tmp_path / "small", 2)
+    storage.create_small_files(tmp_path / "small", 2)
     with pytest.raises(FileNotFoundError):
-        storage.stat_small(tmp_path / "small", 3)
+        storage.stat_small_files(tmp_path / "small", 3)
 
 
 def test_room_is_asked_for_before_it_is_used(tmp_path: Path) -> None:
-    storage.require_room(tmp_path, 1)
+    storage.require_free_space(tmp_path, 1)
     with pytest.raises(OSError, match=r"1048576TiB are needed for this measurement, .* are free") as raised:
-        storage.require_room(tmp_path, 2**60)
+        storage.require_free_space(tmp_path, 2**60)
     assert raised.value.errno == errno.ENOSPC
 
 
 def test_each_actor_has_files_of_its_own_and_a_neighbour(tmp_path: Path) -> None:
-    site = Site(tmp_path, Actors(("a", "b", "c"), 2, True))
+    site = SharedFolder(tmp_path, Participants(("a", "b", "c"), 2, True))
     assert [path.name for path in site.files("x")] == ["x.0", "x.1", "x.2"]
-    assert (site.mine("x").name, site.of_next("x").name) == ("x.2", "x.0")
-    assert site.who([0, 2]) == "a, c"
+    assert (site.file("x").name, site.next_file("x").name) == ("x.2", "x.0")
+    assert site.join_names([0, 2]) == "a, c"

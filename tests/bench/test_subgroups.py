@@ -31,26 +31,26 @@ def test_ranks_are_sorted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_of_some_ranks(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], expected: str | None) -> None:
     monkeypatch.setattr(subgroups, "describe_device", lambda _device: {"gpu": "H100"})
     monkeypatch.setattr(subgroups, "gather", lambda _model: ["H100", "H100", "H200", None])
-    assert subgroups.models_among(ranks, "cuda:0") == expected
+    assert subgroups.gpu_models(ranks, "cuda:0") == expected
 
 
 def test_times_of_some_ranks_and_their_bus_bandwidth() -> None:
-    timings = subgroups.among(Timings(((1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0)), 10, 3), (1, 3))
+    timings = subgroups.select_ranks(Timings(((1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0)), 10, 3), (1, 3))
     assert timings == Timings(((2.0, 4.0), (6.0, 8.0)), 10, 3)
     result = GroupResult((0, 1, 2, 3), Timings(((2.0,), (4.0,)), 1, 0), {})
     assert result.busbw(8 * 10**9) == pytest.approx((4 * 1.5, 2 * 1.5))  # S / t · 2·3/4
 
 
 def test_an_all_reduce_is_timed_and_checked(group: None) -> None:
-    (result,) = subgroups.all_reduce([[0]], 2**12, "cpu", 0.01)
+    (result,) = subgroups.measure_all_reduce([[0]], 2**12, "cpu", 0.01)
     assert result.ranks == (0,)
     assert result.mismatches == {}
-    assert all(seconds > 0 for seconds in result.timings.means)
+    assert all(seconds > 0 for seconds in result.timings.window_means)
 
 
 def test_a_wrong_sum_is_reported_by_rank(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda buffer, group=None: buffer[7:9].fill_(0.5))
-    (result,) = subgroups.all_reduce([[0]], 2**12, "cpu", 0.01)
+    (result,) = subgroups.measure_all_reduce([[0]], 2**12, "cpu", 0.01)
     assert (result.mismatches[0].wrong, result.mismatches[0].offset) == (2, 7)
 
 
@@ -76,7 +76,7 @@ def test_every_rank_makes_all_groups_and_ends_its_group(
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "destroy_process_group", ended.append)
-    with subgroups.opened(groups, "cpu") as opened:
+    with subgroups.open_subgroups(groups, "cpu") as opened:
         assert opened == expected
         assert ended == []
     assert new == made

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from seatrial.bench import timing
-from seatrial.bench.timing import MAX_WINDOWS, MIN_WINDOWS, Timed, all_at_once, settled, time_alone
+from seatrial.bench.timing import (
+    MAX_WINDOWS,
+    MIN_WINDOWS,
+    DeviceTiming,
+    median_converged,
+    ran_concurrently,
+    time_on_device,
+)
 
 COLD_S = 0.4
 
@@ -47,7 +54,7 @@ def test_a_real_sleep_is_timed_as_long_as_it_takes() -> None:
         time.sleep(0.004)
         naps.append(time.perf_counter() - began)
 
-    timed = time_alone(nap, "cpu", 0.3, heat_up_s=0.05)
+    timed = time_on_device(nap, "cpu", 0.3, warmup_s=0.05)
     measured = naps[-len(timed.windows) * timed.per_window :]
     means = [fmean(measured[at : at + timed.per_window]) for at in range(0, len(measured), timed.per_window)]
     assert 0.004 <= median(means) <= timed.median < 1.5 * median(means)
@@ -55,7 +62,7 @@ def test_a_real_sleep_is_timed_as_long_as_it_takes() -> None:
 
 def test_windows_are_long_against_what_starting_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    timed = time_alone(lambda: clock.spend(0.004), "cpu", 0.3, heat_up_s=0.05)
+    timed = time_on_device(lambda: clock.spend(0.004), "cpu", 0.3, warmup_s=0.05)
     assert timed.median == pytest.approx(0.004)
     assert timed.per_window == 13  # of 0.05 s
 
@@ -63,7 +70,7 @@ def test_windows_are_long_against_what_starting_costs(monkeypatch: pytest.Monkey
 def test_the_first_operation_does_not_size_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries, buffers and peer access are set up in it, even where no time is left for heating up."""
     sizes = clocked(monkeypatch, chain((COLD_S,), repeat(0.001)))
-    timed = time_alone(lambda: None, "cpu", 1.0, heat_up_s=0.0)
+    timed = time_on_device(lambda: None, "cpu", 1.0, warmup_s=0.0)
     assert sizes[:4] == [1, 1, 50, 50]
     assert timed.per_window == 50
     assert COLD_S not in timed.windows
@@ -71,15 +78,15 @@ def test_the_first_operation_does_not_size_the_windows(monkeypatch: pytest.Monke
 
 def test_steady_windows_end_early_and_unsteady_ones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clocked(monkeypatch, repeat(0.001))
-    assert len(time_alone(lambda: None, "cpu", 60.0, heat_up_s=0.0).windows) == MIN_WINDOWS
+    assert len(time_on_device(lambda: None, "cpu", 60.0, warmup_s=0.0).windows) == MIN_WINDOWS
     clocked(monkeypatch, (0.001 * (1 + number % 2) for number in count()))
-    assert len(time_alone(lambda: None, "cpu", 60.0, heat_up_s=0.0).windows) == MAX_WINDOWS
+    assert len(time_on_device(lambda: None, "cpu", 60.0, warmup_s=0.0).windows) == MAX_WINDOWS
 
 
 def test_a_burn_goes_on_however_steady_it_is_and_looks_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = Clock(monkeypatch), list[int]()
-    timed = time_alone(
-        lambda: clock.spend(0.01), "cpu", 0.1, least_s=0.9, heat_up_s=0.0, between=lambda: looks.append(1)
+    timed = time_on_device(
+        lambda: clock.spend(0.01), "cpu", 0.1, min_seconds=0.9, warmup_s=0.0, after_window=lambda: looks.append(1)
     )
     assert 0.9 <= sum(timed.windows) * timed.per_window < 1
     assert len(looks) == len(timed.windows)
@@ -87,18 +94,18 @@ def test_a_burn_goes_on_however_steady_it_is_and_looks_in_between(monkeypatch: p
 
 def test_what_happens_in_between_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    timed = time_alone(lambda: clock.spend(0.01), "cpu", 0.5, heat_up_s=0.0, between=lambda: clock.spend(0.1))
+    timed = time_on_device(lambda: clock.spend(0.01), "cpu", 0.5, warmup_s=0.0, after_window=lambda: clock.spend(0.1))
     assert timed.median == pytest.approx(0.01)
 
 
 def test_drift_compares_the_last_third_with_the_first() -> None:
-    assert Timed((1.0, 1.0, 5.0, 1.0, 1.1, 1.1), 1, 0.0, 0.0).drift == pytest.approx(0.1, abs=1e-9)
-    assert Timed((1.0,), 1, 0.0, 0.0).drift == 0
+    assert DeviceTiming((1.0, 1.0, 5.0, 1.0, 1.1, 1.1), 1, 0.0, 0.0).drift == pytest.approx(0.1, abs=1e-9)
+    assert DeviceTiming((1.0,), 1, 0.0, 0.0).drift == 0
 
 
 def test_the_work_goes_on_after_the_last_window() -> None:
-    timed = time_alone(lambda: time.sleep(0.01), "cpu", 0.1, heat_up_s=0.1, run_on_s=0.2)
-    assert timed.began < timed.ended <= timed.left - 0.2
+    timed = time_on_device(lambda: time.sleep(0.01), "cpu", 0.1, warmup_s=0.1, trailing_s=0.2)
+    assert timed.started < timed.ended <= timed.load_ended - 0.2
 
 
 def test_every_window_is_inside_what_belongs_around_it() -> None:
@@ -113,22 +120,26 @@ def test_every_window_is_inside_what_belongs_around_it() -> None:
         entered[-1] += 1
         time.sleep(0.01)
 
-    timed = time_alone(operation, "cpu", 0.2, heat_up_s=0.0, inside=inside)
+    timed = time_on_device(operation, "cpu", 0.2, warmup_s=0.0, window_context=inside)
     assert entered[-len(timed.windows) :] == [timed.per_window] * len(timed.windows)
 
 
 def test_all_are_at_work_in_every_window_of_every_other() -> None:
-    first = Timed((1.0,), 1, heat_up_s=2.0, began=10.0, ended=20.0, left=22.0)
-    assert all_at_once([first, Timed((1.0,), 1, heat_up_s=2.0, began=11.0, ended=21.0, left=23.0)])
-    assert not all_at_once([first, Timed((1.0,), 1, heat_up_s=2.0, began=12.5, ended=20.0, left=23.0)])  # came late
-    assert not all_at_once([first, Timed((1.0,), 1, heat_up_s=5.0, began=10.0, ended=19.0, left=19.5)])  # left early
+    first = DeviceTiming((1.0,), 1, warmup_s=2.0, started=10.0, ended=20.0, load_ended=22.0)
+    assert ran_concurrently([first, DeviceTiming((1.0,), 1, warmup_s=2.0, started=11.0, ended=21.0, load_ended=23.0)])
+    assert not ran_concurrently(
+        [first, DeviceTiming((1.0,), 1, warmup_s=2.0, started=12.5, ended=20.0, load_ended=23.0)]
+    )  # came late
+    assert not ran_concurrently(
+        [first, DeviceTiming((1.0,), 1, warmup_s=5.0, started=10.0, ended=19.0, load_ended=19.5)]
+    )  # left early
 
 
 def test_few_windows_settle_nothing() -> None:
-    assert not settled([1.0] * (MIN_WINDOWS - 1))
-    assert settled([1.0] * MIN_WINDOWS)
-    assert not settled([1.0, 1.03] * 20)
-    assert Timed((1.0,) * 5, 1, 0.0, 0.0).describe()["ci95_of_median_s"] is None
+    assert not median_converged([1.0] * (MIN_WINDOWS - 1))
+    assert median_converged([1.0] * MIN_WINDOWS)
+    assert not median_converged([1.0, 1.03] * 20)
+    assert DeviceTiming((1.0,) * 5, 1, 0.0, 0.0).describe()["ci95_of_median_s"] is None
 
 
 def test_events_are_recorded_on_the_device_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +165,7 @@ def test_events_are_recorded_on_the_device_that_works(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    timed = time_alone(lambda: None, "cuda:3", 1.0, heat_up_s=0.0)
+    timed = time_on_device(lambda: None, "cuda:3", 1.0, warmup_s=0.0)
     assert set(recorded) == {"cuda:3"}
     assert (timed.per_window, set(timed.windows)) == (1, {0.1})
     assert current == ["cuda:0"]

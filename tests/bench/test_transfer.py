@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.bench import rank, transfer
-from seatrial.bench.timing import Timed
+from seatrial.bench.timing import DeviceTiming
 from seatrial.model import SeatrialError
 
 Log = list[tuple[str, ...]]
@@ -113,11 +113,11 @@ def driver(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     transfer._driver.cache_clear()
     monkeypatch.setattr(transfer, "CDLL", loaded)
-    monkeypatch.setattr(transfer, "time_alone", twice(streams))
+    monkeypatch.setattr(transfer, "time_on_device", twice(streams))
     return driver
 
 
-def twice(streams: Streams) -> Callable[..., Timed]:
+def twice(streams: Streams) -> Callable[..., DeviceTiming]:
     def time_alone(
         operation: Callable[[], object],
         device: str,
@@ -125,22 +125,22 @@ def twice(streams: Streams) -> Callable[..., Timed]:
         *,
         heat_up_s: float,
         inside: Callable[[], AbstractContextManager[object]],
-    ) -> Timed:
+    ) -> DeviceTiming:
         streams.log.append(("timed on", device, "while current is " + streams.device))
         with inside():
             operation()
             operation()
-        return Timed((seconds,), 1, heat_up_s, 0.0)
+        return DeviceTiming((seconds,), 1, heat_up_s, 0.0)
 
     return time_alone
 
 
 def test_every_ordered_pair_is_copied_from_its_source(streams: Streams, driver: Driver) -> None:
     notes: list[str] = []
-    copies = transfer.time_peers(3, 0.5, notes.append)
+    copies = transfer.time_peer_copies(3, 0.5, notes.append)
     pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert [(copy.source, copy.target) for copy in copies] == pairs
-    assert [copy.direct for copy in copies] == [True, False, True, True, False, True]
+    assert [copy.peer_access for copy in copies] == [True, False, True, True, False, True]
     assert notes == [f"GPU {source} to {target}" for source, target in pairs]
     timed = [entry for entry in streams.log if entry[0] == "timed on"]
     assert timed == [("timed on", f"cuda:{s}", f"while current is cuda:{s}") for s, _ in pairs for _ in range(2)]
@@ -149,7 +149,7 @@ def test_every_ordered_pair_is_copied_from_its_source(streams: Streams, driver: 
 
 def test_both_ways_wait_for_each_other_only_at_the_ends_of_a_window(streams: Streams, driver: Driver) -> None:
     """With a stream in common, or CUDA's default one, the copies take turns."""
-    transfer.time_peers(2, 0.5, lambda text: None)
+    transfer.time_peer_copies(2, 0.5, lambda text: None)
     began = [("cuda:0 new", "waits for", "cuda:0 default"), ("cuda:1 new", "waits for", "cuda:0 default")]
     ended = [("cuda:0 default", "waits for", "cuda:0 new"), ("cuda:0 default", "waits for", "cuda:1 new")]
     forth, back = ("copies cuda:0 to cuda:1", "stream 1"), ("copies cuda:1 to cuda:0", "stream 2")
@@ -162,7 +162,7 @@ def test_both_ways_wait_for_each_other_only_at_the_ends_of_a_window(streams: Str
 def test_an_error_of_the_driver_is_told(streams: Streams, driver: Driver) -> None:
     driver.code = 700
     with pytest.raises(SeatrialError, match="cuMemcpyAsync from cuda:0 to cuda:1: error 700"):
-        transfer.time_peers(2, 0.5, lambda text: None)
+        transfer.time_peer_copies(2, 0.5, lambda text: None)
 
 
 def test_host_copies_both_ways_run_on_two_streams(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +178,13 @@ def test_host_copies_both_ways_run_on_two_streams(streams: Streams, monkeypatch:
             log.append((streams.current("cuda:1"), source.device, self.device))
 
     monkeypatch.setattr(torch, "empty", Copied)
-    monkeypatch.setattr(rank, "cpus_beside", lambda device: os.sched_getaffinity(0))
+    monkeypatch.setattr(rank, "numa_cpus", lambda device: os.sched_getaffinity(0))
     names = iter(("lane 1", "lane 2"))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(streams, device, next(names), 1))
     streams.device = "cuda:1"
-    pinned = transfer.Pinned("cuda:1")
-    with pinned.side_by_side():
-        pinned.both()
+    pinned = transfer.PinnedBuffers("cuda:1")
+    with pinned.concurrent():
+        pinned.bidirectional()
     assert log == [
         ("lane 1", "waits for", "cuda:1 default"),
         ("lane 2", "waits for", "cuda:1 default"),
@@ -199,7 +199,7 @@ def test_host_memory_is_asked_for_beside_the_gpu_and_the_process_is_free_again(m
     allowed = [{0, 1, 2}]
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: allowed[-1])
     monkeypatch.setattr(os, "sched_setaffinity", lambda who, cpus: allowed.append(cpus))
-    monkeypatch.setattr(rank, "cpus_beside", lambda device: {2, 3})
+    monkeypatch.setattr(rank, "numa_cpus", lambda device: {2, 3})
     with pytest.raises(KeyError), transfer._near("cuda:0") as told:
         raise KeyError
     assert allowed[1:] == [{2}, {0, 1, 2}]
@@ -213,6 +213,6 @@ def test_where_nothing_is_known_of_the_gpus_cpus_that_is_said(monkeypatch: pytes
         raise SeatrialError("NVML does not tell")
 
     for beside, words in ((unknown, "NVML does not tell"), (lambda device: {10**6}, "none of which is beside")):
-        monkeypatch.setattr(rank, "cpus_beside", beside)
+        monkeypatch.setattr(rank, "numa_cpus", beside)
         with transfer._near("cuda:0") as told:
             assert words in told

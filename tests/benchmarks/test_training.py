@@ -17,7 +17,7 @@ def planned(only: str = "", *levers: str, gpus: tuple[int, ...] = ()) -> list[An
 
 
 def found(stack: str, speed: float) -> dict[str, Any]:
-    phases = {"until_first_step": 12.34}
+    phases = {"time_to_first_step": 12.34}
     numbers = {"mfu_percent": None, "step_p50_s": 0.25, "step_p99_s": 0.3, "memory_peak_gib": None, "compile_s": 0.0}
     return {"stack": stack, "tokens_per_second_per_gpu": speed, "phases_s": phases, **numbers}
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import NEW_ERRORS, Check, Place
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context
 from seatrial.model import Observation, Phase, Scope
 
 
-def place(device: str, **fields: Any) -> Place:
+def place(device: str, **fields: Any) -> Context:
     where = {"node": "node3", "rank": 9, "world_size": 16, "local_rank": 1, "promised_gpus": 8}
-    return Place(device=device, out=Path("/run/a"), run_dir=Path("/run"), **{**where, **fields})
+    return Context(device=device, artifacts_dir=Path("/run/a"), run_dir=Path("/run"), **{**where, **fields})
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_process_is_called_by_its_gpu_where_it_has_one(device: str, index: int
     assert place(device, gpu_index=index).subject == subject
 
 
-def _measure(place: Place, options: Any) -> Iterator[Observation]:
+def _measure(context: Context, options: Any) -> Iterator[Observation]:
     yield from ()
 
 
@@ -38,7 +38,7 @@ def _measure(place: Place, options: Any) -> Iterator[Observation]:
         (Phase.SINGLE_GPU, {"tflops": "TFLOP/s"}, True),
         (Phase.INTERCONNECT, {"busbw.*": "GB/s"}, True),
         (Phase.ENVIRONMENT, {"nodes": "nodes"}, False),
-        (Phase.SINGLE_GPU, {f"{NEW_ERRORS}ecc": "count"}, False),  # it counts them itself
+        (Phase.SINGLE_GPU, {f"{NEW_ERRORS_PREFIX}ecc": "count"}, False),  # it counts them itself
     ],
 )
 def test_error_counters_are_read_around_what_puts_gpus_to_work(
@@ -47,4 +47,4 @@ def test_error_counters_are_read_around_what_puts_gpus_to_work(
     check = Check(
         name="t.t", title="t", phase=phase, scope=Scope.GPU, metrics=metrics, rules=(), measure=_measure, limit_s=1
     )
-    assert check.counted is counted
+    assert check.reads_error_counters is counted

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE, check_names, overrides_of
-from seatrial.model import Verb
+from seatrial.model import DecisionValue
 
 
 def test_exit_codes_are_those_of_the_contract() -> None:
-    assert EXIT_CODES == {Verb.ACCEPTED: 0, Verb.REJECTED: 1, Verb.INCOMPLETE: 3}
+    assert EXIT_CODES == {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
     assert (EXIT_USAGE, EXIT_INTERRUPTED) == (2, 130)
 
 
@@ -20,10 +20,10 @@ def test_names_of_checks_are_joined_by_commas_or_given_again(given: list[str] | 
 
 
 def test_flags_outrank_set_and_each_knows_its_origin() -> None:
-    given = overrides_of("local", 2, 0, ["cluster.nodes=4", "limits.silence_s=12"])
+    given = overrides_of("local", 2, 0, ["cluster.nodes=4", "limits.heartbeat_timeout_s=12"])
     assert given == [
         ("--set", "cluster.nodes", 4),
-        ("--set", "limits.silence_s", 12),
+        ("--set", "limits.heartbeat_timeout_s", 12),
         ("--launcher", "launcher", "local"),
         ("--nodes", "cluster.nodes", 2),
         ("--gpus-per-node", "cluster.gpus_per_node", 0),

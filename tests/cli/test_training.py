@@ -19,7 +19,7 @@ def test_the_word_prints_the_table_or_all_of_it_as_json(
     monkeypatch.setattr("seatrial.train.hf.evaluate", lambda _config, _out: found)
 
     def out(*flags: str) -> str:
-        code = app(["evaluate", "tiny/toolcalls-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
+        code = app(["evaluate", "tiny/function-calling-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
         return f"{code} {capsys.readouterr().out}"
 
     lines = out().splitlines()
@@ -34,7 +34,7 @@ def test_train_passes_its_options_on_and_ends_the_process_at_once(
 ) -> None:
     calls: list[object] = []
     monkeypatch.setattr("seatrial.train.command.train", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr("seatrial.bench.group.end_process", lambda: calls.append("ended"))
+    monkeypatch.setattr("seatrial.bench.group.exit_without_teardown", lambda: calls.append("ended"))
     flags = ["--set", "bsz=2", "--set", "max_steps=1", "--out", str(tmp_path), "--json"]
     app(["train", "throughput", *flags], standalone_mode=False)
     app(["train", "throughput"], standalone_mode=False)

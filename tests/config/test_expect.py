@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from seatrial.config.expect import declared_unit, nearest, wrong_limit, wrong_metric
-from seatrial.model import Limit
+from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
+from seatrial.model import Threshold
 
 METRICS = {"busbw.*": "GB/s", "efficiency": "%", "wrong_elements": ""}
 
@@ -33,7 +33,7 @@ def test_the_unit_of_a_metric_is_that_of_its_name_or_family(metric: str, unit: s
     ],
 )
 def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> None:
-    found = wrong_metric(metric, Sized(), METRICS)
+    found = metric_error(metric, Sized(), METRICS)
     assert problem in found
     assert bool(found) == bool(problem)
 
@@ -51,7 +51,7 @@ def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> 
     ],
 )
 def test_a_threshold_in_a_wrong_unit(limit: str, unit: str, problem: str) -> None:
-    found = wrong_limit(Limit.parse(limit), unit)
+    found = limit_error(Threshold.parse(limit), unit)
     assert problem in found
     assert bool(found) == bool(problem)
 

@@ -12,7 +12,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.config.layers import CheckSchema, Resolved, parse_assignment, resolve, trial_names
 from seatrial.hardware.references import skus
-from seatrial.model import Limit, UsageError
+from seatrial.model import Threshold, UsageError
 
 KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
 
@@ -42,25 +42,25 @@ def test_acceptance_holds_the_five_promised_thresholds() -> None:
     assert checks["collectives.all_reduce"].required  # the fifth is a floor of the models that it was asked of
     for sku in (sku for sku in skus() if sku.name in ("NVIDIA H100 SXM", "NVIDIA H200 SXM")):
         known = [one for one in sku.expected["all_reduce.busbw.8GiB"] if one.gpus in (8, 16)]
-        assert [one.floor for one in known] == [350, 350]
-    assert checks["train.ddp"].expect["tokens_per_second_per_gpu"] == Limit.parse("> 500 tokens/s/GPU")
-    assert checks["train.ddp"].expect["scaling_efficiency"] == Limit.parse("> 90 %")
-    assert checks["train.cnn"].expect["accuracy"] == Limit.parse("> 95 %")
-    assert checks["train.cnn"].expect["seconds"] == Limit.parse("< 180 s")
+        assert [one.required for one in known] == [350, 350]
+    assert checks["train.ddp"].expect["tokens_per_second_per_gpu"] == Threshold.parse("> 500 tokens/s/GPU")
+    assert checks["train.ddp"].expect["scaling_efficiency"] == Threshold.parse("> 90 %")
+    assert checks["train.cnn"].expect["accuracy"] == Threshold.parse("> 95 %")
+    assert checks["train.cnn"].expect["seconds"] == Threshold.parse("< 180 s")
 
 
 def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
-    path = trial_file(tmp_path, "cluster: {nodes: 2}\nlimits: {silence_s: 5}\nchecks: {host.inventory: }\n")
+    path = trial_file(tmp_path, "cluster: {nodes: 2}\nlimits: {heartbeat_timeout_s: 5}\nchecks: {host.inventory: }\n")
     result = resolved(
         path,
-        ("--set", "limits.silence_s", 9),
+        ("--set", "limits.heartbeat_timeout_s", 9),
         ("--nodes", "cluster.nodes", 4),
         environ={"SEATRIAL_SET_CLUSTER__NODES": "3", "SEATRIAL_SET_LIMITS__STARTUP_S": "11", "PATH": "/bin"},
     )
-    assert (result.config.cluster.nodes, result.config.limits.silence_s) == (4, 9)
+    assert (result.config.cluster.nodes, result.config.limits.heartbeat_timeout_s) == (4, 9)
     assert result.config.limits.startup_s == 11
     assert result.origins["cluster.nodes"] == "--nodes"
-    assert result.origins["limits.silence_s"] == "--set"
+    assert result.origins["limits.heartbeat_timeout_s"] == "--set"
     assert result.origins["limits.startup_s"] == "$SEATRIAL_SET_LIMITS__STARTUP_S"
     assert result.origins["launcher"] == "default"
     assert result.origins["checks.host.inventory"] == str(path)
@@ -94,7 +94,7 @@ def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
     )
     check = result.config.checks["collectives.all_reduce"]
     assert check.options == {"sizes": ["1MiB"]}
-    assert check.expect == {"busbw.1MiB": Limit.parse("> 1 GB/s")}
+    assert check.expect == {"busbw.1MiB": Threshold.parse("> 1 GB/s")}
     assert result.origins["checks.collectives.all_reduce.expect.busbw.1MiB"] == "--set"
 
 
@@ -159,13 +159,19 @@ BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}
         ("cluster: {nodes: 2000000}\n" + HOST, ["cluster.nodes", "less than or equal to 1000000"]),
         ("description: 2026-13-45\n" + HOST, ["not valid YAML", "month must be in 1..12"]),
         ('name: "\\U00110000"\n' + HOST, ["not valid YAML"]),
-        ("limits: {silence_s: .inf}\n" + HOST, ["limits.silence_s", "finite number (got inf)"]),
-        ("limits: {silence_s: .nan}\n" + HOST, ["limits.silence_s", "finite number (got nan)"]),
-        ("limits: {silence_s: 1e300}\n" + HOST, ["limits.silence_s", "less than or equal to 2678400"]),
-        ("limits: {silence_s: 1.0e+300}\n" + HOST, ["limits.silence_s", "less than or equal to 2678400"]),
+        ("limits: {heartbeat_timeout_s: .inf}\n" + HOST, ["limits.heartbeat_timeout_s", "finite number (got inf)"]),
+        ("limits: {heartbeat_timeout_s: .nan}\n" + HOST, ["limits.heartbeat_timeout_s", "finite number (got nan)"]),
+        (
+            "limits: {heartbeat_timeout_s: 1e300}\n" + HOST,
+            ["limits.heartbeat_timeout_s", "less than or equal to 2678400"],
+        ),
+        (
+            "limits: {heartbeat_timeout_s: 1.0e+300}\n" + HOST,
+            ["limits.heartbeat_timeout_s", "less than or equal to 2678400"],
+        ),
         ("checks: {slurm.jobs: {options: {wait_s: .inf}}}", ["checks.slurm.jobs.options.wait_s", "finite"]),
         ("checks: {slurm.jobs: {options: {wait_s: inf}}}", ["checks.slurm.jobs.options.wait_s", "finite"]),
-        ("limits: {silence_s: nan}\n" + HOST, ["limits.silence_s", "nan"]),
+        ("limits: {heartbeat_timeout_s: nan}\n" + HOST, ["limits.heartbeat_timeout_s", "nan"]),
         ("checks: {collectives.all_reduce: {options: {sizes: [.nan]}}}", ["all_reduce.options.sizes", "finite"]),
         ("checks: {collectives.all_reduce: {options: {sizes: [" + "9" * 400 + "TiB]}}}", ["options", "too large"]),
         ("checks: {host.inventory: {limit_s: .inf}}", ["checks.host.inventory.limit_s", "finite"]),
@@ -217,8 +223,11 @@ CNN = "checks: {train.cnn: {expect: {accuracy: '%s'}}}"
         (ALL_REDUCE % ("{}", "bus.8GiB", "> 1 GB/s"), ["measures no such metric"]),
         (ALL_REDUCE % ("{sizes: {from: 8B, to: 2B}}", "busbw.8B", "> 1 GB/s"), ["options.sizes", "from 8 B to 2 B"]),
         (ALL_REDUCE % ("{sizes: {from: 8B, to: 32B}}", "busbw.64B", "> 1 GB/s"), ["8B, 16B, 32B"]),
-        (ALL_REDUCE % ("{device_sizes: [1KiB]}", "device_latency.8B", "< 1 us"), ["'8B' is not measured", "1KiB"]),
-        (ALL_REDUCE % ("{distribution_sizes: [4MiB]}", "p99.1GiB", "< 1 us"), ["'1GiB' is not measured", "4MiB"]),
+        (
+            ALL_REDUCE % ("{cuda_graph_sizes: [1KiB]}", "cuda_graph_latency.8B", "< 1 us"),
+            ["'8B' is not measured", "1KiB"],
+        ),
+        (ALL_REDUCE % ("{percentile_sizes: [4MiB]}", "p99.1GiB", "< 1 us"), ["'1GiB' is not measured", "4MiB"]),
         (SPEED % ("{}", "read_one./data", "> 1 GB/s"), ["'/data' is not measured", "run_directory"]),
         (SPEED % ("{paths: [/data]}", "read_one.run_directory", "> 1 GB/s"), ["is not measured", "/data"]),
         (CNN % "> 0.9 %", ["0.9 % is less than one in a hundred; did you mean 90 %?"]),
@@ -243,7 +252,7 @@ def test_a_threshold_on_what_is_never_measured_is_found_before_the_run(
         ALL_REDUCE % ("{sizes: [1MiB, 1536]}", "latency.1536B", "< 9 us"),
         ALL_REDUCE % ("{}", "wrong_elements", "== 0"),
         ALL_REDUCE % ("{sizes: {from: 8B, to: 1GiB, factor: 2}}", "busbw.512MiB", "> 1 GB/s"),
-        ALL_REDUCE % ("{sizes: [1MiB], device_sizes: [8B]}", "device_latency.8B", "< 30 us"),
+        ALL_REDUCE % ("{sizes: [1MiB], cuda_graph_sizes: [8B]}", "cuda_graph_latency.8B", "< 30 us"),
         ALL_REDUCE % ("{sizes: [1MiB], modes: [parity, distribution]}", "p95.1GiB", "< 9 us"),
         SPEED % ("{}", "read_one.run_directory", "> 1 GB/s"),
         SPEED % ("{paths: [/data/a.b]}", "create_all./data/a.b", "> 100 files/s"),
@@ -269,7 +278,7 @@ def test_a_variable_for_the_workers_keeps_its_letters_and_is_text(tmp_path: Path
 def test_a_threshold_may_come_from_the_environment() -> None:
     variable = "SEATRIAL_SET_CHECKS__TRAIN.CNN__EXPECT__ACCURACY"
     expect = resolved("acceptance", environ={variable: "> 97 %"}).config.checks["train.cnn"].expect
-    assert expect["accuracy"] == Limit.parse("> 97 %")
+    assert expect["accuracy"] == Threshold.parse("> 97 %")
 
 
 def test_a_trial_that_is_not_there() -> None:

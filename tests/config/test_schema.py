@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.config.schema import MOST_NAME, Config
+from seatrial.config.schema import MAX_NAME_BYTES, Config
 
 
 def config(**fields: Any) -> Config:
@@ -22,7 +22,7 @@ def config(**fields: Any) -> Config:
         ({"name": "é" * 101}, "name"),  # bytes count, not letters
         ({"cluster": {"nodes": 0}}, "cluster.nodes"),
         ({"cluster": {"gpus_per_node": -1}}, "cluster.gpus_per_node"),
-        ({"limits": {"silence_s": 0}}, "limits.silence_s"),
+        ({"limits": {"heartbeat_timeout_s": 0}}, "limits.heartbeat_timeout_s"),
         ({"limits": {"startup_s": 1e300}}, "limits.startup_s"),
         ({"telemetry": {"hz": 11}}, "telemetry.hz"),
         ({"slurm": {"cpus_per_task": 0}}, "slurm.cpus_per_task"),
@@ -41,7 +41,7 @@ def test_a_wrong_value_is_refused_at_its_place(fields: dict[str, Any], where: st
 
 
 def test_the_longest_name_leaves_room_for_the_time_in_a_file_name() -> None:
-    assert len(config(name="x" * MOST_NAME).name) + len("20261122-195344-") <= 255
+    assert len(config(name="x" * MAX_NAME_BYTES).name) + len("20261122-195344-") <= 255
 
 
 def test_what_is_not_written_down_is_the_safe_choice() -> None:

@@ -10,16 +10,16 @@ from itertools import chain, combinations
 import pytest
 
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import Figures, Line, circle
+from seatrial.bench.pairs import PairResults, PairTiming, round_robin
 from seatrial.checks import catalog
 from seatrial.checks.fabric import pairs
-from seatrial.checks.fabric.pairs import CHECK, LEAST
+from seatrial.checks.fabric.pairs import CHECK, MIN_SHARE
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.diagnose import diagnose, relocated
+from seatrial.diagnose import diagnose, refreshed_findings
 from seatrial.diagnose.localize import localize
 from seatrial.judge import judge
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Finding, Limit, Measurement, Metric, Outcome, Verdict
+from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, Threshold, Verdict
 from tests.report import samples
 
 SIZE = 2**28
@@ -48,29 +48,29 @@ def fabric(
     def path_is_bad(a: int, b: int, gpu: int) -> bool:
         return {a, b} == set(bad_path or ()) and rail in (None, gpu)
 
-    def line(a: int, b: int, gpu: int) -> Line:
+    def line(a: int, b: int, gpu: int) -> PairTiming:
         rank, partner = a * GPUS + gpu, b * GPUS + gpu
         slow = {a, b} & set(bad) or {rank, partner} & set(bad_ranks) or path_is_bad(a, b, gpu)
         seconds = tuple(SIZE / 1e9 / (BAD if slow else GOOD) * (1 + noise * chance.gauss()) for _ in range(12))
         wrong = Mismatch(1, 7, "1.0", "2.0", "0x1") if corrupt == b else None
-        return Line(rank, partner, seconds, wrong)
+        return PairTiming(rank, partner, seconds, wrong)
 
-    met = chain.from_iterable(circle(nodes, rounds))
+    met = chain.from_iterable(round_robin(nodes, rounds))
     lines = tuple(line(x, y, gpu) for a, b in met for x, y in ((a, b), (b, a)) for gpu in range(GPUS))
     names = {f"node{node}": tuple(range(node * GPUS, (node + 1) * GPUS)) for node in range(nodes)}
     subjects = [f"{name}/gpu{rank % GPUS}" for name, ranks in names.items() for rank in ranks]
-    figures = Figures(lines, SIZE, names, subjects)
+    figures = PairResults(lines, SIZE, names, subjects)
     if alone:
         again = {f"node{node}": node for node in range(nodes)}
-        met_again = [(again[a], again[b]) for a, b in figures.slow_paths(LEAST)]
+        met_again = [(again[a], again[b]) for a, b in figures.slow_paths(MIN_SHARE)]
         seconds = (SIZE / 1e9 / alone,) * 12
         more = (
-            Line(x * GPUS + gpu, y * GPUS + gpu, seconds, None)
+            PairTiming(x * GPUS + gpu, y * GPUS + gpu, seconds, None)
             for a, b in met_again
             for x, y in ((a, b), (b, a))
             for gpu in range(GPUS)
         )
-        figures = replace(figures, alone=tuple(more))
+        figures = replace(figures, retries=tuple(more))
     seen = list(pairs._figures(figures, rounds, "nccl"))
     return Measurement(
         check=CHECK.name,
@@ -87,14 +87,14 @@ def found(measured: Measurement, second: Measurement | None = None, **expect: st
 
 
 def judged(measured: Measurement, second: Measurement | None = None, **expect: str) -> tuple[Verdict, ...]:
-    limits = {metric: Limit.parse(limit) for metric, limit in expect.items()}
+    limits = {metric: Threshold.parse(limit) for metric, limit in expect.items()}
     config = Config(name="t", checks={CHECK.name: CheckSettings(expect=limits)})
-    repeats = [second.model_copy(update={"again": True})] if second else []
-    return judge(config, [], [measured], catalog(), {}, repeats=repeats)
+    repeats = [second.model_copy(update={"retry": True})] if second else []
+    return judge(config, [], [measured], catalog(), {}, retries=repeats)
 
 
 def where(measured: Measurement) -> list[str]:
-    return [finding.where for finding in found(measured)]
+    return [finding.subject for finding in found(measured)]
 
 
 def failed(measured: Measurement) -> set[str]:
@@ -109,7 +109,7 @@ def test_a_good_fabric_has_no_culprit() -> None:
 
 @pytest.mark.parametrize(("nodes", "rounds"), [(3, 3), (4, 3), (5, 5), (7, 7), (8, 7), (9, 4), (12, 4), (16, 3)])
 def test_as_many_bad_nodes_as_promised_are_found_exactly(nodes: int, rounds: int) -> None:
-    promised = fabric(nodes, rounds).facts["told_apart"]
+    promised = fabric(nodes, rounds).facts["distinguishable"]
     assert isinstance(promised, int)
     assert promised >= 1
     for count in range(1, promised + 1):
@@ -125,13 +125,13 @@ def test_two_nodes_never_outvote_each_other() -> None:
     measured = fabric(2, 1, bad=(1,))
     assert not found(measured)
     assert not failed(measured)
-    assert measured.facts["told_apart"] == 0
+    assert measured.facts["distinguishable"] == 0
     assert "cannot outvote" in str(measured.facts["guarantee"])
 
 
 def test_with_one_partner_each_nobody_is_told_apart_from_its_partner() -> None:
     slow = found(fabric(8, 1, bad=(2,)))
-    assert {finding.where for finding in slow} == {"node2", "node5"}
+    assert {finding.subject for finding in slow} == {"node2", "node5"}
     assert {finding.confidence for finding in slow} == {"low"}
 
 
@@ -139,7 +139,7 @@ def test_the_path_between_two_good_nodes() -> None:
     measured = fabric(6, 5, bad_path=(1, 4), noise=0.01)
     assert where(measured) == sorted(failed(measured)) == ["node1->node4"]
     (finding,) = found(measured)
-    assert "pair_share 0.4863 of the best at node1->node4" in finding.why
+    assert "pair_share 0.4863 of the best at node1->node4" in finding.evidence
     assert finding.confidence == "medium"
 
 
@@ -151,7 +151,7 @@ def test_a_path_is_as_good_as_its_slowest_rail(rail: int) -> None:
 def test_a_path_that_is_slow_alone_too_is_at_fault() -> None:
     measured = fabric(6, 5, bad_path=(1, 4), alone=BAD)
     (finding,) = found(measured)
-    assert finding.where == "node1->node4"
+    assert finding.subject == "node1->node4"
     assert failed(measured) == {"node1->node4"}
     assert measured.facts["alone"] == {"node1->node4": {"among others": BAD, "alone": BAD}}
 
@@ -172,7 +172,7 @@ def test_a_bad_node_beside_a_bad_path() -> None:
 def test_one_gpus_way_out_of_its_node_is_not_the_whole_node() -> None:
     measured = fabric(4, 3, bad_ranks=(5,))
     (finding,) = found(measured)
-    assert (finding.where, finding.what) == ("node2/gpu1", "GPUs of a node are slow to every other node")
+    assert (finding.subject, finding.title) == ("node2/gpu1", "GPUs of a node are slow to every other node")
     assert failed(measured) == {"node2/gpu1"}
 
 
@@ -193,7 +193,7 @@ def test_findings_come_with_those_of_logs(tmp_path_factory: pytest.TempPathFacto
     measured = fabric(4, 3, bad=(0,))
     error = Measurement(check="train.cnn", subject="node1/gpu0", error="CUDA error: out of memory")
     findings = diagnose([], [error, measured], [], judged(measured), catalog(), tmp_path_factory.mktemp("run"))
-    assert [one.where for one in findings][-1] == "node0"
+    assert [one.subject for one in findings][-1] == "node0"
 
 
 def test_figures_of_cpus_accuse_nobody() -> None:
@@ -215,7 +215,7 @@ def outcomes(verdicts: tuple[Verdict, ...], subject: str) -> set[Outcome]:
 def test_what_a_retry_does_not_reproduce_is_no_sure_finding() -> None:
     bad, good = fabric(6, 5, bad_path=(1, 4)), fabric(6, 5)
     assert outcomes(judged(bad, good), "node1->node4") == {Outcome.WARN}
-    assert [(one.where, one.confidence) for one in found(bad, good)] == [("node1->node4", "low")]
+    assert [(one.subject, one.confidence) for one in found(bad, good)] == [("node1->node4", "low")]
 
 
 def test_what_the_trial_passes_is_no_finding() -> None:
@@ -226,15 +226,17 @@ def test_what_the_trial_passes_is_no_finding() -> None:
 
 def test_what_a_retry_reproduces_is_one_finding() -> None:
     bad = fabric(6, 5, bad_path=(1, 4))
-    assert [(one.where, one.confidence) for one in found(bad, bad)] == [("node1->node4", "high")]
+    assert [(one.subject, one.confidence) for one in found(bad, bad)] == [("node1->node4", "high")]
     node = fabric(6, 5, bad=(2,))
-    assert [(one.where, one.confidence) for one in found(node, node)] == [("node2", "high")]
+    assert [(one.subject, one.confidence) for one in found(node, node)] == [("node2", "high")]
 
 
 def test_a_record_judged_anew_has_one_finding_a_place() -> None:
     bad = fabric(6, 5, bad_path=(1, 4))
-    log = Finding(what="out of memory", where="node0", confidence="medium", why="", source="jobs/a.log:1")
-    old = Finding(what="slow", where="node1->node4", confidence="high", why="", source=f"pair_share of {CHECK.name}")
+    log = Finding(title="out of memory", subject="node0", confidence="medium", evidence="", source="jobs/a.log:1")
+    old = Finding(
+        title="slow", subject="node1->node4", confidence="high", evidence="", source=f"pair_share of {CHECK.name}"
+    )
     trial = samples.accepted().model_copy(update={"measurements": (bad,), "findings": (old, log)})
-    assert relocated(trial, judged(bad, bad), catalog()) == (log, *found(bad, bad))
-    assert relocated(trial, judged(bad, pair_share=">= 0.4 of the best"), catalog()) == (log,)
+    assert refreshed_findings(trial, judged(bad, bad), catalog()) == (log, *found(bad, bad))
+    assert refreshed_findings(trial, judged(bad, pair_share=">= 0.4 of the best"), catalog()) == (log,)

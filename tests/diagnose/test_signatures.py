@@ -49,7 +49,7 @@ def test_a_hostile_line_takes_no_time(signature: Signature) -> None:
 
 def explained(log: Path) -> list[tuple[str, str]]:
     with log.open("rb") as file:
-        return [(finding.what, finding.source) for finding in explain(file, "x.log")]
+        return [(finding.title, finding.source) for finding in explain(file, "x.log")]
 
 
 def test_ids_are_unique() -> None:
@@ -84,7 +84,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path, size: int) -> None:
     with subprocess.Popen(["cat", log], stdout=subprocess.PIPE) as cat:
         assert isinstance(cat.stdout, io.BufferedReader)
         found = explain(cat.stdout, "x.log")
-    assert [(finding.what, finding.source) for finding in found] == explained(log) != []
+    assert [(finding.title, finding.source) for finding in found] == explained(log) != []
 
 
 @pytest.mark.parametrize("line", ["", "x", "No module named '", "NVRM: Xid (", "loss \t"])
@@ -119,11 +119,11 @@ def test_errors_and_the_logs_of_broken_jobs_are_diagnosed_once(tmp_path: Path) -
         started=0,
         seconds=1,
         startup_s=1,
-        culprit="rank 0",
+        failed_subject="rank 0",
     )
     error = Measurement(check="train.cnn", subject="rank 0", error="ModuleNotFoundError: No module named 'sklearn'")
     (finding,) = diagnose([result], [error], [], (), {}, tmp_path)
-    assert (finding.where, finding.confidence) == ("rank 0", "high")
+    assert (finding.subject, finding.confidence) == ("rank 0", "high")
 
 
 def test_what_a_job_came_through_is_told_last_and_without_its_symptoms(tmp_path: Path) -> None:
@@ -142,13 +142,15 @@ def test_what_a_job_came_through_is_told_last_and_without_its_symptoms(tmp_path:
         said = "NCCL INFO Bootstrap : no socket interface found" if state is JobState.COMPLETED else ""
         (folder / "launcher.err").write_text(f"{said}\n{line}\n")
         times = {"started": 0, "seconds": 1, "startup_s": 1}
-        results.append(JobResult(job=f"job{number}", attempt=1, launcher="local", state=state, culprit="", **times))
+        results.append(
+            JobResult(job=f"job{number}", attempt=1, launcher="local", state=state, failed_subject="", **times)
+        )
     failed, survived = diagnose(results, [], [], (), {}, tmp_path)
-    assert (failed.where, failed.confidence) == ("job3", "medium")
-    assert (survived.where, survived.confidence) == ("job1", "low")
-    assert "79" in survived.what
+    assert (failed.subject, failed.confidence) == ("job3", "medium")
+    assert (survived.subject, survived.confidence) == ("job1", "low")
+    assert "79" in survived.title
     assert survived.source.endswith("job1/attempt1/launcher.err:2")
-    assert survived.why.startswith("The job came to its end all the same. ")
+    assert survived.evidence.startswith("The job came to its end all the same. ")
 
 
 def _named(*lines: str) -> list[str]:

@@ -25,7 +25,7 @@ def test_the_structure_has_the_layout_that_the_kernel_fills() -> None:
 
 def test_this_machine_answers() -> None:
     facts = clock.read()
-    assert (facts.synchronised is None) == ("synchronised" in facts.unread)
+    assert (facts.synchronised is None) == ("synchronised" in facts.unreadable)
     assert (facts.max_error_s is None) == (facts.synchronised is None)
 
 
@@ -37,5 +37,5 @@ def test_a_kernel_that_refuses_leaves_it_unknown(monkeypatch: pytest.MonkeyPatch
     facts = clock.read(tmp_path)
     assert facts.synchronised is None
     assert facts.max_error_s is None
-    assert facts.unread["synchronised"] == "adjtimex: Operation not permitted"
-    assert "current_clocksource: No such file" in facts.unread["source"]
+    assert facts.unreadable["synchronised"] == "adjtimex: Operation not permitted"
+    assert "current_clocksource: No such file" in facts.unreadable["source"]

@@ -16,7 +16,7 @@ Addresses = dict[str, tuple[str, ...]]
 def assigned(monkeypatch: pytest.MonkeyPatch) -> Addresses:
     """What the kernel says of addresses: fill it in."""
     addresses: Addresses = {"eno1": ("10.0.4.3", "fe80::1"), "lo": ("127.0.0.1",)}
-    monkeypatch.setattr(fabric, "addresses", lambda: addresses)
+    monkeypatch.setattr(fabric, "interface_addresses", lambda: addresses)
     return addresses
 
 
@@ -31,7 +31,7 @@ def test_a_physical_interface(root: Path) -> None:
     (nic,) = fabric.read_nics(root).interfaces
     assert (nic.name, nic.state, nic.speed_mbps, nic.mtu) == ("eno1", "up", 25000, 9000)
     assert (nic.driver, nic.numa_node, nic.addresses) == ("bnxt_en", 0, ("10.0.4.3", "fe80::1"))
-    assert nic.unread == {}
+    assert nic.unreadable == {}
 
 
 def test_virtual_interfaces_are_shown_where_they_carry_an_address(root: Path, assigned: Addresses) -> None:
@@ -41,7 +41,7 @@ def test_virtual_interfaces_are_shown_where_they_carry_an_address(root: Path, as
     assigned |= {"bond0": ("10.1.1.1",), "cali123": ("fe80::ecee",)}
     facts = fabric.read_nics(root)
     assert [nic.name for nic in facts.interfaces] == ["bond0", "eno1"]
-    assert facts.left_out_virtual == 2
+    assert facts.omitted_virtual == 2
     assert facts.interfaces[0].driver is None
 
 
@@ -53,14 +53,14 @@ def test_hostile_interfaces_are_reported_and_survive_json(root: Path) -> None:
     (root / "sys/class/net/eno2/mtu").mkdir()
     facts = fabric.read_nics(root)
     named = {nic.name: nic for nic in facts.interfaces}
-    assert named["eno2"].unread["speed_mbps"] == "the driver does not know its speed"
-    assert "Is a directory" in named["eno2"].unread["mtu"]
-    assert "found 'fast'" in named[r"x\udcff\x1b"].unread["speed_mbps"]
+    assert named["eno2"].unreadable["speed_mbps"] == "the driver does not know its speed"
+    assert "Is a directory" in named["eno2"].unreadable["mtu"]
+    assert "found 'fast'" in named[r"x\udcff\x1b"].unreadable["speed_mbps"]
     assert json.loads(facts.model_dump_json())
 
 
 def test_addresses_of_this_machine() -> None:
-    assert "127.0.0.1" in fabric.addresses()["lo"]
+    assert "127.0.0.1" in fabric.interface_addresses()["lo"]
 
 
 def test_eight_hcas_and_a_roce_port(root: Path) -> None:
@@ -68,13 +68,18 @@ def test_eight_hcas_and_a_roce_port(root: Path) -> None:
     facts = fabric.read_rdma(root)
     assert [device.name for device in facts.devices] == [f"mlx5_{index}" for index in range(9)]
     first, roce = facts.devices[0], facts.devices[8]
-    assert (first.model, first.firmware, first.numa_node, first.verbs) == ("MT4129", "28.39.1002", 1, True)
+    assert (first.model, first.firmware, first.numa_node, first.verbs_accessible) == ("MT4129", "28.39.1002", 1, True)
     assert first.ports[0] == fabric.RdmaPort(
-        port="1", state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)", link_layer="InfiniBand", netdev=None
+        port="1",
+        state="ACTIVE",
+        physical_state="LinkUp",
+        rate="400 Gb/sec (4X NDR)",
+        link_layer="InfiniBand",
+        netdev=None,
     )
     assert (roce.ports[0].link_layer, roce.ports[0].netdev) == ("Ethernet", "ens1f0np0")
-    assert facts.idle_ports == ["mlx5_7/1 (DOWN, Polling)"]
-    assert (facts.closed_devices, facts.peermem, facts.known) == ([], True, True)
+    assert facts.inactive_ports == ["mlx5_7/1 (DOWN, Polling)"]
+    assert (facts.inaccessible_devices, facts.peermem, facts.status_readable) == ([], True, True)
 
 
 def test_devices_that_a_container_shows_and_cannot_open(root: Path) -> None:
@@ -82,8 +87,8 @@ def test_devices_that_a_container_shows_and_cannot_open(root: Path) -> None:
     for index in range(8):
         (root / f"dev/infiniband/uverbs{index}").unlink()
     facts = fabric.read_rdma(root)
-    assert facts.closed_devices == [f"mlx5_{index}" for index in range(8)]
-    assert facts.known
+    assert facts.inaccessible_devices == [f"mlx5_{index}" for index in range(8)]
+    assert facts.status_readable
 
 
 def test_without_the_module_ib_uverbs_all_devices_are_closed(root: Path) -> None:
@@ -91,18 +96,18 @@ def test_without_the_module_ib_uverbs_all_devices_are_closed(root: Path) -> None
     (root / "sys/class/infiniband_verbs/uverbs0/ibdev").unlink()
     (root / "sys/class/infiniband_verbs/uverbs0").rmdir()
     (root / "sys/class/infiniband_verbs").rmdir()
-    assert fabric.read_rdma(root).closed_devices == ["mlx5_0"]
+    assert fabric.read_rdma(root).inaccessible_devices == ["mlx5_0"]
 
 
 def test_no_rdma_is_known(root: Path) -> None:
     facts = fabric.read_rdma(root)
-    assert (facts.devices, facts.known, facts.unread) == ((), True, {})
+    assert (facts.devices, facts.status_readable, facts.unreadable) == ((), True, {})
 
 
 def test_without_sys_rdma_is_unknown(tmp_path: Path) -> None:
     facts = fabric.read_rdma(tmp_path)
-    assert not facts.known
-    assert "sys/class: No such file" in facts.unread["devices"]
+    assert not facts.status_readable
+    assert "sys/class: No such file" in facts.unreadable["devices"]
 
 
 @pytest.mark.parametrize("garbage", ["", "ACTIVE", "4: ", "\x00\xff"])
@@ -110,12 +115,12 @@ def test_a_port_in_no_known_state_makes_rdma_unknown_and_is_not_called_idle(root
     trees.hca(root, "mlx5_0", garbage, "5: LinkUp", "400 Gb/sec (4X NDR)")
     facts = fabric.read_rdma(root)
     assert facts.devices[0].ports[0].state is None
-    assert "state" in facts.devices[0].ports[0].unread
-    assert (facts.known, facts.idle_ports) == (False, [])
+    assert "state" in facts.devices[0].ports[0].unreadable
+    assert (facts.status_readable, facts.inactive_ports) == (False, [])
 
 
 def test_a_device_without_a_folder_of_ports_makes_rdma_unknown(root: Path) -> None:
     trees.write(root, {"sys/class/infiniband/odd name/hca_type": "MT4129\n"})
     facts = fabric.read_rdma(root)
-    assert not facts.known
-    assert "ports: No such file" in facts.devices[0].unread["ports"]
+    assert not facts.status_readable
+    assert "ports: No such file" in facts.devices[0].unreadable["ports"]

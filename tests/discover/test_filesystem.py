@@ -28,9 +28,9 @@ def test_real_filesystems_are_shown_and_the_others_counted(root: Path) -> None:
         ("/scratch", "xfs"),
         ("/shared", "nfs4"),
     ]
-    assert facts.left_out_pseudo == 8
-    assert facts.left_out_repeated == 1  # /scratch/bind/a: the same disk with the same options; /opt/b is read-only
-    assert facts.unread == {}
+    assert facts.omitted_pseudo == 8
+    assert facts.omitted_duplicates == 1  # /scratch/bind/a: the same disk with the same options; /opt/b is read-only
+    assert facts.unreadable == {}
 
 
 def test_options_of_mount_and_filesystem_are_joined(root: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_line_that_is_no_mount_is_reported(root: Path, garbage: str) -> None:
     trees.write(root, {"proc/self/mountinfo": trees.MOUNTINFO + garbage + "\n"})
     facts = filesystem.read(root)
     assert facts.filesystems == ()
-    assert "expected a mount, found" in facts.unread["filesystems"]
+    assert "expected a mount, found" in facts.unreadable["filesystems"]
 
 
 def test_a_server_that_does_not_answer_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +67,9 @@ def test_a_server_that_does_not_answer_is_named(root: Path, monkeypatch: pytest.
     monkeypatch.setattr(filesystem, "_ANSWER_S", 1.0)
     facts = filesystem.read(root)
     end.set()
-    (hung,) = [mount for mount in facts.filesystems if not mount.answers]
+    (hung,) = [mount for mount in facts.filesystems if not mount.responding]
     assert (hung.target, hung.size_bytes) == ("/shared", None)
-    assert hung.unread == {"size_bytes": "no answer within 1 s"}
+    assert hung.unreadable == {"size_bytes": "no answer within 1 s"}
 
 
 def test_free_is_what_an_ordinary_user_may_fill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

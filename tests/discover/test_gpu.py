@@ -10,7 +10,7 @@ import pytest
 from seatrial.discover import gpu
 from seatrial.discover.gpu import GpuFacts
 from seatrial.model import UsageError
-from tests.fakes.nvml import FakeNvml, bus, geforce, h200, links, pci, refusal
+from tests.fakes.nvml import FakeNvml, geforce, h200, links, make_pci_devices, nvml_error, pci
 
 PCI = tuple(f"0000:{0x1B + index:02x}:00.0" for index in range(8))
 
@@ -18,16 +18,16 @@ PCI = tuple(f"0000:{0x1B + index:02x}:00.0" for index in range(8))
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuFacts:
     FakeNvml(*(h200(index) for index in range(4))).install(monkeypatch)
-    return gpu.read(bus(tmp_path, *PCI[:4]))
+    return gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
 
 
 def test_a_healthy_hgx_board(four: GpuFacts) -> None:
-    assert (four.driver, four.cuda_driver, four.unavailable) == ("580.159.04", "13.0", None)
+    assert (four.driver, four.cuda_driver, four.nvml_unavailable) == ("580.159.04", "13.0", None)
     assert [g.index for g in four.gpus] == [0, 1, 2, 3]
-    assert (four.lost, four.denied, four.withheld, four.unread) == ((), (), (), {})
+    assert (four.lost, four.permission_denied, four.not_assigned, four.unreadable) == ((), (), (), {})
     assert four.pci_devices == tuple(g.pci_bus_id for g in four.gpus) == PCI[:4]
-    assert four.present == 4
-    assert four.unaccounted == ()
+    assert four.installed_gpus == 4
+    assert four.not_usable == ()
 
 
 def test_the_fields_of_one_gpu(four: GpuFacts) -> None:
@@ -38,7 +38,7 @@ def test_the_fields_of_one_gpu(four: GpuFacts) -> None:
     assert (first.mig_mode, first.ecc_mode, first.persistence_mode) == (False, True, True)
     assert (first.power_w, first.power_limit_w, first.power_default_w) == (79.798, 700.0, 700.0)
     assert (first.pcie_gen, first.pcie_gen_max, first.pcie_width, first.pcie_width_max) == (5, 5, 16, 16)
-    assert first.clock_reasons == ("idle",)
+    assert first.clocks_event_reasons == ("idle",)
     assert (first.sm_clock_mhz, first.sm_clock_max_mhz, first.memory_clock_mhz) == (345, 1980, 3201)
     assert [g.numa_node for g in four.gpus] == [0, 0, 1, 1]
     assert first.cpu_affinity == "0-31,64-67"
@@ -60,7 +60,7 @@ def test_nvlinks_end_where_the_gpu_has_no_more(four: GpuFacts) -> None:
 
 
 def test_what_a_kind_of_gpu_does_not_have_is_unsupported_not_lost(four: GpuFacts) -> None:
-    assert four.gpus[0].unread == {"pages_retired": "Not Supported", "retirement_pending": "Not Supported"}
+    assert four.gpus[0].unreadable == {"pages_retired": "Not Supported", "retirement_pending": "Not Supported"}
     assert four.gpus[0].unsupported == ("pages_retired", "retirement_pending")
 
 
@@ -101,10 +101,10 @@ def test_topology_without_nvlink(monkeypatch: pytest.MonkeyPatch, level: int, na
 
 
 def test_a_topology_that_is_refused_is_a_question_mark_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(geforce(0), geforce(1), ancestor=refusal("Unknown")).install(monkeypatch)
+    FakeNvml(geforce(0), geforce(1), ancestor=nvml_error("Unknown")).install(monkeypatch)
     facts = gpu.read()
     assert facts.topology == (("X", "?"), ("?", "X"))
-    assert facts.unread["topology gpu0-gpu1"] == "Unknown Error"
+    assert facts.unreadable["topology gpu0-gpu1"] == "Unknown Error"
 
 
 def test_a_geforce_says_what_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,47 +123,47 @@ def test_a_geforce_says_what_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -
         "serial",
     }
     assert missing <= set(card.unsupported)
-    assert missing <= set(card.unread)
+    assert missing <= set(card.unreadable)
     assert (card.pcie_gen, card.pcie_gen_max) == (1, 4)  # idle: recorded, not judged
 
 
 def test_a_reading_that_fails_is_unread_with_its_reason_and_not_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(h200(nvmlDeviceGetRemappedRows=refusal("Unknown"), nvmlDeviceGetSerial=refusal("NoPermission"))).install(
-        monkeypatch
-    )
+    FakeNvml(
+        h200(nvmlDeviceGetRemappedRows=nvml_error("Unknown"), nvmlDeviceGetSerial=nvml_error("NoPermission"))
+    ).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert card.remap_pending is None
-    assert card.unread["remap_pending"] == card.unread["rows_remapped_correctable"] == "Unknown Error"
-    assert card.unread["serial"] == "Insufficient Permissions"
+    assert card.unreadable["remap_pending"] == card.unreadable["rows_remapped_correctable"] == "Unknown Error"
+    assert card.unreadable["serial"] == "Insufficient Permissions"
     assert not {"remap_pending", "serial"} & set(card.unsupported)
 
 
-@pytest.mark.parametrize("broken", [refusal("GpuIsLost"), refusal("Unknown"), h200(2).lost()])
+@pytest.mark.parametrize("broken", [nvml_error("GpuIsLost"), nvml_error("Unknown"), h200(2).lost()])
 def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: object) -> None:
     fake = FakeNvml(h200(0), h200(1), broken, h200(3)).install(monkeypatch)  # type: ignore[arg-type]
-    facts = gpu.read(bus(tmp_path, *PCI[:4]))
+    facts = gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
     assert [card.index for card in facts.gpus] == [0, 1, 3]
     assert len(facts.lost) == 1
     assert facts.lost[0].startswith("gpu2")
-    assert (facts.present, facts.unaccounted) == (4, (PCI[2],))
+    assert (facts.installed_gpus, facts.not_usable) == (4, (PCI[2],))
     assert len(facts.topology) == 3
     assert fake.open == 0
 
 
 def test_a_gpu_lost_half_way_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(h200(0), h200(1, nvmlDeviceGetEccMode=refusal("GpuIsLost"))).install(monkeypatch)
+    FakeNvml(h200(0), h200(1, nvmlDeviceGetEccMode=nvml_error("GpuIsLost"))).install(monkeypatch)
     facts = gpu.read()
     assert [card.index for card in facts.gpus] == [0]
     assert facts.lost == ("gpu1 (GPU-10000000-aaaa-bbbb-cccc-000000000001, PCI 0000:1c:00.0): GPU is lost",)
 
 
 def test_gpus_denied_to_this_job_are_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    FakeNvml(h200(0), refusal("NoPermission"), h200(2), refusal("NoPermission")).install(monkeypatch)
-    facts = gpu.read(bus(tmp_path, *PCI[:4]))
+    FakeNvml(h200(0), nvml_error("NoPermission"), h200(2), nvml_error("NoPermission")).install(monkeypatch)
+    facts = gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
     assert [card.index for card in facts.gpus] == [0, 2]
     assert facts.lost == ()
-    assert facts.denied == ("gpu1: Insufficient Permissions", "gpu3: Insufficient Permissions")
-    assert facts.present == 2
+    assert facts.permission_denied == ("gpu1: Insufficient Permissions", "gpu3: Insufficient Permissions")
+    assert facts.installed_gpus == 2
 
 
 @pytest.mark.parametrize(
@@ -178,65 +178,65 @@ def test_gpus_denied_to_this_job_are_not_lost(monkeypatch: pytest.MonkeyPatch, t
 def test_a_dead_driver_is_not_a_machine_without_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, says: str
 ) -> None:
-    FakeNvml(init=refusal(kind)).install(monkeypatch)
-    facts = gpu.read(bus(tmp_path, *PCI[:2], driver=None))
+    FakeNvml(init=nvml_error(kind)).install(monkeypatch)
+    facts = gpu.read(make_pci_devices(tmp_path, *PCI[:2], driver=None))
     assert facts.gpus == ()
-    assert says in (facts.unavailable or "")
-    assert (facts.pci_devices, facts.present, facts.unaccounted) == (PCI[:2], 2, PCI[:2])
+    assert says in (facts.nvml_unavailable or "")
+    assert (facts.pci_devices, facts.installed_gpus, facts.not_usable) == (PCI[:2], 2, PCI[:2])
 
 
 def test_a_count_that_is_refused_makes_nvml_unusable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake = FakeNvml(nvmlDeviceGetCount=refusal("Unknown")).install(monkeypatch)
-    facts = gpu.read(bus(tmp_path, PCI[0], device_nodes=False))
-    assert facts.unavailable == "Unknown Error"
-    assert (facts.present, fake.open) == (1, 0)
+    fake = FakeNvml(nvmlDeviceGetCount=nvml_error("Unknown")).install(monkeypatch)
+    facts = gpu.read(make_pci_devices(tmp_path, PCI[0], device_nodes=False))
+    assert facts.nvml_unavailable == "Unknown Error"
+    assert (facts.installed_gpus, fake.open) == (1, 0)
 
 
 def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    FakeNvml(init=refusal("LibraryNotFound")).install(monkeypatch)
-    bus(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000", driver="i915")
-    bus(tmp_path, "0000:00:1f.3", kind="0x040300", driver="snd_hda_intel")  # the GPU's audio function
-    bus(tmp_path, "0000:00:05.0", kind="0x068000", driver="nvidia-nvswitch")
+    FakeNvml(init=nvml_error("LibraryNotFound")).install(monkeypatch)
+    make_pci_devices(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000", driver="i915")
+    make_pci_devices(tmp_path, "0000:00:1f.3", kind="0x040300", driver="snd_hda_intel")  # the GPU's audio function
+    make_pci_devices(tmp_path, "0000:00:05.0", kind="0x068000", driver="nvidia-nvswitch")
     facts = gpu.read(tmp_path)
-    assert (facts.pci_devices, facts.present) == ((), 0)
+    assert (facts.pci_devices, facts.installed_gpus) == ((), 0)
 
 
 def test_a_bus_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeNvml(h200()).install(monkeypatch)
     facts = gpu.read(tmp_path / "empty")
-    assert facts.present == 1
-    assert "No such file" in facts.unread["pci_devices"]
+    assert facts.installed_gpus == 1
+    assert "No such file" in facts.unreadable["pci_devices"]
 
 
 @pytest.mark.parametrize(("folder", "known"), [("sys/bus/pci/devices", True), ("sys/bus", True), ("sys", False)])
 def test_where_neither_driver_nor_bus_can_be_asked_nobody_knows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, known: bool
 ) -> None:
-    FakeNvml(init=refusal("LibraryNotFound")).install(monkeypatch)
+    FakeNvml(init=nvml_error("LibraryNotFound")).install(monkeypatch)
     (tmp_path / folder).mkdir(parents=True)
     facts = gpu.read(tmp_path)
-    assert (facts.untold is None) == known
+    assert (facts.detection_error is None) == known
     if not known:
-        assert "sys/bus/pci/devices: No such file" in (facts.untold or "")
+        assert "sys/bus/pci/devices: No such file" in (facts.detection_error or "")
 
 
 def test_the_other_gpus_of_a_containers_host_are_withheld(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeNvml(h200(0), h200(1)).install(monkeypatch)
-    bus(tmp_path, *PCI[:2])
-    bus(tmp_path, *PCI[2:7], device_nodes=False)
-    bus(tmp_path, PCI[7], driver="vfio-pci")
+    make_pci_devices(tmp_path, *PCI[:2])
+    make_pci_devices(tmp_path, *PCI[2:7], device_nodes=False)
+    make_pci_devices(tmp_path, PCI[7], driver="vfio-pci")
     facts = gpu.read(tmp_path)
-    assert facts.withheld == PCI[2:]
-    assert (facts.present, facts.unaccounted) == (2, ())
+    assert facts.not_assigned == PCI[2:]
+    assert (facts.installed_gpus, facts.not_usable) == (2, ())
 
 
 def test_a_container_with_every_proc_entry_but_few_device_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     FakeNvml(h200(0)).install(monkeypatch)
-    bus(tmp_path, *PCI[:2])
+    make_pci_devices(tmp_path, *PCI[:2])
     (tmp_path / "dev/nvidia1").unlink()
-    assert gpu.read(tmp_path).withheld == (PCI[1],)
+    assert gpu.read(tmp_path).not_assigned == (PCI[1],)
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "nouveau", None])
@@ -244,10 +244,10 @@ def test_a_gpu_that_the_driver_did_not_start_is_unaccounted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str | None
 ) -> None:
     FakeNvml(h200(0)).install(monkeypatch)
-    bus(tmp_path, PCI[0])
-    bus(tmp_path, PCI[1], driver=driver)
+    make_pci_devices(tmp_path, PCI[0])
+    make_pci_devices(tmp_path, PCI[1], driver=driver)
     facts = gpu.read(tmp_path)
-    assert (facts.present, facts.unaccounted, facts.withheld) == (2, (PCI[1],), ())
+    assert (facts.installed_gpus, facts.not_usable, facts.not_assigned) == (2, (PCI[1],), ())
 
 
 def test_the_real_library_is_loaded_late_and_its_absence_is_told(tmp_path: Path) -> None:
@@ -277,11 +277,11 @@ def test_the_fake_refuses_what_nobody_foresaw() -> None:
 
 class TestVisible:
     def test_all_where_nothing_is_set(self, four: GpuFacts) -> None:
-        assert gpu.visible(four, {}) == four.gpus
+        assert gpu.cuda_visible(four, {}) == four.gpus
 
     @pytest.mark.parametrize("value", ["", " ", "-1", "NoDevFiles"])
     def test_none(self, four: GpuFacts, value: str) -> None:
-        assert gpu.visible(four, {"CUDA_VISIBLE_DEVICES": value}) == ()
+        assert gpu.cuda_visible(four, {"CUDA_VISIBLE_DEVICES": value}) == ()
 
     @pytest.mark.parametrize(
         ("value", "indices"),
@@ -295,7 +295,7 @@ class TestVisible:
         ],
     )
     def test_in_the_order_of_the_list(self, four: GpuFacts, value: str, indices: list[int]) -> None:
-        assert [card.index for card in gpu.visible(four, {"CUDA_VISIBLE_DEVICES": value})] == indices
+        assert [card.index for card in gpu.cuda_visible(four, {"CUDA_VISIBLE_DEVICES": value})] == indices
 
     @pytest.mark.parametrize(
         ("value", "problem"),
@@ -315,7 +315,7 @@ class TestVisible:
     )
     def test_a_wrong_entry_is_named_with_what_is_there(self, four: GpuFacts, value: str, problem: str) -> None:
         with pytest.raises(UsageError) as error:
-            gpu.visible(four, {"CUDA_VISIBLE_DEVICES": value})
+            gpu.cuda_visible(four, {"CUDA_VISIBLE_DEVICES": value})
         text = str(error.value)
         assert f"CUDA_VISIBLE_DEVICES={value} " in text
         assert problem in text
@@ -323,22 +323,22 @@ class TestVisible:
         assert "silently" in text
 
     def test_a_lost_gpu_is_named_as_such(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        FakeNvml(h200(0), refusal("GpuIsLost")).install(monkeypatch)
+        FakeNvml(h200(0), nvml_error("GpuIsLost")).install(monkeypatch)
         with pytest.raises(UsageError, match="not usable: gpu1: GPU is lost"):
-            gpu.visible(gpu.read(), {"CUDA_VISIBLE_DEVICES": "0,1"})
+            gpu.cuda_visible(gpu.read(), {"CUDA_VISIBLE_DEVICES": "0,1"})
 
     def test_without_a_driver_the_reason_stands_in_the_message(self) -> None:
         with pytest.raises(UsageError, match="Usable GPUs: NVML: Driver Not Loaded"):
-            gpu.visible(GpuFacts(unavailable="NVML: Driver Not Loaded"), {"CUDA_VISIBLE_DEVICES": "0"})
+            gpu.cuda_visible(GpuFacts(nvml_unavailable="NVML: Driver Not Loaded"), {"CUDA_VISIBLE_DEVICES": "0"})
 
 
 class TestOrder:
     def test_one_model_has_one_order(self, four: GpuFacts) -> None:
-        assert gpu.order_caveat(four, {}) is None
+        assert gpu.cuda_order_warning(four, {}) is None
 
     def test_mixed_models_are_told_unless_cuda_counts_as_nvml_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         FakeNvml(geforce(0), h200(1)).install(monkeypatch)
         facts = gpu.read()
-        assert "NVIDIA GeForce RTX 4090 and NVIDIA H200" in (gpu.order_caveat(facts, {}) or "")
-        assert gpu.order_caveat(facts, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-        assert gpu.order_caveat(facts, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
+        assert "NVIDIA GeForce RTX 4090 and NVIDIA H200" in (gpu.cuda_order_warning(facts, {}) or "")
+        assert gpu.cuda_order_warning(facts, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+        assert gpu.cuda_order_warning(facts, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None

@@ -31,13 +31,13 @@ def test_a_node(root: Path) -> None:
     facts = host.read(root)
     assert (facts.os.name, facts.os.kernel) == ("Ubuntu 22.04.4 LTS", "5.15.0-105-generic")
     assert facts.os.machine == "Supermicro SYS-821GE-TNHR"
-    assert (facts.hostname.name, facts.hostname.addresses, facts.hostname.reachable) == ("node3", ("10.0.4.3",), True)
+    assert (facts.hostname.name, facts.hostname.addresses, facts.hostname.routable) == ("node3", ("10.0.4.3",), True)
     assert facts.limits.ipc_lock is False
 
 
 def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
     facts = host.read(tmp_path)
-    unread = facts.unread()
+    unread = facts.unreadable()
     assert {
         "os.kernel",
         "cpu.threads",
@@ -47,13 +47,13 @@ def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
         "rdma.devices",
     } <= set(unread)
     assert {"hostname.name", "limits.ipc_lock", "cpu.numa", "software.driver"} <= set(unread)
-    assert (facts.cpu.threads, facts.memory.total_bytes, facts.hostname.reachable) == (None, None, False)
+    assert (facts.cpu.threads, facts.memory.total_bytes, facts.hostname.routable) == (None, None, False)
     assert json.loads(facts.model_dump_json())
 
 
 def test_what_is_unread_goes_by_the_names_of_things(root: Path) -> None:
     trees.hca(root, "mlx5_0", "garbage", "5: LinkUp", "400 Gb/sec (4X NDR)")
-    unread = host.read(root).unread()
+    unread = host.read(root).unreadable()
     assert "expected a state" in unread["rdma.devices.mlx5_0.ports.1.state"]
 
 
@@ -68,7 +68,7 @@ def test_what_is_unread_goes_by_the_names_of_things(root: Path) -> None:
     ],
 )
 def test_a_hostname_must_resolve_to_more_than_loopback(addresses: tuple[str, ...], reachable: bool) -> None:
-    assert host.HostnameFacts(name="node3", addresses=addresses).reachable is reachable
+    assert host.HostnameFacts(name="node3", addresses=addresses).routable is reachable
 
 
 def test_localhost_resolves_on_this_machine() -> None:
@@ -79,18 +79,18 @@ def test_a_hostname_that_nobody_knows(tmp_path: Path) -> None:
     trees.write(tmp_path, {"proc/sys/kernel/hostname": "no-such-host.invalid\n"})
     facts = host.read(tmp_path).hostname
     assert facts.addresses == ()
-    assert facts.unread["addresses"].startswith("no-such-host.invalid: ")
+    assert facts.unreadable["addresses"].startswith("no-such-host.invalid: ")
 
 
 def test_a_hostname_that_no_resolver_can_take(tmp_path: Path) -> None:
     trees.write(tmp_path, {"proc/sys/kernel/hostname": "x" * 300 + "\n"})
-    assert "addresses" in host.read(tmp_path).hostname.unread
+    assert "addresses" in host.read(tmp_path).hostname.unreadable
 
 
 def test_a_silent_name_server_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "resolve", lambda _name: time.sleep(30))
     monkeypatch.setattr(host, "_RESOLVE_S", 0.2)
-    assert host.read(root).hostname.unread == {"addresses": "node3 was not resolved within 0.2 s"}
+    assert host.read(root).hostname.unreadable == {"addresses": "node3 was not resolved within 0.2 s"}
 
 
 def test_limits_are_those_of_the_process() -> None:

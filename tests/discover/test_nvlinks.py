@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.discover.gpu import GpuFacts
-from seatrial.discover.nvlinks import NVLINK, UNTOLD, joined_by
+from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
 from seatrial.discover.nvml import Gpu, NvLink
 
 BEHIND_SWITCHES = tuple(NvLink(link=number, active=True, remote="switch") for number in range(18))
@@ -26,15 +26,15 @@ FOUR = machine("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X
         (FOUR, (0, 1, 2, 3), {"PIX", "SYS", NVLINK}),
         (FOUR, (2, 3), {NVLINK}),
         (FOUR, (3, 0), {"SYS"}),
-        (machine("X ?", "? X"), (0, 1), {UNTOLD}),
-        (machine("X NODE", "NODE X"), (0, 5), {UNTOLD}),
-        (machine("X NODE", "NODE X"), (0, None), {UNTOLD}),
+        (machine("X ?", "? X"), (0, 1), {UNKNOWN_LINK}),
+        (machine("X NODE", "NODE X"), (0, 5), {UNKNOWN_LINK}),
+        (machine("X NODE", "NODE X"), (0, None), {UNKNOWN_LINK}),
     ],
 )
 def test_what_joins_any_two_of_the_gpus_in_use(facts: GpuFacts, used: tuple[int | None, ...], found: set[str]) -> None:
-    assert joined_by(facts, used) == found
+    assert link_types(facts, used) == found
 
 
 def test_a_gpu_that_has_lost_its_links_is_to_be_as_fast_as_the_others_of_its_switches() -> None:
     lame = machine("X NV18 NODE", "NV18 X NODE", "NODE NODE X", switched=2)
-    assert joined_by(lame, (0, 1, 2)) == {NVLINK}
+    assert link_types(lame, (0, 1, 2)) == {NVLINK}

@@ -7,7 +7,7 @@ import pytest
 
 from seatrial.discover import gpu
 from seatrial.discover.nvml import GpuProcess, pci_address
-from tests.fakes.nvml import FakeNvml, fabric, h200, links, processes, refusal
+from tests.fakes.nvml import FakeNvml, fabric, h200, links, nvml_error, processes
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tests.fakes.nvml import FakeNvml, fabric, h200, links, processes, refusal
 )
 def test_clock_reasons_have_names(monkeypatch: pytest.MonkeyPatch, mask: int, names: tuple[str, ...]) -> None:
     FakeNvml(h200(nvmlDeviceGetCurrentClocksEventReasons=mask)).install(monkeypatch)
-    assert gpu.read().gpus[0].clock_reasons == names
+    assert gpu.read().gpus[0].clocks_event_reasons == names
 
 
 def test_a_link_whose_state_is_refused_is_unknown_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,21 +33,21 @@ def test_a_link_whose_state_is_refused_is_unknown_not_absent(monkeypatch: pytest
 
     def state(link: int) -> int:
         if link == 5:
-            raise refusal("Timeout")
+            raise nvml_error("Timeout")
         return int(states["nvmlDeviceGetNvLinkState"](link))
 
     FakeNvml(h200(nvmlDeviceGetNvLinkState=state)).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert len(card.nvlinks) == 18
     assert card.nvlinks[5].active is None
-    assert (card.links_known, card.links_up) == (False, 17)
-    assert card.unread["nvlinks[5]"] == "Timeout"
+    assert (card.nvlink_states_readable, card.active_nvlinks) == (False, 17)
+    assert card.unreadable["nvlinks[5]"] == "Timeout"
 
 
 def test_an_inactive_link_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(h200(**links(18, down=[3]))).install(monkeypatch)
     card = gpu.read().gpus[0]
-    assert (card.links_up, card.links_known) == (17, True)
+    assert (card.active_nvlinks, card.nvlink_states_readable) == (17, True)
     assert (card.nvlinks[3].active, card.nvlinks[3].version) == (False, None)
 
 
@@ -60,7 +60,7 @@ def test_a_link_speed_that_is_refused_inside_its_answer(monkeypatch: pytest.Monk
     FakeNvml(h200(nvmlDeviceGetFieldValues=refused)).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert card.nvlinks[0].speed_mbps is None
-    assert card.unread["nvlinks[0].speed"] == "Not Supported"
+    assert card.unreadable["nvlinks[0].speed"] == "Not Supported"
 
 
 def test_fabric_states(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_fabric_states(monkeypatch: pytest.MonkeyPatch) -> None:
     assert three is not None
     assert three.problems == ("degraded bandwidth", "route recovery")
     assert four is None
-    assert "17" in gpu.read().gpus[3].unread["fabric"]
+    assert "17" in gpu.read().gpus[3].unreadable["fabric"]
 
 
 def test_processes_that_draw_are_graphics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,15 +94,15 @@ def test_processes_that_draw_are_graphics(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_process_list_that_is_refused_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(h200(nvmlDeviceGetComputeRunningProcesses_v3=refusal("NoPermission"))).install(monkeypatch)
+    FakeNvml(h200(nvmlDeviceGetComputeRunningProcesses_v3=nvml_error("NoPermission"))).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert card.processes is None
-    assert card.unread["processes"] == "Insufficient Permissions"
+    assert card.unreadable["processes"] == "Insufficient Permissions"
 
 
 def test_a_shutdown_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
-        raise refusal("GpuIsLost")
+        raise nvml_error("GpuIsLost")
 
     fake = FakeNvml(h200()).install(monkeypatch)
     monkeypatch.setattr(fake, "nvmlShutdown", fail, raising=False)

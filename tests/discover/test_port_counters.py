@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seatrial.discover.port_counters import PortCounters
+from seatrial.discover.port_counters import PortErrorCounters
 
 
 def port(root: Path, name: str = "mlx5_0", **counters: object) -> Path:
@@ -19,7 +19,7 @@ def port(root: Path, name: str = "mlx5_0", **counters: object) -> Path:
 def test_errors_are_read_and_traffic_is_not(tmp_path: Path) -> None:
     port(tmp_path, link_downed=1, port_xmit_data=10**12, port_xmit_wait=5, packet_seq_err=4)
     port(tmp_path, "rdmap0s6", retrans_timeout_events=2)
-    ports = PortCounters(tmp_path)
+    ports = PortErrorCounters(tmp_path)
     ports.begin()
     port(tmp_path, link_downed=2, port_xmit_data=10**13)
     ports.end()
@@ -29,23 +29,23 @@ def test_errors_are_read_and_traffic_is_not(tmp_path: Path) -> None:
         ("rdmap0s6/1", "retrans_timeout_events"): 2,
     }
     assert ports.after == {**ports.before, ("mlx5_0/1", "link_downed"): 2}
-    assert (ports.lacks, ports.faults) == ({}, {})
+    assert (ports.unavailable, ports.read_errors) == ({}, {})
 
 
 def test_a_counter_that_never_answers_is_lacking_and_one_that_stops_is_a_fault(tmp_path: Path) -> None:
     folder = port(tmp_path, symbol_error="N/A (no PMA)", link_downed=0)
-    ports = PortCounters(tmp_path)
+    ports = PortErrorCounters(tmp_path)
     ports.begin()
     (folder / "counters/link_downed").unlink()
     ports.end()
-    assert ports.lacks == {("mlx5_0/1", "symbol_error"): "it reads 'N/A (no PMA)'"}
-    assert ports.faults == {("mlx5_0/1", "link_downed"): "No such file or directory"}
+    assert ports.unavailable == {("mlx5_0/1", "symbol_error"): "it reads 'N/A (no PMA)'"}
+    assert ports.read_errors == {("mlx5_0/1", "link_downed"): "No such file or directory"}
 
 
 def test_a_port_without_any_known_counter_says_so(tmp_path: Path) -> None:
     port(tmp_path, "siw0")
-    assert PortCounters(tmp_path).lacks == {("siw0/1", "counters"): "none of them is known here"}
+    assert PortErrorCounters(tmp_path).unavailable == {("siw0/1", "counters"): "none of them is known here"}
 
 
 def test_a_node_without_rdma_has_no_ports(tmp_path: Path) -> None:
-    assert not PortCounters(tmp_path).ports
+    assert not PortErrorCounters(tmp_path).ports

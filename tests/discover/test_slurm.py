@@ -7,7 +7,7 @@ import pytest
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Gres, Node
 from seatrial.model import SeatrialError, UsageError
-from seatrial.util.processes import Answer
+from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import (
     NEWER_NODES,
     NODES,
@@ -16,9 +16,9 @@ from tests.fakes.slurm import (
     FakeSlurm,
     Reply,
     cluster,
+    failure,
     recorded,
-    refused,
-    said,
+    success,
 )
 from tests.paths import FIXTURES
 
@@ -47,10 +47,10 @@ class TestNodes:
             "IDLE+DRAIN: fan broken",
             "IDLE",
         ]
-        assert fake.asked == [NODES]
+        assert fake.commands == [NODES]
 
     def test_nodes_that_are_planned_for_the_future_are_left_out(self, install: Install) -> None:
-        install({NODES: said(NEWER_NODES.read_text())})
+        install({NODES: success(NEWER_NODES.read_text())})
         assert names(slurm.nodes()) == ["gpu1", "gpu2", "gpu3", "gpu4", "gpu5", "gpu7", "gpu8"]
 
     def test_no_controller_is_not_an_empty_cluster(self, install: Install) -> None:
@@ -71,7 +71,7 @@ class TestGpusPerNode:
 
     def test_nodes_that_differ(self, install: Install) -> None:
         text = recorded("scontrol-show-nodes-healthy.txt").out.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1)
-        install({NODES: said(text)})
+        install({NODES: success(text)})
         with pytest.raises(UsageError, match=r"different numbers of GPUs \(\[1, 2]\)"):
             slurm.gpus_per_node("gpu")
 
@@ -82,15 +82,15 @@ class TestJob:
         return next(record for record in text.split("\n\n") if "ExitCode=3:0" in record)
 
     def test_remembered(self, install: Install) -> None:
-        fake = install({**cluster(), "scontrol show job 28": said(self.failed())})
+        fake = install({**cluster(), "scontrol show job 28": success(self.failed())})
         job = slurm.job(28)
-        assert (job.state, job.exit_code, job.ended, job.known) == ("FAILED", 3, True, True)
-        assert fake.asked == ["scontrol show job 28"]
+        assert (job.state, job.exit_code, job.ended, job.has_state) == ("FAILED", 3, True, True)
+        assert fake.commands == ["scontrol show job 28"]
 
     def test_forgotten_without_accounting(self, install: Install) -> None:
         install({**cluster(), "scontrol show job 999": recorded("scontrol-show-job-unknown.txt")})
         job = slurm.job(999)
-        assert not job.known
+        assert not job.has_state
         assert not job.ended
         assert not job.pending
         assert job.reason == "Slurm forgets jobs 300 s after their end (MinJobAge), and has no accounting"
@@ -101,15 +101,15 @@ class TestJob:
     def test_forgotten_but_accounted_for(self, install: Install, answer: str, state: str) -> None:
         settings = (RECORDED / "scontrol-show-config.txt").read_text()
         unknown = recorded("scontrol-show-job-unknown.txt")
-        replies = {"scontrol show job 7": unknown, SACCT: said(answer)}
-        replies["scontrol show config"] = said(
+        replies = {"scontrol show job 7": unknown, SACCT: success(answer)}
+        replies["scontrol show config"] = success(
             settings.replace("accounting_storage/none", "accounting_storage/slurmdbd")
         )
         install({**cluster(), **replies})
         assert slurm.job(7).state == state
 
     def test_another_refusal_is_not_taken_for_a_forgotten_job(self, install: Install) -> None:
-        install({**cluster(), "scontrol show job 7": refused("slurm_load_jobs error: Access/permission denied")})
+        install({**cluster(), "scontrol show job 7": failure("slurm_load_jobs error: Access/permission denied")})
         with pytest.raises(slurm.SlurmRefused, match="permission denied"):
             slurm.job(7)
 
@@ -166,7 +166,7 @@ class TestTroubles:
         assert answer.err.strip().splitlines()[-1].strip() in str(error)
 
     def test_no_configuration(self, install: Install) -> None:
-        error = self.error(install, refused("sinfo: fatal: Could not establish a configuration source\n"))
+        error = self.error(install, failure("sinfo: fatal: Could not establish a configuration source\n"))
         assert type(error) is slurm.SlurmUnavailable
         assert "no slurm.conf" in str(error)
 
@@ -175,27 +175,27 @@ class TestTroubles:
         assert str(error).startswith("scontrol: No such file or directory. Run first: ")
 
     def test_no_answer(self, install: Install) -> None:
-        error = self.error(install, Answer(None, "", ""))
+        error = self.error(install, CommandResult(None, "", ""))
         assert f"no answer from {PARTITIONS} within 90 s" in str(error)
 
     def test_what_is_said_twice_is_told_once(self, install: Install) -> None:
-        error = self.error(install, refused("a: error: x\na: error: x\na: error: y\n"))
+        error = self.error(install, failure("a: error: x\na: error: x\na: error: y\n"))
         assert "(a: error: x; a: error: y)" in str(error)
 
     def test_no_word_at_all(self, install: Install) -> None:
-        assert "exit code 3, and no word" in str(self.error(install, Answer(3, "", "")))
+        assert "exit code 3, and no word" in str(self.error(install, CommandResult(3, "", "")))
 
 
 class TestOneNode:
     def test_known(self, install: Install) -> None:
         (text,) = (part for part in recorded("scontrol-show-nodes-healthy.txt").out.split("\n\n") if "=node1 " in part)
-        install({"scontrol show node node1": said(text + "\n")})
+        install({"scontrol show node node1": success(text + "\n")})
         node = slurm.node("node1")
         assert node
         assert (node.name, node.gpus) == ("node1", 2)
 
     def test_unknown(self, install: Install) -> None:
-        unknown = Answer(1, "Node node9 not found\n", "")
+        unknown = CommandResult(1, "Node node9 not found\n", "")
         install({"scontrol show node node9": unknown})
         assert slurm.node("node9") is None
 
@@ -208,8 +208,8 @@ class TestOneNode:
 
 def test_what_a_job_was_given_on_each_node(install: Install) -> None:
     details = (FIXTURES / "slurm-task/scontrol-show-job-details.txt").read_text()
-    show = {"scontrol --details show job 1": said(details)}
-    install({**show, "scontrol show hostnames 'node[0-1]'": said("node0\nnode1\n")})
+    show = {"scontrol --details show job 1": success(details)}
+    install({**show, "scontrol show hostnames 'node[0-1]'": success("node0\nnode1\n")})
     given = slurm.allocations(1)
     assert set(given) == {"node0", "node1"}
     gpus = (Gres(name="gpu", kind="fake", count=2),)

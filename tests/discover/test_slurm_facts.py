@@ -43,7 +43,7 @@ def node(state: str = "IDLE", *flags: str, **more: Any) -> Node:
     [("accounting_storage/slurmdbd", True), ("accounting_storage/none", False), ("none", False), (None, False)],
 )
 def test_jobs_are_accounted_unless_the_storage_is_none(storage: str | None, kept: bool) -> None:
-    assert settings(accounting_storage_type=storage).accounting is kept
+    assert settings(accounting_storage_type=storage).accounting_enabled is kept
 
 
 @pytest.mark.parametrize(
@@ -59,33 +59,33 @@ def test_jobs_are_accounted_unless_the_storage_is_none(storage: str | None, kept
 )
 def test_what_is_handed_out_to_jobs(parameters: tuple[str, ...], cpus: bool, memory: bool) -> None:
     found = settings(select_type_parameters=parameters)
-    assert (found.consumes_cpus, found.consumes_memory) == (cpus, memory)
+    assert (found.cpus_are_consumable, found.memory_is_consumable) == (cpus, memory)
 
 
 def test_only_select_linear_gives_whole_nodes() -> None:
-    assert settings(select_type="select/linear").whole_nodes
-    assert not settings(select_type="select/cons_tres").whole_nodes
+    assert settings(select_type="select/linear").allocates_whole_nodes
+    assert not settings(select_type="select/cons_tres").allocates_whole_nodes
 
 
 def test_cgroups_confine_only_what_cgroup_conf_constrains() -> None:
     constrained = {"constrain_cores": "yes", "constrain_devices": "yes", "constrain_ram_space": "yes"}
     memory = {"select_type_parameters": ("CR_Core_Memory",)}
     every = settings(task_plugin=("task/cgroup",), **constrained, **memory)
-    assert (every.confines_cpus, every.confines_devices, every.confines_memory) == (True, True, True)
+    assert (every.constrains_cpus, every.constrains_devices, every.constrains_memory) == (True, True, True)
     unused = settings(task_plugin=("task/none",), **constrained, **memory)
-    assert (unused.confines_cpus, unused.confines_devices, unused.confines_memory) == (False, False, False)
+    assert (unused.constrains_cpus, unused.constrains_devices, unused.constrains_memory) == (False, False, False)
     default = settings(task_plugin=("task/cgroup",), constrain_devices="no", **memory)
-    assert (default.confines_cpus, default.confines_devices, default.confines_memory) == (False, False, False)
+    assert (default.constrains_cpus, default.constrains_devices, default.constrains_memory) == (False, False, False)
 
 
 def test_memory_that_is_not_handed_out_is_not_confined() -> None:
-    assert not settings(task_plugin=("task/cgroup",), constrain_ram_space="yes").confines_memory
+    assert not settings(task_plugin=("task/cgroup",), constrain_ram_space="yes").constrains_memory
 
 
 def test_task_affinity_binds_and_confines_cpus_without_cgroups() -> None:
     found = settings(task_plugin=("task/affinity",))
-    assert (found.binds_tasks, found.confines_cpus, found.confines_devices) == (True, True, False)
-    assert not settings(task_plugin=("task/cgroup",)).binds_tasks
+    assert (found.task_binding_enabled, found.constrains_cpus, found.constrains_devices) == (True, True, False)
+    assert not settings(task_plugin=("task/cgroup",)).task_binding_enabled
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_task_affinity_binds_and_confines_cpus_without_cgroups() -> None:
 )
 def test_whether_a_node_takes_jobs(state: str, flags: tuple[str, ...], up: bool, held_back: bool, usable: bool) -> None:
     found = node(state, *flags)
-    assert (found.up, found.held_back, found.usable) == (up, held_back, usable)
+    assert (found.up, found.not_in_service, found.usable) == (up, held_back, usable)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_whether_a_node_takes_jobs(state: str, flags: tuple[str, ...], up: bool,
 def test_a_reserved_node_takes_only_jobs_of_its_reservation(
     flags: tuple[str, ...], holder: str, wanted: str | None, kept: bool
 ) -> None:
-    assert node("IDLE", *flags, reservation=holder).kept_from(wanted) is kept
+    assert node("IDLE", *flags, reservation=holder).blocked_by_reservation(wanted) is kept
 
 
 def test_gpus_of_all_kinds_are_counted_and_nothing_else() -> None:
@@ -162,7 +162,7 @@ def test_a_partition_is_up_only_in_that_state(state: str, up: bool) -> None:
 )
 def test_the_states_of_a_job(state: str, known: bool, pending: bool, ended: bool) -> None:
     job = Job(id="7", state=state)
-    assert (job.known, job.pending, job.ended) == (known, pending, ended)
+    assert (job.has_state, job.pending, job.ended) == (known, pending, ended)
 
 
 def test_a_job_is_written_with_reason_code_and_signal() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.discover.slurm_messages import Message, first_commands, first_match, messages, never_starts
+from seatrial.discover.slurm_messages import Message, first_commands, first_match, is_permanent_pending_reason, messages
 
 LISTS = (messages().unreachable, messages().refused, messages().reasons)
 
@@ -31,7 +31,7 @@ def test_a_message_that_is_not_listed_has_no_meaning() -> None:
     ],
 )
 def test_which_reasons_waiting_does_not_change(reason: str, never: bool) -> None:
-    assert never_starts(reason) is never
+    assert is_permanent_pending_reason(reason) is never
 
 
 def test_the_first_command_names_the_job() -> None:

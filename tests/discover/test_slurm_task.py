@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.discover import slurm_task
-from seatrial.discover.reading import id_list
-from seatrial.discover.slurm_task import Task, tasks
+from seatrial.discover.file_readers import parse_id_list
+from seatrial.discover.slurm_task import Task, parse_tasks
 from tests.paths import FIXTURES
 
 MANY = "\n".join(
@@ -32,11 +32,11 @@ SOCKETS = """\
 
 
 def recorded(name: str) -> tuple[Task, ...]:
-    return tasks((FIXTURES / "slurm-task" / name).read_text())
+    return parse_tasks((FIXTURES / "slurm-task" / name).read_text())
 
 
 def sockets(cpus: str = "0-1", cuda: str = "0", first: int = 0) -> Task:
-    (task,) = tasks(SOCKETS.format(cpus=cpus, cuda=cuda, first=first))
+    (task,) = parse_tasks(SOCKETS.format(cpus=cpus, cuda=cuda, first=first))
     return task
 
 
@@ -45,23 +45,23 @@ class TestOnTheRig:
         found = recorded("rig-confined.txt")
         assert [task.name for task in found] == ["node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"]
         assert [task.cpus for task in found] == [(0,), (1,), (0,), (1,)]
-        assert [task.opened for task in found[:2]] == [("/rig/dev/gpu0",), ("/rig/dev/gpu1",)]
-        assert {task.in_reach for task in found} == {1}
+        assert [task.accessible_devices for task in found[:2]] == [("/rig/dev/gpu0",), ("/rig/dev/gpu1",)]
+        assert {task.accessible_gpus for task in found} == {1}
         assert {task.memory_limit for task in found} == {2000 * 2**20}
 
     def test_both_call_it_cudas_first_and_yet_it_is_not_the_same(self) -> None:
         first, second = recorded("rig-confined.txt")[:2]
-        assert first.cuda == second.cuda == "0"
+        assert first.cuda_visible_devices == second.cuda_visible_devices == "0"
         assert first.gpus(confined=True) == ("/rig/dev/gpu0",)
         assert second.gpus(confined=True) == ("/rig/dev/gpu1",)
 
     def test_others_reach_all_and_have_what_cuda_is_told(self) -> None:
         first, second = recorded("rig.txt")[:2]
-        assert first.opened == second.opened == ("/rig/dev/gpu0", "/rig/dev/gpu1")
+        assert first.accessible_devices == second.accessible_devices == ("/rig/dev/gpu0", "/rig/dev/gpu1")
         assert (first.gpus(confined=False), second.gpus(confined=False)) == (("0",), ("1",))
         assert first.memory_limit is None
-        assert first.listed is None
-        assert "nvidia-smi" in first.unlisted
+        assert first.listed_gpus is None
+        assert "nvidia-smi" in first.listing_error
 
 
 class TestOnRealGpus:
@@ -69,8 +69,8 @@ class TestOnRealGpus:
         first, second = recorded("h200x2.txt")
         assert first.gpus(confined=False) == ("GPU-238c88fa-6d6b-80f0-f225-fb4bd4332413",)
         assert second.gpus(confined=True) == ("GPU-d9590940-d7e3-6149-905d-38a989b63b86",)
-        assert first.opened == ("/dev/nvidia0", "/dev/nvidia1")
-        assert first.in_reach == 2
+        assert first.accessible_devices == ("/dev/nvidia0", "/dev/nvidia1")
+        assert first.accessible_gpus == 2
         assert first.memory_limit == 256 * 2**30
 
     def test_a_virtual_machine_does_not_say_where_they_are(self) -> None:
@@ -94,16 +94,16 @@ class TestWhatCudaUses:
         assert sockets(cuda=cuda).gpus(confined=False) == gpus
 
     def test_without_it_all(self) -> None:
-        (task,) = tasks(SOCKETS.replace("0: cuda={cuda}\n", "").format(cpus="0", first=0))
+        (task,) = parse_tasks(SOCKETS.replace("0: cuda={cuda}\n", "").format(cpus="0", first=0))
         assert task.gpus(confined=False) == ("GPU-aaaa", "GPU-bbbb")
 
     def test_no_gpu_listed_is_an_answer(self) -> None:
-        (task,) = tasks("0: node=n\n0: cpus=0\n0: cuda=\n0: unlisted=No devices were found \n0: end=\n")
-        assert task.listed == ()
+        (task,) = parse_tasks("0: node=n\n0: cpus=0\n0: cuda=\n0: unlisted=No devices were found \n0: end=\n")
+        assert task.listed_gpus == ()
         assert task.gpus(confined=False) == ()
 
     def test_neither_listed_nor_told(self) -> None:
-        (task,) = tasks("0: node=n\n0: cpus=0\n0: unlisted=NVML: Driver/library version mismatch\n0: end=\n")
+        (task,) = parse_tasks("0: node=n\n0: cpus=0\n0: unlisted=NVML: Driver/library version mismatch\n0: end=\n")
         assert task.gpus(confined=False) is None
         assert task.gpus(confined=True) == ()
 
@@ -126,53 +126,53 @@ class TestThreads:
 
     @pytest.mark.parametrize(("node_cpus", "threads"), [(64, 2), (128, 1), (32, 1), (None, 1)])
     def test_slurm_counts_cores_or_threads(self, node_cpus: int | None, threads: int) -> None:
-        assert sockets().threads_of(node_cpus) == threads
+        assert sockets().threads_per_slurm_cpu(node_cpus) == threads
 
     def test_of_a_core_that_has_one(self) -> None:
-        (task,) = tasks(SOCKETS.replace("0: siblings=0,64\n", "").format(cpus="0", cuda="0", first=0))
-        assert task.threads_of(64) == task.threads_of(128) == 1
+        (task,) = parse_tasks(SOCKETS.replace("0: siblings=0,64\n", "").format(cpus="0", cuda="0", first=0))
+        assert task.threads_per_slurm_cpu(64) == task.threads_per_slurm_cpu(128) == 1
 
 
 class TestOutput:
     def test_ranks_are_numbers(self) -> None:
-        assert [task.rank for task in tasks(MANY)] == [9, 10]
-        assert [task.rank for task in tasks(MANY.replace("9: ", " 9: "))] == [9, 10]
+        assert [task.rank for task in parse_tasks(MANY)] == [9, 10]
+        assert [task.rank for task in parse_tasks(MANY.replace("9: ", " 9: "))] == [9, 10]
 
     @pytest.mark.parametrize("lost", ["0: end=\n", "0: node=gpu1\n", "0: cpus=0-1\n"])
     def test_cut_off(self, lost: str) -> None:
         text = SOCKETS.format(cpus="0-1", cuda="0", first=0)
         with pytest.raises(ValueError, match="what task 0 said is cut off"):
-            tasks(text.replace(lost, ""))
+            parse_tasks(text.replace(lost, ""))
 
     def test_what_others_say_is_not_heeded(self) -> None:
-        assert len(tasks("srun: warning\n" + MANY + "\n0: module: loaded\n")) == 2
+        assert len(parse_tasks("srun: warning\n" + MANY + "\n0: module: loaded\n")) == 2
 
 
 class TestScript:
     def run(self, shell: str, devices: str = "/dev/nul[l]") -> Task:
-        argv = [shell, *slurm_task.command(devices)[1:]]
+        argv = [shell, *slurm_task.srun_command(devices)[1:]]
         env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "here", "CUDA_VISIBLE_DEVICES": "0"}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-        (task,) = tasks("".join(f"0: {line}\n" for line in done.stdout.splitlines()))
+        (task,) = parse_tasks("".join(f"0: {line}\n" for line in done.stdout.splitlines()))
         return task
 
     @pytest.mark.parametrize("shell", ["sh", "bash"])
     def test_in_every_shell(self, shell: str) -> None:
         task = self.run(shell)
         (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "Cpus_allowed_list" in line)
-        assert id_list(line.split()[1]) == list(task.cpus)
-        assert (task.node, task.cuda, task.opened) == ("here", "0", ("/dev/null",))
+        assert parse_id_list(line.split()[1]) == list(task.cpus)
+        assert (task.node, task.cuda_visible_devices, task.accessible_devices) == ("here", "0", ("/dev/null",))
 
     def test_a_file_is_no_device(self, tmp_path: Path) -> None:
         (tmp_path / "gpu0").touch()
-        assert self.run("sh", devices=f"{tmp_path}/gpu*").opened == ()
+        assert self.run("sh", devices=f"{tmp_path}/gpu*").accessible_devices == ()
 
     def test_makes_no_files(self, tmp_path: Path) -> None:
-        assert self.run("sh", devices=f"{tmp_path}/gpu*").opened == ()
+        assert self.run("sh", devices=f"{tmp_path}/gpu*").accessible_devices == ()
         assert list(tmp_path.iterdir()) == []
 
     def test_is_clean(self, tmp_path: Path) -> None:
-        (script := tmp_path / "probe.sh").write_text("#!/bin/sh" + slurm_task.command("x")[2])
+        (script := tmp_path / "probe.sh").write_text("#!/bin/sh" + slurm_task.srun_command("x")[2])
         argv = [Path(sys.executable).parent / "shellcheck", script]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "")

@@ -15,7 +15,7 @@ import pynvml as real
 import pytest
 
 
-def refusal(kind: str) -> Exception:
+def nvml_error(kind: str) -> Exception:
     """``refusal("GpuIsLost")``: what pynvml raises."""
     error: Exception = getattr(real, f"NVMLError_{kind}")()
     return error
@@ -27,13 +27,13 @@ class FakeGpu:
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
 
-    def but(self, **answers: Any) -> FakeGpu:
+    def with_answers(self, **answers: Any) -> FakeGpu:
         """The same GPU with other answers."""
         return FakeGpu(**{**self.answers, **answers})
 
     def lost(self) -> FakeGpu:
         """The same GPU off the bus: it has a handle, and answers nothing else."""
-        return FakeGpu(**dict.fromkeys(self.answers, refusal("GpuIsLost")))
+        return FakeGpu(**dict.fromkeys(self.answers, nvml_error("GpuIsLost")))
 
 
 class FakeNvml:
@@ -74,7 +74,7 @@ class FakeNvml:
             if name == "nvmlInit":
                 return self._init()
             if not self.open:
-                raise refusal("Uninitialized")
+                raise nvml_error("Uninitialized")
             if name == "nvmlShutdown":
                 self.open -= 1
                 return None
@@ -120,7 +120,7 @@ def links(count: int, *, down: Sequence[int] = (), remote: int = real.NVML_NVLIN
     """The NVLink answers of a GPU with ``count`` ports, those of ``down`` inactive."""
 
     def port(answer: Any) -> Callable[[int], Any]:
-        return lambda link: _give(answer, link) if link < count else _give(refusal("InvalidArgument"))
+        return lambda link: _give(answer, link) if link < count else _give(nvml_error("InvalidArgument"))
 
     return {
         "nvmlDeviceGetNvLinkState": port(lambda link: int(link not in down)),
@@ -145,7 +145,7 @@ def pci(bus_id: str) -> Any:
     return info
 
 
-def bus(
+def make_pci_devices(
     root: Path,
     *addresses: str,
     driver: str | None = "nvidia",
@@ -186,8 +186,8 @@ def h200(index: int = 0, **answers: Any) -> FakeGpu:
             "nvmlDeviceGetEccMode": [1, 1],
             "nvmlDeviceGetTotalEccErrors": 0,
             "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
-            "nvmlDeviceGetRetiredPages": refusal("NotSupported"),
-            "nvmlDeviceGetRetiredPagesPendingStatus": refusal("NotSupported"),
+            "nvmlDeviceGetRetiredPages": nvml_error("NotSupported"),
+            "nvmlDeviceGetRetiredPagesPendingStatus": nvml_error("NotSupported"),
             "nvmlDeviceGetCurrPcieLinkGeneration": 5,
             "nvmlDeviceGetMaxPcieLinkGeneration": 5,
             "nvmlDeviceGetCurrPcieLinkWidth": 16,
@@ -219,7 +219,7 @@ def geforce(index: int = 0, **answers: Any) -> FakeGpu:
             *("nvmlDeviceGetSerial", "nvmlDeviceGetMigMode", "nvmlDeviceGetEccMode", "nvmlDeviceGetTotalEccErrors"),
             *("nvmlDeviceGetRemappedRows", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfoV"),
         ),
-        refusal("NotSupported"),
+        nvml_error("NotSupported"),
     )
     power = dict.fromkeys(
         (

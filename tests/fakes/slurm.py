@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Check, Place
+from seatrial.checks.base import Check, Context
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
-from seatrial.util.processes import Answer
+from seatrial.util.processes import CommandResult
 from seatrial.worker import measure
 from tests.paths import FIXTURES
 
@@ -22,32 +22,32 @@ NODES = "scontrol --all --details show nodes"
 PARTITIONS = "scontrol --all show partitions"
 NEWER_NODES = FIXTURES / "slurm-24.11/scontrol-show-nodes.txt"
 
-Reply = Answer | Exception | Callable[[Sequence[str]], Answer]
+Reply = CommandResult | Exception | Callable[[Sequence[str]], CommandResult]
 
 
-def said(out: str) -> Answer:
-    return Answer(0, out, "")
+def success(out: str) -> CommandResult:
+    return CommandResult(0, out, "")
 
 
-def refused(err: str, code: int = 1) -> Answer:
-    return Answer(code, "", err)
+def failure(err: str, code: int = 1) -> CommandResult:
+    return CommandResult(code, "", err)
 
 
-def recorded(name: str) -> Answer:
+def recorded(name: str) -> CommandResult:
     """What a command of Slurm 22.05 answered, by its name in ``commands.txt`` (``scontrol-ping-healthy.txt``)."""
     rows = [line.split("\t") for line in (RECORDED / "commands.txt").read_text().splitlines()]
     (code,) = (int(row[1]) for row in rows if row[0] == name)
     complaints = (RECORDED / name).with_suffix(".err")
-    return Answer(code, (RECORDED / name).read_text(), complaints.read_text() if complaints.exists() else "")
+    return CommandResult(code, (RECORDED / name).read_text(), complaints.read_text() if complaints.exists() else "")
 
 
-def configured(**settings: str) -> Answer:
+def config_with(**settings: str) -> CommandResult:
     """What the recorded cluster says of its settings, had it these: ``TaskPlugin="task/cgroup"``."""
     text = recorded("scontrol-show-config.txt").out
     for key, value in settings.items():
         text, found = re.subn(rf"^{key}\s*=.*$", f"{key} = {value}", text, flags=re.MULTILINE)
         text += "" if found else f"{key} = {value}\n"
-    return said(text)
+    return success(text)
 
 
 def cluster(state: str = "healthy") -> dict[str, Reply]:
@@ -65,17 +65,17 @@ class FakeSlurm:
 
     def __init__(self, replies: Mapping[str, Reply]) -> None:
         self.replies = dict(replies)
-        self.asked: list[str] = []
+        self.commands: list[str] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-        monkeypatch.setattr("seatrial.util.processes.ask", self.ask)
+        monkeypatch.setattr("seatrial.util.processes.run_command", self.ask)
         monkeypatch.setattr("seatrial.discover.slurm.installed", lambda: True)
         return self
 
-    def ask(self, argv: Sequence[str], timeout_s: float) -> Answer:
+    def ask(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
         assert timeout_s > 0
         command = shlex.join(argv)
-        self.asked.append(command)
+        self.commands.append(command)
         tool = next(word for word in argv if word != "env" and "=" not in word and not word.startswith("-"))
         for known in (command, tool):
             if known in self.replies:
@@ -83,13 +83,13 @@ class FakeSlurm:
         raise AssertionError(f"nobody foresaw the command {command}")
 
 
-def _give(reply: Reply, argv: Sequence[str]) -> Answer:
+def _give(reply: Reply, argv: Sequence[str]) -> CommandResult:
     if isinstance(reply, Exception):
         raise reply
     return reply(argv) if callable(reply) else reply
 
 
-class Bench:
+class CheckRunner:
     """Runs a check against a fake Slurm and judges it with its own rules, as a trial does."""
 
     def __init__(self, check: Check, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -100,36 +100,36 @@ class Bench:
     def measure(self, replies: Mapping[str, Reply], promised: tuple[int, int | None], **options: Any) -> Measurement:
         """``promised`` are nodes, and GPUs of a node."""
         FakeSlurm(replies).install(self.monkeypatch)
-        return run(self.check, self.folder, promised, **options)
+        return run_check(self.check, self.folder, promised, **options)
 
-    def bad(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> dict[str, Outcome]:
+    def not_passed(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> dict[str, Outcome]:
         """What does not pass, by metric, or ``metric subject`` where it is not of the cluster."""
-        return bad(self.verdicts(replies, nodes=nodes, gpus=gpus))
+        return not_passed(self.verdicts(replies, nodes=nodes, gpus=gpus))
 
     def verdicts(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> list[Verdict]:
         return judge(self.check, self.measure(replies, (nodes, gpus)))
 
 
-def run(check: Check, folder: Path, promised: tuple[int, int | None] = (1, None), **options: Any) -> Measurement:
-    place = Place(
+def run_check(check: Check, folder: Path, promised: tuple[int, int | None] = (1, None), **options: Any) -> Measurement:
+    context = Context(
         node="login",
         rank=0,
         world_size=1,
         local_rank=0,
         device="cpu",
-        promised_nodes=promised[0],
-        promised_gpus=promised[1],
-        out=folder,
+        expected_nodes=promised[0],
+        expected_gpus=promised[1],
+        artifacts_dir=folder,
         run_dir=folder,
     )
-    return measure(check, place, options)
+    return measure(check, context, options)
 
 
 def judge(check: Check, measurement: Measurement) -> list[Verdict]:
     return judge_check(check, [measurement], {}, "")
 
 
-def bad(verdicts: Sequence[Verdict]) -> dict[str, Outcome]:
+def not_passed(verdicts: Sequence[Verdict]) -> dict[str, Outcome]:
     return {
         verdict.metric if verdict.subject == "cluster" else f"{verdict.metric} {verdict.subject}".strip(): outcome
         for verdict in verdicts

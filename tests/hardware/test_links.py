@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.hardware import links
-from seatrial.hardware.links import Links, node_share, nvlink_share
+from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.model import Measurement
 
 
@@ -44,7 +44,7 @@ def port(rate: str = "400 Gb/sec (4X NDR)", layer: str = "InfiniBand", state: st
 
 
 def path(*transports: str) -> Measurement:
-    return of("collectives.path", transports=dict.fromkeys(transports, 1))
+    return of("collectives.transport", transports=dict.fromkeys(transports, 1))
 
 
 SLOW = port("100 Gb/sec (4X EDR)", "Ethernet")
@@ -88,35 +88,37 @@ def test_facts_of_another_shape_are_not_known_and_stop_no_judge(shape: Any) -> N
         of("host.inventory", rdma={"devices": [{"ports": [port_]}]}),
     )
     assert read(told) == Links()
-    assert not read([of("collectives.path", transports=shape)]).network
+    assert not read([of("collectives.transport", transports=shape)]).network
 
 
 def test_slices_are_known() -> None:
-    assert read([gpus(18, mig=True)]).sliced == {"NVIDIA H200"}
-    assert read([gpus(18)]).sliced == frozenset()
+    assert read([gpus(18, mig=True)]).mig_models == {"NVIDIA H200"}
+    assert read([gpus(18)]).mig_models == frozenset()
 
 
 def test_two_nodes_by_tree_ask_little_of_a_rail_as_the_public_formula_has_it() -> None:
     """stas00/ml-engineering, network/README.md: a rail carries busbw·(k−1)/(n−1), with k nodes: 29 of 435 GB/s."""
-    share = node_share("all_reduce", "Tree", 16, 2)
+    share = network_to_busbw_ratio("all_reduce", "Tree", 16, 2)
     assert share is not None
     assert 435 * share / 8 == pytest.approx(435 * (2 - 1) / (16 - 1))
-    assert node_share("all_reduce", "Ring", 16, 2) == 1.0
-    assert node_share("broadcast", "Ring", 16, 2) is None
+    assert network_to_busbw_ratio("all_reduce", "Ring", 16, 2) == 1.0
+    assert network_to_busbw_ratio("broadcast", "Ring", 16, 2) is None
 
 
 def test_all_to_all_sends_most_of_its_data_away() -> None:
     """Of the 15 blocks that a GPU sends, 8 go to the other node: 8 GPUs send 8/15 of the bus bandwidth each."""
-    assert node_share("all_to_all", "", 16, 2) == pytest.approx(8 * 8 / 15)
+    assert network_to_busbw_ratio("all_to_all", "", 16, 2) == pytest.approx(8 * 8 / 15)
 
 
 def test_in_the_switch_a_gpu_sends_less_than_in_a_ring() -> None:
     """Eight GPUs send 2·7/8 of the buffer in a ring, 1 + 1/8 of it with NVLS."""
-    assert nvlink_share("all_reduce", "NVLS", 8) == pytest.approx((1 + 1 / 8) / (2 * 7 / 8))
-    assert nvlink_share("all_reduce", "NVLSTree", 16, 2) == pytest.approx((1 + 1 / 8) / (2 * 15 / 16))  # of 8 of a node
-    assert nvlink_share("all_reduce", "Tree", 16, 2) == pytest.approx(2 / (2 * 15 / 16))
-    assert nvlink_share("all_reduce", "Tree", 8) == pytest.approx(2 / (2 * 7 / 8))
-    assert nvlink_share("all_gather", "NVLS", 8) == nvlink_share("all_reduce", "Ring", 8) == 1
+    assert nvlink_to_busbw_ratio("all_reduce", "NVLS", 8) == pytest.approx((1 + 1 / 8) / (2 * 7 / 8))
+    assert nvlink_to_busbw_ratio("all_reduce", "NVLSTree", 16, 2) == pytest.approx(
+        (1 + 1 / 8) / (2 * 15 / 16)
+    )  # of 8 of a node
+    assert nvlink_to_busbw_ratio("all_reduce", "Tree", 16, 2) == pytest.approx(2 / (2 * 15 / 16))
+    assert nvlink_to_busbw_ratio("all_reduce", "Tree", 8) == pytest.approx(2 / (2 * 7 / 8))
+    assert nvlink_to_busbw_ratio("all_gather", "NVLS", 8) == nvlink_to_busbw_ratio("all_reduce", "Ring", 8) == 1
 
 
 def storage_too(node: int, rate: str = "400 Gb/sec (4X NDR)") -> Measurement:
@@ -126,7 +128,7 @@ def storage_too(node: int, rate: str = "400 Gb/sec (4X NDR)") -> Measurement:
 
 
 def using(**hcas: Any) -> Measurement:
-    return of("collectives.path", transports={"NET/IB/GDRDMA": 1}, hcas=hcas)
+    return of("collectives.transport", transports={"NET/IB/GDRDMA": 1}, hcas=hcas)
 
 
 def test_cards_that_nccl_does_not_use_are_no_rails() -> None:

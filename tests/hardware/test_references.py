@@ -7,12 +7,12 @@ import random
 import pytest
 from pydantic import JsonValue
 
-from seatrial.hardware.references import Fleet, Known, Reference, Sku
-from seatrial.model import Baseline, Expected
+from seatrial.hardware.references import PeerGroup, Reference, References, Sku
+from seatrial.model import Baseline, ReferenceValue
 
 
-def expected(value: float, *, gpus: int = 8, nodes: int = 1, fabric: str = "", unit: str = "GB/s") -> Expected:
-    return Expected(gpus=gpus, nodes=nodes, value=value, unit=unit, source="a paper", fabric=fabric)
+def expected(value: float, *, gpus: int = 8, nodes: int = 1, fabric: str = "", unit: str = "GB/s") -> ReferenceValue:
+    return ReferenceValue(gpus=gpus, nodes=nodes, value=value, unit=unit, source="a paper", fabric=fabric)
 
 
 FAST = Sku(name="Fast", nvml_names=("GPU F",), expected={"speed": (expected(400),), "other": (expected(1, unit="x"),)})
@@ -28,12 +28,12 @@ def facts(gpu: str, nodes: int = 1) -> dict[str, JsonValue]:
     return {"gpu": gpu, "world_size": 8, "nodes": nodes}
 
 
-def found(known: Known, gpu: str, key: str = "speed", nodes: int = 1) -> tuple[float, str] | str:
-    one = known.published(key, facts(gpu, nodes))
-    return (one.value, one.of) if isinstance(one, Reference) else one
+def found(known: References, gpu: str, key: str = "speed", nodes: int = 1) -> tuple[float, str] | str:
+    one = known.site_or_sku_reference(key, facts(gpu, nodes))
+    return (one.value, one.label) if isinstance(one, Reference) else one
 
 
-KNOWN = Known(None, (FAST, SLOW, WIDE))
+KNOWN = References(None, (FAST, SLOW, WIDE))
 
 
 def test_mixed_models_are_judged_by_the_slowest_and_it_is_said() -> None:
@@ -48,34 +48,34 @@ def test_mixed_models_of_which_one_is_unknown_are_not_judged() -> None:
 
 
 def test_unlike_models_are_no_fleet() -> None:
-    fleet = Fleet("GPU X + GPU Y", (100.0, 100, 100, 100, 50))
-    assert not fleet.known
-    assert not fleet.outlying(50)
+    fleet = PeerGroup("GPU X + GPU Y", (100.0, 100, 100, 100, 50))
+    assert not fleet.gives_reference
+    assert not fleet.is_low_outlier(50)
 
 
 @pytest.mark.parametrize(
     ("known", "gpu"),
-    [(KNOWN, "GPU F MIG 1g.10gb"), (Known(None, (FAST,), sliced=frozenset({"GPU F"})), "GPU F")],
+    [(KNOWN, "GPU F MIG 1g.10gb"), (References(None, (FAST,), mig_models=frozenset({"GPU F"})), "GPU F")],
 )
-def test_a_slice_is_not_the_whole_gpu(known: Known, gpu: str) -> None:
+def test_a_slice_is_not_the_whole_gpu(known: References, gpu: str) -> None:
     assert found(known, gpu) == (
         f"{gpu} is cut into MIG slices: what is known of the whole GPU does not apply to a part of it"
     )
 
 
 def test_several_nodes_are_judged_by_their_network_only() -> None:
-    assert found(Known(None, (WIDE,), fabric="ib-8x400"), "GPU W", nodes=2) == (350, "SKU Wide")
-    assert found(Known(None, (WIDE,), fabric="roce-8x200"), "GPU W", nodes=2) == (200, "SKU Wide")
+    assert found(References(None, (WIDE,), fabric="ib-8x400"), "GPU W", nodes=2) == (350, "SKU Wide")
+    assert found(References(None, (WIDE,), fabric="roce-8x200"), "GPU W", nodes=2) == (200, "SKU Wide")
     other = "Wide has no known speed for 8 GPUs on 2 nodes over"
-    assert found(Known(None, (WIDE,), fabric="tcp"), "GPU W", nodes=2) == f"{other} tcp"
+    assert found(References(None, (WIDE,), fabric="tcp"), "GPU W", nodes=2) == f"{other} tcp"
     assert found(KNOWN, "GPU W", nodes=2) == f"{other} a network of unknown class"
 
 
 def test_a_site_that_learned_over_another_network_says_nothing() -> None:
     own = expected(123, nodes=2, fabric="ib-8x400").model_copy(update={"gpu": "GPU X"})
     site = Baseline(name="lab", learned_from=(), expected={"speed": (own,)})
-    assert found(Known(site, (), fabric="ib-8x400"), "GPU X", nodes=2) == (123, "site lab")
-    assert isinstance(found(Known(site, (), fabric="tcp"), "GPU X", nodes=2), str)
+    assert found(References(site, (), fabric="ib-8x400"), "GPU X", nodes=2) == (123, "site lab")
+    assert isinstance(found(References(site, (), fabric="tcp"), "GPU X", nodes=2), str)
 
 
 def flags(count: int, noise: float, rounds: int, fault: float = 0.0, under: float = 100) -> tuple[float, float]:
@@ -87,8 +87,8 @@ def flags(count: int, noise: float, rounds: int, fault: float = 0.0, under: floa
     for _ in range(rounds):
         values = [100 * chance.gauss(1, noise) for _ in range(count)]
         values[0] *= 1 - fault
-        fleet = Fleet("GPU", tuple(values))
-        seen = [fleet.outlying(value) and value < under / 100 * fleet.median for value in values]
+        fleet = PeerGroup("GPU", tuple(values))
+        seen = [fleet.is_low_outlier(value) and value < under / 100 * fleet.median for value in values]
         good, bad = good + any(seen[1:]), bad + seen[0]
     return good / rounds, bad / rounds
 
@@ -117,4 +117,4 @@ def test_in_a_thousand_a_fault_of_six_percent_is_seen() -> None:
 
 
 def test_two_never_outvote_each_other() -> None:
-    assert not any(Fleet("GPU", (100.0, low)).outlying(low) for low in (99, 50, 1))
+    assert not any(PeerGroup("GPU", (100.0, low)).is_low_outlier(low) for low in (99, 50, 1))

@@ -8,8 +8,8 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.judge.applicability import _MEANING, inapplicable
-from seatrial.judge.groups import opposite
+from seatrial.judge.applicability import _MEANING, not_applicable_reason
+from seatrial.judge.groups import opposite_direction
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from seatrial.judge.groups import opposite
     ],
 )
 def test_each_kind_of_fact_has_its_sentence(fact: str, wanted: str, actual: str, words: str) -> None:
-    assert inapplicable({fact: wanted}, [fact], {fact: actual}) == words
+    assert not_applicable_reason({fact: wanted}, [fact], {fact: actual}) == words
 
 
 def test_every_fact_that_is_otherwise_is_told_once() -> None:
     facts = {"usable": "no", "several_nodes": "no", "backend": "cuda"}
-    told = inapplicable(
+    told = not_applicable_reason(
         {"usable": "yes", "backend": "cuda", "several_nodes": "yes"}, ["usable", "several_nodes"], facts
     )
     assert told == "no path can be written to; there is one node only"
@@ -39,7 +39,7 @@ def test_every_fact_that_is_otherwise_is_told_once() -> None:
 def test_a_machine_without_gpus_has_none_that_lack_something(machine: dict[str, JsonValue]) -> None:
     where = {"has_usable_gpu": "yes", "has_bf16": "yes", "has_memory_repair": "yes"}
     facts: dict[str, JsonValue] = {**dict.fromkeys(where, "no"), **machine}
-    assert inapplicable(where, list(where), facts) == "there is no usable GPU"
+    assert not_applicable_reason(where, list(where), facts) == "there is no usable GPU"
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_a_machine_without_gpus_has_none_that_lack_something(machine: dict[str, 
     [("n/gpu0->gpu1", "n/gpu1->gpu0"), ("n1->n2", "n2->n1"), ("a/rank10->rank2", "a/rank2->rank10")],
 )
 def test_a_pair_has_another_order(one: str, other: str) -> None:
-    assert (opposite(one), opposite(other)) == (other, one)
+    assert (opposite_direction(one), opposite_direction(other)) == (other, one)
 
 
 def test_every_word_is_of_a_rule_and_none_reads_like_code() -> None:
-    asked = {name for check in catalog().values() for rule in check.rules for name in rule.where}
+    asked = {name for check in catalog().values() for rule in check.rules for name in rule.applies_if}
     assert set(_MEANING) <= asked
     for name in asked:
-        words = inapplicable({name: "yes"}, [name], {name: "no"})
+        words = not_applicable_reason({name: "yes"}, [name], {name: "no"})
         assert not re.search(r"\w+_\w+", words.replace("option time_limit", "")), words

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from seatrial.config.schema import CheckSettings, Cluster
-from seatrial.judge.coverage import incomplete, not_evaluated
-from seatrial.model import CLUSTER, Job, Limit, Measurement, Outcome
+from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
+from seatrial.model import CLUSTER, Job, Measurement, Outcome, Threshold
 
 
 def job(name: str = "ranks", nodes: int = 2, ranks_per_node: int = 2, *checks: str) -> Job:
@@ -16,8 +16,8 @@ def job(name: str = "ranks", nodes: int = 2, ranks_per_node: int = 2, *checks: s
         ranks_per_node=ranks_per_node,
         checks=checks or ("a",),
         options={},
-        promised_gpus=None,
-        promised_nodes=nodes if name != "control" else 2,
+        expected_gpus=None,
+        expected_nodes=nodes if name != "control" else 2,
         limit_s=1,
     )
 
@@ -28,9 +28,9 @@ def on(rank: int, check: str = "a", node: str = "", **others: str) -> Measuremen
 
 def faults(*measurements: Measurement, cluster: Cluster | None = None, jobs: tuple[Job, ...] = ()) -> list[str]:
     by_check = {check: [one for one in measurements if one.check == check] for check in ("a", "b")}
-    verdicts = list(incomplete("a", cluster or Cluster(nodes=2), jobs or (job(),), by_check))
+    verdicts = list(coverage_errors("a", cluster or Cluster(nodes=2), jobs or (job(),), by_check))
     assert all((one.outcome, one.subject) == (Outcome.ERROR, CLUSTER) for one in verdicts)
-    return [one.reason for one in verdicts]
+    return [one.message for one in verdicts]
 
 
 def test_everything_measured_everywhere_is_no_fault() -> None:
@@ -95,14 +95,14 @@ def test_a_check_that_no_job_runs_may_be_skipped_but_not_measured() -> None:
 
 
 def test_a_threshold_on_a_check_that_did_not_apply_is_not_dropped() -> None:
-    asked = CheckSettings(expect={"busbw.8GiB": Limit.parse("> 350 GB/s")})
+    asked = CheckSettings(expect={"busbw.8GiB": Threshold.parse("> 350 GB/s")})
     alone = [Measurement(check="a", subject=CLUSTER, skipped="needs 2 ranks")]
-    (verdict,) = not_evaluated("a", asked, alone, "mine")
+    (verdict,) = unevaluated_thresholds("a", asked, alone, "mine")
     assert (verdict.outcome, verdict.metric) == (Outcome.ERROR, "busbw.8GiB")
-    assert verdict.reason == "a is not held to busbw.8GiB > 350 GB/s: needs 2 ranks"
+    assert verdict.message == "a is not held to busbw.8GiB > 350 GB/s: needs 2 ranks"
     assert verdict.fix == "Where it need not apply: --set checks.a.may_skip=true"
-    (spared,) = not_evaluated("a", asked.model_copy(update={"may_skip": True}), alone, "mine")
-    assert (spared.outcome, spared.judged_by) == (Outcome.SKIP, "trial mine: > 350 GB/s")
-    assert list(not_evaluated("a", CheckSettings(), alone, "mine")) == []
-    assert list(not_evaluated("a", asked, [on(0)], "mine")) == []
-    assert list(not_evaluated("a", asked, [], "mine")) == []
+    (spared,) = unevaluated_thresholds("a", asked.model_copy(update={"may_skip": True}), alone, "mine")
+    assert (spared.outcome, spared.basis_text) == (Outcome.SKIP, "trial mine: > 350 GB/s")
+    assert list(unevaluated_thresholds("a", CheckSettings(), alone, "mine")) == []
+    assert list(unevaluated_thresholds("a", asked, [on(0)], "mine")) == []
+    assert list(unevaluated_thresholds("a", asked, [], "mine")) == []

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import judge
-from seatrial.judge.decision import decide, recorded_only
-from seatrial.model import CLUSTER, Measurement, Metric, Outcome, Reason, Verb, Verdict
+from seatrial.judge.decision import decide, metrics_without_threshold
+from seatrial.model import CLUSTER, DecisionValue, Measurement, Metric, Outcome, Reason, Verdict
 
 NAMES = ("a", "b", "c")
-RECORDED_ONE = Verdict("a", "n0", Outcome.SKIP, "busbw.1GiB", (Reason.RECORDED_ONLY,), "no SKU data for X", 1.0, "GB/s")
+RECORDED_ONE = Verdict("a", "n0", Outcome.SKIP, "busbw.1GiB", (Reason.NO_THRESHOLD,), "no SKU data for X", 1.0, "GB/s")
 verdicts = st.lists(
     st.builds(
         Verdict,
@@ -31,7 +31,9 @@ def verdict(check: str, outcome: Outcome) -> Verdict:
     return Verdict(check=check, subject="n0", outcome=outcome)
 
 
-def decided(*said: Verdict, required: dict[str, bool] | None = None, left_out: dict[str, str] | None = None) -> Verb:
+def decided(
+    *said: Verdict, required: dict[str, bool] | None = None, left_out: dict[str, str] | None = None
+) -> DecisionValue:
     return decide(required or {"a": True}, said, left_out or {}, "").value
 
 
@@ -42,8 +44,8 @@ def test_accepted_only_when_every_required_check_was_measured_and_good(
     decision = decide(required, said, {}, "")
     outcomes = {name: [one.outcome for one in said if one.check == name] for name in required if required[name]}
     if any(one.outcome is Outcome.FAIL for one in said):
-        assert decision.value is Verb.REJECTED
-    elif decision.value is Verb.ACCEPTED:
+        assert decision.value is DecisionValue.REJECTED
+    elif decision.value is DecisionValue.ACCEPTED:
         assert all(outcomes.values()), "a required check without any verdict"
         flat = [outcome for own in outcomes.values() for outcome in own]
         assert not {Outcome.ERROR, Outcome.UNJUDGED} & set(flat)
@@ -53,23 +55,23 @@ def test_accepted_only_when_every_required_check_was_measured_and_good(
 
 
 def test_the_simple_cases() -> None:
-    assert decided(verdict("a", Outcome.PASS)) is Verb.ACCEPTED
-    assert decided(verdict("a", Outcome.WARN)) is Verb.ACCEPTED
-    assert decided(verdict("a", Outcome.FAIL), verdict("a", Outcome.PASS)) is Verb.REJECTED
-    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.ERROR)) is Verb.INCOMPLETE
-    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.UNJUDGED)) is Verb.INCOMPLETE
+    assert decided(verdict("a", Outcome.PASS)) is DecisionValue.ACCEPTED
+    assert decided(verdict("a", Outcome.WARN)) is DecisionValue.ACCEPTED
+    assert decided(verdict("a", Outcome.FAIL), verdict("a", Outcome.PASS)) is DecisionValue.REJECTED
+    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.ERROR)) is DecisionValue.INCOMPLETE
+    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.UNJUDGED)) is DecisionValue.INCOMPLETE
 
 
 def test_nothing_measured_is_not_accepted() -> None:
-    assert decided() is Verb.INCOMPLETE
-    assert decided(verdict("a", Outcome.SKIP)) is Verb.INCOMPLETE
-    assert decided(verdict("a", Outcome.PASS), required={"a": False}) is Verb.INCOMPLETE
+    assert decided() is DecisionValue.INCOMPLETE
+    assert decided(verdict("a", Outcome.SKIP)) is DecisionValue.INCOMPLETE
+    assert decided(verdict("a", Outcome.PASS), required={"a": False}) is DecisionValue.INCOMPLETE
 
 
 def test_a_check_that_is_not_required_may_be_missing_but_not_bad() -> None:
     required = {"a": True, "b": False}
-    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), required=required) is Verb.ACCEPTED
-    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.FAIL), required=required) is Verb.REJECTED
+    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), required=required) is DecisionValue.ACCEPTED
+    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.FAIL), required=required) is DecisionValue.REJECTED
 
 
 def test_what_is_not_required_and_not_known_is_named_beside_the_decision() -> None:
@@ -81,13 +83,13 @@ def test_what_is_not_required_and_not_known_is_named_beside_the_decision() -> No
 def test_what_was_left_out_keeps_the_trial_incomplete() -> None:
     said = (verdict("a", Outcome.PASS), verdict("b", Outcome.SKIP))
     required = {"a": True, "b": True}
-    assert decided(*said, required=required, left_out={"b": "--skip"}) is Verb.INCOMPLETE
-    assert decided(*said, required=required) is Verb.ACCEPTED
+    assert decided(*said, required=required, left_out={"b": "--skip"}) is DecisionValue.INCOMPLETE
+    assert decided(*said, required=required) is DecisionValue.ACCEPTED
 
 
 def test_a_trial_that_was_stopped_is_incomplete_and_says_by_what() -> None:
     decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", ("interrupted", ""))
-    assert (decision.value, decision.reason) == (Verb.INCOMPLETE, "interrupted")
+    assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, "interrupted")
 
 
 def test_a_check_of_an_older_version_is_unjudged_and_a_lost_one_an_error() -> None:
@@ -96,9 +98,9 @@ def test_a_check_of_an_older_version_is_unjudged_and_a_lost_one_an_error() -> No
     assert [one.outcome for one in said] == [Outcome.UNJUDGED, Outcome.UNJUDGED]
 
 
-@pytest.mark.parametrize(("may_skip", "verb"), [(False, Verb.INCOMPLETE), (True, Verb.ACCEPTED)])
+@pytest.mark.parametrize(("may_skip", "verb"), [(False, DecisionValue.INCOMPLETE), (True, DecisionValue.ACCEPTED)])
 def test_a_threshold_that_nothing_was_held_to_is_told_and_by_default_accepts_nothing(
-    may_skip: bool, verb: Verb
+    may_skip: bool, verb: DecisionValue
 ) -> None:
     asked = CheckSettings.model_validate({"expect": {"busbw.8GiB": "> 350 GB/s"}, "may_skip": may_skip})
     name = "collectives.all_reduce"
@@ -118,15 +120,17 @@ def test_what_may_skip_is_no_reason_why_a_trial_is_incomplete() -> None:
     said = (verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), *of_it)
     assert {one.outcome for one in of_it} == {Outcome.SKIP}
     decision = decide({"a": True, "b": True, "train.oumi": True}, said, {}, "")
-    assert (decision.value, decision.reason) == (Verb.INCOMPLETE, "b is ERROR")
+    assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, "b is ERROR")
 
 
 def test_what_was_only_recorded_does_not_fill_the_sentence() -> None:
     """Of a thousand nodes there are thousands of pairs: who accepts is told of how many checks the report has such."""
     skips = [replace(RECORDED_ONE, subject=f"n{one}") for one in range(1000)]
-    decision = decide({"a": True}, [verdict("a", Outcome.PASS), *skips], {}, "", recorded_only={"a": ("busbw.*",)})
+    decision = decide(
+        {"a": True}, [verdict("a", Outcome.PASS), *skips], {}, "", metrics_without_threshold={"a": ("busbw.*",)}
+    )
     told = "of 1 check the report lists figures that were recorded and judged by nothing"
-    assert (decision.value, decision.reason) == (Verb.ACCEPTED, f"1 check passed; {told}")
+    assert (decision.value, decision.reason) == (DecisionValue.ACCEPTED, f"1 check passed; {told}")
 
 
 def test_what_failed_is_named_with_its_places() -> None:
@@ -149,7 +153,7 @@ def measured(check: str, *names: str) -> Measurement:
 def test_figures_of_performance_that_no_verdict_is_on_are_told_together() -> None:
     sizes = ("busbw.1GiB", "busbw.1MiB", "busbw.1KiB", "latency.1KiB", "wrong_elements")
     every = [measured(f"collectives.{name}", *sizes) for name in ("all_gather", "broadcast", "reduce")]
-    assert recorded_only(catalog(), every, [JUDGED]) == {
+    assert metrics_without_threshold(catalog(), every, [JUDGED]) == {
         "collectives.all_gather": ("busbw.* other than 1GiB", "latency.1KiB"),
         "collectives.broadcast": ("busbw.*", "latency.1KiB"),
         "collectives.reduce": ("busbw.*", "latency.1KiB"),
@@ -159,18 +163,21 @@ def test_figures_of_performance_that_no_verdict_is_on_are_told_together() -> Non
 def test_what_did_not_apply_judged_nothing() -> None:
     skipped = replace(JUDGED, outcome=Outcome.SKIP)
     one = measured("collectives.all_gather", "busbw.1GiB")
-    assert recorded_only(catalog(), [one], [skipped]) == {"collectives.all_gather": ("busbw.1GiB",)}
-    assert recorded_only(catalog(), [one], [JUDGED]) == {}
+    assert metrics_without_threshold(catalog(), [one], [skipped]) == {"collectives.all_gather": ("busbw.1GiB",)}
+    assert metrics_without_threshold(catalog(), [one], [JUDGED]) == {}
 
 
 def test_acceptance_says_of_what_it_does_not_speak() -> None:
     recorded = {"a": ("busbw.*", "latency.*"), "b": ("busbw.*", "latency.*"), "c": ("triad",)}
-    decision = decide({JUDGED.check: True}, [JUDGED], {}, "", recorded_only=recorded)
-    assert decision.value is Verb.ACCEPTED
+    decision = decide({JUDGED.check: True}, [JUDGED], {}, "", metrics_without_threshold=recorded)
+    assert decision.value is DecisionValue.ACCEPTED
     assert (
         decision.reason
         == "1 check passed; of 3 checks the report lists figures that were recorded and judged by nothing"
     )
-    assert decision.recorded_only == recorded
+    assert decision.metrics_without_threshold == recorded
     failed = replace(JUDGED, outcome=Outcome.FAIL)
-    assert decide({JUDGED.check: True}, [failed], {}, "", recorded_only=recorded).recorded_only == recorded
+    assert (
+        decide({JUDGED.check: True}, [failed], {}, "", metrics_without_threshold=recorded).metrics_without_threshold
+        == recorded
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis import read
+from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import judge
@@ -53,9 +53,9 @@ def test_growth_is_a_verdict_on_the_gpu(counter: str, outcome: Outcome) -> None:
     fact = {**HEALTHY, "grew": {"gpu3": {counter: [4, 6]}}}
     (one,) = judged(measured(HEALTHY, 0), measured(fact))
     assert (one.outcome, one.subject, one.metric) == (outcome, "vm/gpu3", f"new_errors.{counter}")
-    assert f"gpu3 {counter} 4 → 6" in one.reason
+    assert f"gpu3 {counter} 4 → 6" in one.message
     assert one.fix
-    assert one.judged_by
+    assert one.basis_text
 
 
 @pytest.mark.parametrize("counter", ["ecc_corrected", "nvlink_crc_data"])
@@ -73,7 +73,7 @@ def test_ports_that_count_the_same_are_one_verdict_on_their_node() -> None:
         (Outcome.FAIL, "vm", "new_errors.link_downed"),
         (Outcome.WARN, "vm", "new_errors.symbol_error"),
     ]
-    assert "mlx5_0/1 link_downed 3 → 4, mlx5_7/1 link_downed 0 → 1" in found[0].reason
+    assert "mlx5_0/1 link_downed 3 → 4, mlx5_7/1 link_downed 0 → 1" in found[0].message
 
 
 def test_a_counter_at_its_limit_or_cleared_is_no_growth() -> None:
@@ -104,7 +104,7 @@ def test_an_xid_of_the_hardware_fails_and_one_of_a_program_is_told() -> None:
 def test_a_gpu_of_which_nobody_read_any_is_an_error() -> None:
     (one,) = judged(measured(HEALTHY, 0), measured())
     assert (one.outcome, one.subject) == (Outcome.ERROR, "vm/gpu3")
-    assert "were not read" in one.reason
+    assert "were not read" in one.message
     assert said(measured(gpu=0), measured()) == [(Outcome.ERROR, f"vm/gpu{gpu}", "") for gpu in (0, 3)]
 
 
@@ -131,13 +131,13 @@ def test_what_could_not_be_read_is_an_error(fact: Any) -> None:
 def test_what_may_not_be_read_is_skipped_once_with_the_reason() -> None:
     denied = {"read": 12, "denied": {"Insufficient Permissions": ["gpu3 xid"]}, "lacks": {"no RDMA port": ["ports"]}}
     (one,) = judged(*(measured(denied, gpu) for gpu in range(4)))
-    assert (one.outcome, one.subject, one.judged_by) == (Outcome.SKIP, CLUSTER, "")
-    assert one.reason.endswith("xid: Insufficient Permissions")
+    assert (one.outcome, one.subject, one.basis_text) == (Outcome.SKIP, CLUSTER, "")
+    assert one.message.endswith("xid: Insufficient Permissions")
 
 
 def test_where_nothing_can_be_read_the_reasons_are_told() -> None:
     (one,) = judged(measured({"read": 0, "lacks": {"Not Supported": ["gpu3 xid", "gpu3 pcie_replays"]}}))
-    assert (one.outcome, one.reason.partition(": ")[2]) == (Outcome.SKIP, "xid, pcie_replays: Not Supported")
+    assert (one.outcome, one.message.partition(": ")[2]) == (Outcome.SKIP, "xid, pcie_replays: Not Supported")
 
 
 def test_beside_an_error_of_the_check_only_growth_is_told() -> None:
@@ -170,12 +170,12 @@ def test_of_a_whole_trial_both_measurements_are_judged() -> None:
         return [one.model_copy(update={"facts": {**one.facts, ERROR_COUNTERS: fact}}) for one in measurements]
 
     bad = with_fact(trial.measurements, read=12, xids=[79])
-    again = [one.model_copy(update={"again": True}) for one in bad]
+    again = [one.model_copy(update={"retry": True}) for one in bad]
     good = with_fact(trial.measurements, read=12)
     for own, more in ((bad, []), (good, again)):
-        found = judge(config, trial.jobs, own, catalog(), trial.left_out, None, more)
+        found = judge(config, trial.jobs, own, catalog(), trial.excluded_checks, None, more)
         assert {one.outcome for one in found if one.metric == "new_errors.xid"} == {Outcome.FAIL}
-        titles = [one.title for one in read(config, own, catalog())]
+        titles = [one.title for one in trial_insights(config, own, catalog())]
         assert "Error counters" in titles
-    found = judge(config, trial.jobs, good, catalog(), trial.left_out)
+    found = judge(config, trial.jobs, good, catalog(), trial.excluded_checks)
     assert {one.outcome for one in found} == {one.outcome for one in trial.verdicts}

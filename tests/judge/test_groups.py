@@ -11,14 +11,14 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.hardware.references import Known, skus
+from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
-from seatrial.model import Limit, Measurement, Metric, Outcome, Verdict
+from seatrial.model import Measurement, Metric, Outcome, Threshold, Verdict
 
 H100, H200, STRANGE = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Strange"
 
 
-def rank(  # "one_way@gpu0->gpu1" is a figure of that place, "copy" one of the rank's own GPU
+def rank(  # "unidirectional@gpu0->gpu1" is a figure of that place, "copy" one of the rank's own GPU
     number: int, check: str, figures: Mapping[str, float], *, node: str = "n0", unit: str = "GB/s", **facts: Any
 ) -> Measurement:
     subject = f"{node}/gpu{number}"
@@ -32,30 +32,30 @@ def rank(  # "one_way@gpu0->gpu1" is a figure of that place, "copy" one of the r
 
 
 def judged(check: str, *ranks: Measurement, expect: str = "", metric: str = "") -> list[Verdict]:
-    limits = {metric: Limit.parse(expect)} if expect else {}
-    said = judge_check(catalog()[check], ranks, limits, "mine", Known(None, skus()))
+    limits = {metric: Threshold.parse(expect)} if expect else {}
+    said = judge_check(catalog()[check], ranks, limits, "mine", References(None, skus()))
     return [one for one in said if not metric or one.metric == metric]
 
 
 def errors(said: list[Verdict]) -> list[str]:
-    return [one.reason for one in said if one.outcome is Outcome.ERROR]
+    return [one.message for one in said if one.outcome is Outcome.ERROR]
 
 
 def test_a_figure_of_each_gpu_is_missing_where_one_gpu_has_none() -> None:
-    ranks = [rank(number, "transfer.host", {"h2d_alone": 55, "d2h_alone": 55}) for number in range(4)]
-    assert errors(judged("transfer.host", *ranks, metric="h2d_alone")) == []
-    alone = rank(2, "transfer.host", {"d2h_alone": 55})
-    (missing,) = errors(judged("transfer.host", *ranks[:2], alone, ranks[3], metric="h2d_alone"))
-    assert missing == "h2d_alone was not measured everywhere; not of 1 of 4: n0/gpu2"
+    ranks = [rank(number, "transfer.host", {"h2d_single": 55, "d2h_single": 55}) for number in range(4)]
+    assert errors(judged("transfer.host", *ranks, metric="h2d_single")) == []
+    alone = rank(2, "transfer.host", {"d2h_single": 55})
+    (missing,) = errors(judged("transfer.host", *ranks[:2], alone, ranks[3], metric="h2d_single"))
+    assert missing == "h2d_single was not measured everywhere; not of 1 of 4: n0/gpu2"
 
 
 def test_a_figure_of_each_pair_is_missing_where_one_pair_has_none() -> None:
-    pairs = {f"one_way@gpu{a}->gpu{b}": 390.0 for a, b in permutations(range(3), 2)}
+    pairs = {f"unidirectional@gpu{a}->gpu{b}": 390.0 for a, b in permutations(range(3), 2)}
     others = [rank(number, "transfer.peers", {}) for number in (1, 2)]
-    assert errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="one_way")) == []
-    del pairs["one_way@gpu2->gpu0"]
-    (missing,) = errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="one_way"))
-    assert missing == "one_way was not measured everywhere; not of 1 of 6: n0/gpu2->gpu0"
+    assert errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="unidirectional")) == []
+    del pairs["unidirectional@gpu2->gpu0"]
+    (missing,) = errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="unidirectional"))
+    assert missing == "unidirectional was not measured everywhere; not of 1 of 6: n0/gpu2->gpu0"
 
 
 def test_a_pair_that_has_one_figure_for_both_ways_may_name_either_first() -> None:
@@ -72,7 +72,7 @@ def shares(name: str, places: Mapping[str, float], **facts: Any) -> list[Measure
     """Two nodes of three GPUs; the first rank tells of all ``places``."""
     unit = {"rail_share": "of the median", "p2p_gain": "x"}[name]
     told = tuple(Metric(name=name, value=value, unit=unit, subject=place) for place, value in places.items())
-    check = {"rail_share": "collectives.rails", "p2p_gain": "collectives.contrast"}[name]
+    check = {"rail_share": "collectives.rails", "p2p_gain": "collectives.nccl_settings"}[name]
     others = [Measurement(check=check, subject=f"n{node}/gpu{gpu}") for node in (0, 1) for gpu in range(3)]
     return [others[0].model_copy(update={"metrics": told, "facts": facts}), *others[1:]]
 
@@ -100,11 +100,13 @@ def test_a_node_by_itself_is_the_cluster() -> None:
 
 
 def test_who_has_no_twin_is_excused_and_nobody_else() -> None:
-    twins = {"odd_rounds@gpu0": 0.0, "odd_rounds@gpu1": 0.0, "without_a_twin": 1.0}
+    twins = {"digest_mismatches@gpu0": 0.0, "digest_mismatches@gpu1": 0.0, "uncompared_devices": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]
     first = rank(0, "device.digests", twins, unit="rounds", excused={"n0/gpu2": "nothing like it"})
-    assert errors(judged("device.digests", first, *others, metric="odd_rounds")) == []
-    (missing,) = errors(judged("device.digests", first, *others, rank(3, "device.digests", {}), metric="odd_rounds"))
+    assert errors(judged("device.digests", first, *others, metric="digest_mismatches")) == []
+    (missing,) = errors(
+        judged("device.digests", first, *others, rank(3, "device.digests", {}), metric="digest_mismatches")
+    )
     assert missing.endswith("not of 1 of 4: n0/gpu3")
 
 
@@ -114,7 +116,7 @@ def test_ranks_that_contradict_each_other_prove_nothing() -> None:
     liar = rank(3, "collectives.all_gather", {}, backend="gloo")
     (said,) = judged("collectives.all_gather", *ranks, liar, metric="busbw.1GiB")
     assert said.outcome is Outcome.ERROR
-    assert said.reason.endswith("backend is nccl at n0/gpu0, gloo at n0/gpu3")
+    assert said.message.endswith("backend is nccl at n0/gpu0, gloo at n0/gpu3")
 
 
 @pytest.mark.parametrize(
@@ -158,13 +160,13 @@ def test_two_nodes_never_outvote_each_other() -> None:
 def test_of_two_nodes_each_tells_who_is_slower_in_it() -> None:
     said = judged("device.gemm", *gemm("n0", *[300.0] * 4), *gemm("n1", 200, 200, 200, 90), metric="tflops.bf16")
     assert [one.subject for one in said if one.outcome is Outcome.FAIL] == ["n1/gpu3"]
-    assert said[-1].judged_by.startswith("median of 4 subjects on NVIDIA Strange in n1: 200 TFLOP/s")
+    assert said[-1].basis_text.startswith("median of 4 subjects on NVIDIA Strange in n1: 200 TFLOP/s")
 
 
 def test_a_threshold_of_the_trial_does_not_hide_who_is_far_behind() -> None:
     said = judged("device.gemm", *gemm("n0", 664, 670, 677, 300), metric="tflops.bf16", expect="> 280 TFLOP/s")
     assert [one.outcome for one in said] == [Outcome.PASS] * 3 + [Outcome.WARN]
-    assert said[-1].reason.startswith("tflops.bf16 is 300 TFLOP/s, and far under the others of this trial")
+    assert said[-1].message.startswith("tflops.bf16 is 300 TFLOP/s, and far under the others of this trial")
 
 
 def test_thousands_of_gpus_are_not_each_compared_with_each() -> None:
@@ -200,27 +202,27 @@ def on_busbw(*measured: Measurement) -> dict[str, Verdict]:
 def test_each_node_is_held_to_what_one_node_of_its_gpus_reaches() -> None:
     said = on_busbw(*nodes(475, 300))
     assert {node: one.outcome for node, one in said.items()} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
-    assert "63.4% of the 473 GB/s of SKU NVIDIA H200 SXM" in said["n1"].reason
+    assert "63.4% of the 473 GB/s of SKU NVIDIA H200 SXM" in said["n1"].message
 
 
 def test_a_node_that_passes_and_is_far_under_the_others_is_told() -> None:
     said = on_busbw(*nodes(475, 474, 476, 475, 452))
     assert {node: one.outcome for node, one in said.items() if one.outcome is not Outcome.PASS} == {"n4": Outcome.WARN}
-    assert "far under the others of this trial" in said["n4"].reason
+    assert "far under the others of this trial" in said["n4"].message
     assert {one.outcome for one in on_busbw(*nodes(475, 452)).values()} == {Outcome.PASS}  # of two nobody knows
 
 
 def test_of_unknown_gpus_the_other_nodes_tell_who_is_slow_and_not_whether_all_are() -> None:
     said = on_busbw(*nodes(100, 101, 99, 60, gpu=STRANGE))
     assert [one.outcome for one in said.values()] == [*[Outcome.UNJUDGED] * 3, Outcome.FAIL]
-    assert "median of 4 subjects on NVIDIA Strange" in said["n3"].judged_by
+    assert "median of 4 subjects on NVIDIA Strange" in said["n3"].basis_text
     assert [one.outcome for one in on_busbw(*nodes(100, 60, gpu=STRANGE)).values()] == [Outcome.UNJUDGED] * 2
 
 
 def test_unlike_nodes_are_each_held_to_their_own() -> None:
     said = on_busbw(*nodes(475), *nodes(400, gpu=H100, first=1))
-    assert "SKU NVIDIA H200 SXM" in said["n0"].judged_by
-    assert "SKU NVIDIA H100 SXM" in said["n1"].judged_by
+    assert "SKU NVIDIA H200 SXM" in said["n0"].basis_text
+    assert "SKU NVIDIA H100 SXM" in said["n1"].basis_text
 
 
 def test_a_node_that_told_nothing_is_an_error_of_its_own() -> None:
@@ -232,4 +234,4 @@ def test_a_node_that_told_nothing_is_an_error_of_its_own() -> None:
 def test_a_threshold_is_asked_of_each_node() -> None:
     said = judged(EACH_NODE, *nodes(475, 440), expect="> 450 GB/s", metric="busbw.8GiB")
     assert {one.subject: one.outcome for one in said} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
-    assert {one.judged_by for one in said} == {"trial mine: > 450 GB/s"}
+    assert {one.basis_text for one in said} == {"trial mine: > 450 GB/s"}

@@ -8,10 +8,10 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.hardware.references import Known, Sku, Spec, skus
+from seatrial.hardware.references import References, Sku, Spec, skus
 from seatrial.judge import judge
-from seatrial.judge.peaks import achieved
-from seatrial.model import Insight, Limit, Measurement, Metric, Outcome, Verdict
+from seatrial.judge.peaks import achieved_over_peak
+from seatrial.model import Insight, Measurement, Metric, Outcome, Threshold, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import render
@@ -45,7 +45,7 @@ def gemm(value: float, place: str, gpu: str | None = "NVIDIA H200", kind: str = 
 
 
 def told(*measurements: Measurement, sliced: frozenset[str] = frozenset()) -> list[Insight]:
-    return list(achieved(measurements, catalog(), Known(None, skus(), sliced=sliced)))
+    return list(achieved_over_peak(measurements, catalog(), References(None, skus(), mig_models=sliced)))
 
 
 def test_one_gpu_is_told_with_the_peak_its_share_and_the_source() -> None:
@@ -93,7 +93,7 @@ def test_no_peak_is_ever_guessed(gpu: str, kind: str, sliced: tuple[str, ...], w
 
 def test_a_peak_in_another_unit_is_not_compared() -> None:
     strange = Sku(name="X", nvml_names=("X",), spec={"bf16": Spec(value=1, unit="PFLOP/s", source="a paper")})
-    (one,) = achieved([gemm(600, "n/gpu0", "X")], catalog(), Known(None, [strange]))
+    (one,) = achieved_over_peak([gemm(600, "n/gpu0", "X")], catalog(), References(None, [strange]))
     assert "peak not known: the SKU data of X has none of bf16 in TFLOP/s" in one.text
 
 
@@ -110,7 +110,7 @@ def test_a_real_run_says_it_in_the_report() -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_model_that_is_supported_has_its_peaks(name: str) -> None:
-    sku = Known(None, skus()).sku(name)
+    sku = References(None, skus()).sku(name)
     assert not isinstance(sku, str)
     due = {"bf16", "fp16", "tf32", "fp32", "hbm"} | ({"fp8"} if "A100" not in name else set())
     assert due - set(sku.spec) == ({"hbm"} if name == "NVIDIA H100 PCIe" else set())  # "greater than 2,000 GB/s"
@@ -134,8 +134,8 @@ def test_peaks_are_without_sparsity() -> None:
         ("gemm.tf32", "tflops.tf32", ()),
         ("gemm.fp8", "tflops.fp8", ()),
         ("memory.copy", "copy", ()),
-        ("transfer.peer_one_way", "one_way", ()),
-        ("transfer.peer_both_ways", "both_ways", (EARLIER,)),
+        ("transfer.peer_unidirectional", "unidirectional", ()),
+        ("transfer.peer_bidirectional", "bidirectional", (EARLIER,)),
     ],
 )
 def test_what_an_h200_reached_is_what_the_shipped_runs_say(key: str, metric: str, without: tuple[str, ...]) -> None:
@@ -167,10 +167,10 @@ def trained(
 
 def impossible(one: Measurement, repeats: tuple[Measurement, ...] = ()) -> dict[str, Verdict]:
     """What is said to have been measured wrongly, though the trial's threshold holds."""
-    expect = {"tokens_per_second_per_gpu.native": Limit.parse("> 500 tokens/s/GPU")}
+    expect = {"tokens_per_second_per_gpu.native": Threshold.parse("> 500 tokens/s/GPU")}
     config = Config(name="t", checks={"train.lora": CheckSettings(expect=expect)})
-    said = judge(config, [], [one], catalog(), {}, repeats=repeats)
-    return {one.metric: one for one in said if "measured wrongly" in one.reason and one.outcome is Outcome.ERROR}
+    said = judge(config, [], [one], catalog(), {}, retries=repeats)
+    return {one.metric: one for one in said if "measured wrongly" in one.message and one.outcome is Outcome.ERROR}
 
 
 def test_a_training_faster_than_its_gpu_multiplies_was_measured_wrongly() -> None:
@@ -178,11 +178,11 @@ def test_a_training_faster_than_its_gpu_multiplies_was_measured_wrongly() -> Non
     assert not impossible(trained(33_000, 99.3, flops_per_token=MISTRAL))
     wrong = impossible(trained(40_000, 120.3, flops_per_token=MISTRAL))
     assert set(wrong) == {speed, "mfu.native"}
-    assert wrong[speed].reason.startswith(
+    assert wrong[speed].message.startswith(
         f"{speed} is 40,000 tokens/s/GPU, which nothing here can reach: it was measured wrongly: "
         "a token takes 29.77 GFLOP, and NVIDIA H200 SXM has 989.5 TFLOP/s of bf16 ("
     )
-    assert wrong[speed].reason.endswith("): 33,238 tokens/s/GPU")
+    assert wrong[speed].message.endswith("): 33,238 tokens/s/GPU")
 
 
 def test_a_record_that_tells_no_arithmetic_tells_its_mfu() -> None:
@@ -201,18 +201,18 @@ def test_eight_bits_have_a_peak_of_their_own() -> None:
 
 
 def test_a_threshold_beyond_it_says_nothing_where_the_gpu_was_not_known_on_load() -> None:
-    expect = {"tokens_per_second_per_gpu.native": Limit.parse("> 40000 tokens/s/GPU")}
+    expect = {"tokens_per_second_per_gpu.native": Threshold.parse("> 40000 tokens/s/GPU")}
     config = Config(name="t", checks={"train.lora": CheckSettings(expect=expect)})
     said = judge(config, [], [trained(17_000, 51, flops_per_token=MISTRAL)], catalog(), {})
     (asked,) = [one for one in said if one.metric in expect]
     assert asked.outcome is Outcome.ERROR
     assert (
-        "the threshold says nothing: > 40,000 tokens/s/GPU is above what the hardware can do: a token " in asked.reason
+        "the threshold says nothing: > 40,000 tokens/s/GPU is above what the hardware can do: a token " in asked.message
     )
 
 
 def test_a_second_measurement_is_held_to_it_too() -> None:
-    again = trained(40_000, 120.3).model_copy(update={"again": True})
+    again = trained(40_000, 120.3).model_copy(update={"retry": True})
     assert set(impossible(trained(17_000, 51), (again,))) == {"mfu.native"}
 
 
@@ -222,5 +222,5 @@ def test_the_small_transformer_of_ddp_is_bounded_too() -> None:
     facts = {"gpu": "NVIDIA H200", "world_size": 2, "nodes": 1, "load": load}
     one = Measurement(check="train.ddp", subject="n0/gpu0", rank=0, metrics=(metric,), facts=facts)
     config = Config(name="t", checks={"train.ddp": CheckSettings()})
-    wrong = [one for one in judge(config, [], [one], catalog(), {}) if "measured wrongly" in one.reason]
+    wrong = [one for one in judge(config, [], [one], catalog(), {}) if "measured wrongly" in one.message]
     assert [(one.metric, one.outcome) for one in wrong] == [("tokens_per_second_per_gpu", Outcome.ERROR)]

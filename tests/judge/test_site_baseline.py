@@ -11,11 +11,11 @@ import yaml
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.hardware.references import Known, Reference, skus
+from seatrial.hardware.references import Reference, References, skus
 from seatrial.judge import site_baseline
-from seatrial.judge.plausibility import refuse_site
+from seatrial.judge.plausibility import validate_baseline
 from seatrial.judge.rules import judge_check
-from seatrial.model import Baseline, Expected, Measurement, Metric, Outcome, Trial, UsageError
+from seatrial.model import Baseline, Measurement, Metric, Outcome, ReferenceValue, Trial, UsageError
 from seatrial.pipeline import rejudge as pipeline
 from tests.processes import call as command
 from tests.report import samples
@@ -54,7 +54,7 @@ def test_the_median_of_all_runs_is_learned_and_survives_its_file(tmp_path: Path)
 
 
 def test_a_second_measurement_teaches_nothing() -> None:
-    twice = run(600).model_copy(update={"repeats": run(900).measurements})
+    twice = run(600).model_copy(update={"retries": run(900).measurements})
     assert [one.value for one in site_baseline.learn("lab", {"a": twice}, catalog()).expected["gemm.bf16"]] == [600]
 
 
@@ -83,7 +83,7 @@ def test_figures_across_nodes_are_learned_for_their_network_only() -> None:
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA Strange", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.8GiB", value=320, unit="GB/s", subject="cluster")
     reduced = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(busbw,), facts=facts)
-    sockets = Measurement(check="collectives.path", subject="n0/gpu0", facts={"transports": {"NET/Socket": 2}})
+    sockets = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"transports": {"NET/Socket": 2}})
     both = run(600).measurements[0], reduced, sockets
     learned = site_baseline.learn("lab", {"a": of(*both)}, catalog())
     assert [one.fabric for one in learned.expected["all_reduce.busbw.8GiB"]] == ["tcp"]
@@ -112,7 +112,7 @@ def test_what_each_node_reaches_is_learned_of_one_node() -> None:
 @pytest.mark.parametrize(("backend", "learned"), [("nccl", True), ("gloo", False)])
 def test_what_is_only_recorded_while_nobody_knows_it_is_learned_and_then_judges(backend: str, learned: bool) -> None:
     def broadcast(busbw: float) -> Measurement:
-        units = {"busbw.1GiB": (busbw, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
+        units = {"busbw.1GiB": (busbw, "GB/s"), "wrong_elements": (0, "count"), "sizes_not_allocated": (0, "sizes")}
         return Measurement(
             check="collectives.broadcast",
             subject="n0/gpu0",
@@ -124,7 +124,7 @@ def test_what_is_only_recorded_while_nobody_knows_it_is_learned_and_then_judges(
     runs = {"a": of(run(600).measurements[0], broadcast(360))}
     found = site_baseline.learn("lab", runs, catalog())
     assert ("broadcast.busbw.1GiB" in found.expected) is learned
-    said = judge_check(catalog()["collectives.broadcast"], [broadcast(300)], {}, "t", Known(found))
+    said = judge_check(catalog()["collectives.broadcast"], [broadcast(300)], {}, "t", References(found))
     (verdict,) = [one for one in said if one.metric == "busbw.1GiB"]
     assert verdict.outcome is (Outcome.FAIL if learned else Outcome.SKIP)
 
@@ -183,7 +183,7 @@ def test_learned_on_the_command_line_and_judged_by(tmp_path: Path) -> None:
     verdicts = [one for one in Trial.model_validate_json(out).verdicts if one.metric == "tflops.bf16"]
     assert code == 1
     assert {one.outcome for one in verdicts} == {Outcome.FAIL}
-    assert all(one.judged_by.startswith("site lab: 605 TFLOP/s") for one in verdicts)
+    assert all(one.basis_text.startswith("site lab: 605 TFLOP/s") for one in verdicts)
 
 
 def test_what_its_own_judge_warned_of_teaches_nothing() -> None:
@@ -198,7 +198,7 @@ def test_what_its_own_judge_warned_of_teaches_nothing() -> None:
     )
     with pytest.raises(UsageError, match="was REJECTED"):
         site_baseline.learn("lab", {"a": of(one)}, catalog())
-    good = one.model_copy(update={"metrics": (replace(one.metrics[0], value=4300),), "again": True})
+    good = one.model_copy(update={"metrics": (replace(one.metrics[0], value=4300),), "retry": True})
     lifted = of(one, repeats=(good,))
     with pytest.raises(UsageError, match=r"nothing to learn in a: n0/gpu0: WARN, copy is 1,600 GB/s.*not reproduced"):
         site_baseline.learn("lab", {"a": lifted}, catalog())
@@ -220,7 +220,9 @@ def test_the_record_is_judged_anew_before_anything_is_learned(tmp_path: Path) ->
 
 def expected(value: float, **more: Any) -> Baseline:
     one = {"gpus": 8, "nodes": 1, "value": value, "unit": "GB/s", "gpu": "NVIDIA H200", "source": "a person", **more}
-    return Baseline(name="s", learned_from=(), expected={"all_gather.busbw.1GiB": (Expected.model_validate(one),)})
+    return Baseline(
+        name="s", learned_from=(), expected={"all_gather.busbw.1GiB": (ReferenceValue.model_validate(one),)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,9 +235,11 @@ def expected(value: float, **more: Any) -> Baseline:
 )
 def test_a_value_that_lets_anything_pass_is_refused(baseline: Baseline, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        refuse_site(baseline, catalog())
-    refuse_site(expected(320, floor=300), catalog())
-    refuse_site(expected(0.5, nodes=2, gpus=16, fabric="tcp"), catalog())  # of a network whose speed we do not know
+        validate_baseline(baseline, catalog())
+    validate_baseline(expected(320, floor=300), catalog())
+    validate_baseline(
+        expected(0.5, nodes=2, gpus=16, fabric="tcp"), catalog()
+    )  # of a network whose speed we do not know
 
 
 @pytest.mark.parametrize(("value", "floor", "weak"), [(20, None, True), (440, 100, True), (440, 300, False)])
@@ -243,35 +247,35 @@ def test_a_weak_value_is_marked_where_it_judges(value: float, floor: float | Non
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1, "backend": "nccl"}
     busbw = Metric(name="busbw.1GiB", value=value, unit="GB/s", subject="cluster")
     one = Measurement(check="collectives.all_gather", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
-    known = Known(expected(value, floor=floor), skus())
+    known = References(expected(value, floor=floor), skus())
     (said,) = [v for v in judge_check(catalog()[one.check], [one], {}, "t", known) if v.metric == "busbw.1GiB"]
     assert said.outcome is Outcome.PASS
     assert said.basis is not None
-    assert bool(said.basis.lax) is weak
+    assert bool(said.basis.lax_reason) is weak
 
 
 def test_a_training_is_not_weak_for_being_far_from_its_bound() -> None:
     """None comes near an MFU of 100 %: a third of it is what many good ones reach."""
     one = {"gpus": 8, "nodes": 1, "value": 10_000, "unit": "tokens/s/GPU", "gpu": "NVIDIA H200", "source": "a person"}
-    lab = Baseline(name="s", learned_from=(), expected={"train.lora.native": (Expected.model_validate(one),)})
+    lab = Baseline(name="s", learned_from=(), expected={"train.lora.native": (ReferenceValue.model_validate(one),)})
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
     facts["run.native"] = {"precision": "bf16 compute", "flops_per_token": 29.77e9}
     speed = Metric(name="tokens_per_second_per_gpu.native", value=10_000, unit="tokens/s/GPU", subject="cluster")
     measured = Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=(speed,), facts=facts)
-    said = judge_check(catalog()["train.lora"], [measured], {}, "t", Known(lab, skus()))
+    said = judge_check(catalog()["train.lora"], [measured], {}, "t", References(lab, skus()))
     (verdict,) = [one for one in said if one.metric == speed.name]
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None
-    assert not verdict.basis.lax
+    assert not verdict.basis.lax_reason
 
 
 def test_a_figure_across_nodes_is_of_its_own_network() -> None:
     across: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
     for fabric, seen in (("", ""), ("tcp", ""), ("tcp", "ib-8x400")):
-        known = Known(expected(5, nodes=2, gpus=16, fabric=fabric), (), seen)
-        assert isinstance(known.published("all_gather.busbw.1GiB", across), str), (fabric, seen)
-    known = Known(expected(5, nodes=2, gpus=16, fabric="tcp"), (), "tcp")
-    assert isinstance(known.published("all_gather.busbw.1GiB", across), Reference)
+        known = References(expected(5, nodes=2, gpus=16, fabric=fabric), (), seen)
+        assert isinstance(known.site_or_sku_reference("all_gather.busbw.1GiB", across), str), (fabric, seen)
+    known = References(expected(5, nodes=2, gpus=16, fabric="tcp"), (), "tcp")
+    assert isinstance(known.site_or_sku_reference("all_gather.busbw.1GiB", across), Reference)
 
 
 def test_without_a_network_nothing_across_nodes_is_learned() -> None:

@@ -6,20 +6,20 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.hardware.references import Known, Spec, skus
+from seatrial.hardware.references import References, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     Baseline,
     Basis,
     BasisKind,
-    Expected,
-    Limit,
     Measurement,
     Metric,
     Outcome,
     Reason,
+    ReferenceValue,
     Rule,
     Scope,
+    Threshold,
     Verdict,
 )
 from tests.judge.test_rules import (
@@ -41,11 +41,11 @@ from tests.judge.test_rules import (
     ("value", "outcome"), [(400, Outcome.PASS), (379, Outcome.WARN), (361, Outcome.WARN), (359, Outcome.FAIL)]
 )
 def test_a_baseline_judges_by_shares_and_names_its_source(value: float, outcome: Outcome) -> None:
-    rule = Rule(metric="speed", baseline="all_reduce", why="", fix="")
+    rule = Rule(metric="speed", reference="all_reduce", meaning="", fix="")
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA Test", "world_size": 4, "nodes": 1}
     (verdict,) = verdicts(check(rule), measured(value, facts=facts))
     assert verdict.outcome is outcome
-    assert "a paper" in verdict.judged_by
+    assert "a paper" in verdict.basis_text
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_baseline_judges_by_shares_and_names_its_source(value: float, outcome:
     ],
 )
 def test_unknown_hardware_is_unjudged_never_guessed(facts: dict[str, JsonValue], words: str) -> None:
-    rule = Rule(metric="speed", baseline="all_reduce", why="", fix="")
+    rule = Rule(metric="speed", reference="all_reduce", meaning="", fix="")
     (verdict,) = verdicts(check(rule), measured(1e9, facts=facts))
     assert verdict.outcome is Outcome.UNJUDGED
-    assert words in verdict.reason
+    assert words in verdict.message
 
 
 def sampled(value: float, *samples: float, facts: dict[str, JsonValue] = FOUR) -> Measurement:
@@ -77,23 +77,23 @@ def test_a_shortfall_that_noise_may_have_made_only_warns() -> None:
     assert judged(check(BY_BASELINE), sampled(359, *steady)) == [("cluster", Outcome.FAIL)]
     (verdict,) = verdicts(check(BY_BASELINE), sampled(359, *shaky))
     assert verdict.outcome is Outcome.WARN
-    assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.INTERVAL_REACHES)
+    assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.WITHIN_CONFIDENCE_INTERVAL)
 
 
 def test_a_threshold_missed_within_the_noise_only_warns_and_says_so() -> None:
     shaky = [8.0, 9, 9.5, 9.8, 9.9, 10.2, 10.5, 11, 12, 13]
     (verdict,) = verdicts(check(SPEED), sampled(9.9, *shaky))
     assert verdict.outcome is Outcome.WARN
-    assert "which its own 95 % interval still reaches (9 GB/s to 12 GB/s)" in verdict.reason
+    assert "which its own 95 % interval still reaches (9 GB/s to 12 GB/s)" in verdict.message
     assert judged(check(SPEED), sampled(9.9, *[9.9] * 10)) == [("cluster", Outcome.FAIL)]
 
 
 def test_a_sites_own_baseline_outranks_the_published_one() -> None:
-    own = Expected(gpus=4, nodes=1, value=300, unit="GB/s", source="three runs", gpu="NVIDIA Test")
+    own = ReferenceValue(gpus=4, nodes=1, value=300, unit="GB/s", source="three runs", gpu="NVIDIA Test")
     site = Baseline(name="lab", learned_from=(), expected={"all_reduce": (own,)})
     (verdict,) = verdicts(check(BY_BASELINE), measured(299, facts=FOUR), site=site)
     assert verdict.outcome is Outcome.PASS
-    assert verdict.judged_by.startswith("site lab: 300 GB/s (three runs)")
+    assert verdict.basis_text.startswith("site lab: 300 GB/s (three runs)")
     (other,) = verdicts(check(BY_BASELINE), measured(299, facts={**FOUR, "gpu": "NVIDIA Strange"}), site=site)
     assert other.outcome is Outcome.UNJUDGED, "another GPU's baseline is nobody's"
 
@@ -102,25 +102,29 @@ def test_of_unknown_hardware_the_fleet_knows_who_is_slow_but_not_whether_all_are
     what = check(BY_BASELINE, scope=Scope.NODE)
     said = verdicts(what, *fleet(100, 101, 99, 100, 80))
     assert [one.outcome for one in said] == [Outcome.UNJUDGED] * 4 + [Outcome.FAIL]
-    assert "not whether all are slow" in said[0].reason
-    assert said[4].judged_by.startswith("median of 5 subjects on NVIDIA Strange: 100 GB/s (no SKU data")
+    assert "not whether all are slow" in said[0].message
+    assert said[4].basis_text.startswith("median of 5 subjects on NVIDIA Strange: 100 GB/s (no SKU data")
 
 
 def test_a_reference_in_another_unit_judges_nothing() -> None:
     site = Baseline(
         name="lab",
         learned_from=("a",),
-        expected={"all_reduce": (Expected(gpus=4, nodes=1, value=0.4, unit="TB/s", source="s", gpu="NVIDIA Test"),)},
+        expected={
+            "all_reduce": (ReferenceValue(gpus=4, nodes=1, value=0.4, unit="TB/s", source="s", gpu="NVIDIA Test"),)
+        },
     )
     (verdict,) = verdicts(check(BY_BASELINE), measured(10, facts=FOUR), site=site)
     assert verdict.outcome is Outcome.UNJUDGED
-    assert "site lab has it in 'TB/s' (0.4), which is not compared with 'GB/s'" in verdict.reason
-    (weak,) = verdicts(check(BY_BASELINE), measured(10, facts=FOUR), expect={"speed": Limit.parse("> 0.1")}, site=site)
-    assert "site lab" not in weak.judged_by
+    assert "site lab has it in 'TB/s' (0.4), which is not compared with 'GB/s'" in verdict.message
+    (weak,) = verdicts(
+        check(BY_BASELINE), measured(10, facts=FOUR), expect={"speed": Threshold.parse("> 0.1")}, site=site
+    )
+    assert "site lab" not in weak.basis_text
 
 
 def test_a_threshold_in_another_unit_judges_nothing() -> None:
-    assert judged(check(SPEED), measured(20), expect={"speed": Limit.parse("> 10 MB/s")}) == [
+    assert judged(check(SPEED), measured(20), expect={"speed": Threshold.parse("> 10 MB/s")}) == [
         ("cluster", Outcome.UNJUDGED)
     ]
 
@@ -155,23 +159,23 @@ def test_a_threshold_of_the_trial_does_not_make_the_unbelievable_good(
     """Beside what is published; of any size, beside what the links can carry."""
     spec = Spec(value=700, unit="GB/s", source="a datasheet")
     sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
-    what = check(Rule(metric="speed", baseline=key, why="", fix=""))
-    expect = {"speed": Limit.parse("> 390 GB/s")}
-    (told,) = judge_check(what, [measured(value, facts=FOUR)], expect, "mine", Known(None, [sku]))
+    what = check(Rule(metric="speed", reference=key, meaning="", fix=""))
+    expect = {"speed": Threshold.parse("> 390 GB/s")}
+    (told,) = judge_check(what, [measured(value, facts=FOUR)], expect, "mine", References(None, [sku]))
     assert told.outcome is outcome
-    assert words in told.reason
+    assert words in told.message
 
 
 @pytest.mark.parametrize(
-    ("expect", "good"), [({}, Outcome.UNJUDGED), ({"speed": Limit.parse("> 390 GB/s")}, Outcome.PASS)]
+    ("expect", "good"), [({}, Outcome.UNJUDGED), ({"speed": Threshold.parse("> 390 GB/s")}, Outcome.PASS)]
 )
-def test_what_no_link_carries_is_no_speed_whatever_it_is_held_to(expect: dict[str, Limit], good: Outcome) -> None:
+def test_what_no_link_carries_is_no_speed_whatever_it_is_held_to(expect: dict[str, Threshold], good: Outcome) -> None:
     """A clock that runs fast: half as much again as good hardware reaches may be more than its links carry."""
     sku = SKU.model_copy(update={"spec": {"nvlink": Spec(value=450, unit="GB/s", source="a datasheet")}})
-    what = check(Rule(metric="speed", baseline="all_gather.busbw.1GiB", why="", fix=""))
+    what = check(Rule(metric="speed", reference="all_gather.busbw.1GiB", meaning="", fix=""))
     for value, nodes, outcome in ((449, 1, good), (451, 1, Outcome.ERROR), (451, 2, good)):
         (told,) = judge_check(
-            what, [measured(value, facts=FOUR | {"nodes": nodes})], expect, "mine", Known(None, [sku])
+            what, [measured(value, facts=FOUR | {"nodes": nodes})], expect, "mine", References(None, [sku])
         )
         assert told.outcome is outcome
 
@@ -181,10 +185,10 @@ def test_what_is_published_of_other_settings_does_not_make_a_figure_unbelievable
     settings: str, outcome: Outcome
 ) -> None:
     sku = SKU.model_copy(update={"expected": {"train.x": SKU.expected["all_reduce"]}})
-    what = check(Rule(metric="speed", baseline="train.x", where={"settings": "shipped"}, why="", fix=""))
-    expect = {"speed": Limit.parse("> 390 GB/s")}
+    what = check(Rule(metric="speed", reference="train.x", applies_if={"settings": "shipped"}, meaning="", fix=""))
+    expect = {"speed": Threshold.parse("> 390 GB/s")}
     seen = measured(4000, facts=FOUR | {"settings": settings})
-    (told,) = judge_check(what, [seen], expect, "mine", Known(None, [sku]))
+    (told,) = judge_check(what, [seen], expect, "mine", References(None, [sku]))
     assert told.outcome is outcome
 
 
@@ -210,7 +214,7 @@ def test_a_subject_far_under_the_others_warns_though_it_reaches_what_is_publishe
     what = check(BY_BASELINE, scope=Scope.NODE)
     said = verdicts(what, *(measured(value, subject=f"n{value}", facts=FOUR) for value in (440, 441, 439, 440, 400)))
     assert [one.outcome for one in said] == [Outcome.PASS] * 4 + [Outcome.WARN]
-    assert "far under the others" in said[4].reason
+    assert "far under the others" in said[4].message
 
 
 def test_among_siblings_who_gets_far_less_warns_and_never_fails() -> None:
@@ -220,13 +224,13 @@ def test_among_siblings_who_gets_far_less_warns_and_never_fails() -> None:
     assert {one.outcome for one in good} == {Outcome.PASS}
     assert (bad.outcome, bad.fix) == (Outcome.WARN, "look at the tree")
     of = "median of 4 subjects on NVIDIA Strange"
-    assert bad.reason == f"speed is 24 GB/s, 49.7% of the 48.3 GB/s {of}: it shares a port"
-    assert bad.judged_by == f"{of}; warns under 75%"
+    assert bad.message == f"speed is 24 GB/s, 49.7% of the 48.3 GB/s {of}: it shares a port"
+    assert bad.basis_text == f"{of}; warns under 75%"
 
 
 def test_siblings_are_judged_by_no_file_and_all_slow_is_not_asked() -> None:
     """400 GB/s are known of this GPU and key: a figure of the host's memory is not held to what another host gave."""
-    named = TOGETHER.model_copy(update={"baseline": "all_reduce"})
+    named = TOGETHER.model_copy(update={"reference": "all_reduce"})
     slow = [sampled(9.0, facts=FOUR) for _ in range(4)]
     assert {outcome for _, outcome in judged(check(named), *slow)} == {Outcome.PASS}
 
@@ -235,7 +239,7 @@ def test_siblings_are_judged_by_no_file_and_all_slow_is_not_asked() -> None:
 def test_too_few_siblings_are_not_compared(values: tuple[float, ...]) -> None:
     found = verdicts(check(TOGETHER), *fleet(*values))
     assert {one.outcome for one in found} == {Outcome.SKIP}
-    assert "too few of one model to be compared with each other" in found[0].reason
+    assert "too few of one model to be compared with each other" in found[0].message
 
 
 def test_siblings_that_differ_widely_and_what_was_not_measured() -> None:
@@ -252,11 +256,11 @@ def pair(there: float, back: float, facts: dict[str, JsonValue] = FOUR) -> Measu
 def test_the_slower_order_of_a_pair_warns_and_names_the_other() -> None:
     slow, good, alone = verdicts(check(BOTH), pair(383, 404))
     assert [one.outcome for one in (slow, good, alone)] == [Outcome.WARN, Outcome.PASS, Outcome.PASS]
-    assert "95.8% of the 400 GB/s" in slow.reason
-    assert (slow.reasons, slow.opposite) == ((Reason.ASYMMETRIC,), 404)
-    assert slow.reason.endswith(", and 94.8% of the 404 GB/s in the opposite direction: a lame link")
+    assert "95.8% of the 400 GB/s" in slow.message
+    assert (slow.reasons, slow.opposite_value) == ((Reason.ASYMMETRIC,), 404)
+    assert slow.message.endswith(", and 94.8% of the 404 GB/s in the opposite direction: a lame link")
     assert slow.fix == "nvlink -e"
-    assert slow.judged_by.endswith("; fails under 85%, warns under 95%, warns under 95% of the opposite direction")
+    assert slow.basis_text.endswith("; fails under 85%, warns under 95%, warns under 95% of the opposite direction")
     assert {outcome for _, outcome in judged(check(BOTH), pair(385, 404))} == {Outcome.PASS}
 
 
@@ -266,18 +270,18 @@ def test_the_other_order_excuses_nothing() -> None:
     unknown, _, _ = verdicts(check(BOTH), pair(370, 404, STRANGE))
     assert unknown.outcome is Outcome.UNJUDGED
     assert Reason.ASYMMETRIC in unknown.reasons
-    assert "91.6% of the 404 GB/s in the opposite direction" in unknown.reason
+    assert "91.6% of the 404 GB/s in the opposite direction" in unknown.message
     both_slow = judged(check(BOTH), pair(300, 300))
     assert both_slow[:2] == [("n/gpu0->gpu1", Outcome.FAIL), ("n/gpu1->gpu0", Outcome.FAIL)]
 
 
 def test_a_threshold_of_the_trial_still_looks_at_the_other_order() -> None:
-    limit = {"speed": Limit.parse("> 200 GB/s")}
+    limit = {"speed": Threshold.parse("> 200 GB/s")}
     assert judged(check(BOTH), pair(300, 404), expect=limit)[0] == ("n/gpu0->gpu1", Outcome.WARN)
 
 
 def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> None:
-    (weak,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 100")})
+    (weak,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Threshold.parse("> 100")})
     assert weak.outcome is Outcome.PASS
     assert weak.basis == Basis(
         BasisKind.TRIAL,
@@ -285,12 +289,12 @@ def test_a_threshold_that_hardly_tests_anything_says_what_it_lets_through() -> N
         100,
         "GB/s",
         ">",
-        lax="25% of the 400 GB/s of SKU Test GPU: a 4x slowdown would pass",
+        lax_reason="25% of the 400 GB/s of SKU Test GPU: a 4x slowdown would pass",
     )
-    (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Limit.parse("> 200")})
+    (fair,) = verdicts(check(BY_BASELINE), measured(400, facts=FOUR), expect={"speed": Threshold.parse("> 200")})
     assert fair.basis == Basis(BasisKind.TRIAL, "mine", 200, "GB/s", ">")
-    (high,) = verdicts(check(BY_BASELINE), measured(430, facts=FOUR), expect={"speed": Limit.parse("> 420")})
-    assert "BEYOND the 400 GB/s of SKU Test GPU: good hardware of this shape fails it" in high.judged_by
+    (high,) = verdicts(check(BY_BASELINE), measured(430, facts=FOUR), expect={"speed": Threshold.parse("> 420")})
+    assert "BEYOND the 400 GB/s of SKU Test GPU: good hardware of this shape fails it" in high.basis_text
 
 
 def test_what_rejects_good_hardware_says_nothing_of_this_one() -> None:
@@ -306,14 +310,14 @@ def test_what_rejects_good_hardware_says_nothing_of_this_one() -> None:
         busbw = Metric(name="busbw.8GiB", value=value, unit="GB/s", subject="cluster")
         seen = Measurement(check="c", subject="n0/gpu0", metrics=(busbw,), facts=facts)
         rule = catalog()["collectives.all_reduce"].rules[-1]
-        asked = {"busbw.8GiB": Limit.parse(limit)}
-        (said,) = judge_check(check(rule), [seen], asked, "mine", Known(None, skus()))
+        asked = {"busbw.8GiB": Threshold.parse(limit)}
+        (said,) = judge_check(check(rule), [seen], asked, "mine", References(None, skus()))
         return said
 
     said = judged_(235.7, 8, "> 250 GB/s")
     assert said.outcome is Outcome.ERROR
     assert (
-        "> 250 GB/s would reject good hardware, which reaches 235.7 GB/s in this shape (SKU NVIDIA A100" in said.reason
+        "> 250 GB/s would reject good hardware, which reaches 235.7 GB/s in this shape (SKU NVIDIA A100" in said.message
     )
     assert judged_(235.7, 8, "> 350 GB/s").outcome is Outcome.ERROR  # NVLink's 300, since its switches do not sum
     assert judged_(260, 8, "> 250 GB/s").outcome is Outcome.PASS
@@ -321,16 +325,16 @@ def test_what_rejects_good_hardware_says_nothing_of_this_one() -> None:
 
 
 def test_what_is_judged_only_where_it_is_known_is_told_as_recorded() -> None:
-    rule = BY_BASELINE.model_copy(update={"if_known": True})
+    rule = BY_BASELINE.model_copy(update={"reference_optional": True})
     (said,) = verdicts(check(rule), measured(1, facts=STRANGE))
-    assert (said.outcome, said.reasons, said.basis) == (Outcome.SKIP, (Reason.RECORDED_ONLY,), None)
-    assert said.reason == "speed is 1 GB/s, recorded and judged by nothing: no SKU data for NVIDIA Strange"
+    assert (said.outcome, said.reasons, said.basis) == (Outcome.SKIP, (Reason.NO_THRESHOLD,), None)
+    assert said.message == "speed is 1 GB/s, recorded and judged by nothing: no SKU data for NVIDIA Strange"
     assert judged(check(rule), measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
 
 
 def test_what_is_judged_only_where_it_is_known_is_not_judged_by_its_siblings() -> None:
     """Pairs of GPUs on a board with two sockets: what is slower than most is so on every such board."""
-    rule = BY_BASELINE.model_copy(update={"if_known": True})
+    rule = BY_BASELINE.model_copy(update={"reference_optional": True})
     said = verdicts(check(rule, scope=Scope.NODE), *fleet(100, 101, 99, 100, 40))
     assert {one.outcome for one in said} == {Outcome.SKIP}
 
@@ -348,13 +352,13 @@ def test_what_is_judged_only_where_it_is_known_is_not_judged_by_its_siblings() -
 def test_a_threshold_laxer_than_the_checks_own_or_far_over_what_was_measured_is_marked(
     own: str | None, limit: str, unit: str, value: float, mark: str
 ) -> None:
-    what = check(Rule(metric="speed", expect=Limit.parse(own), why="", fix="")) if own else check(BY_BASELINE)
+    what = check(Rule(metric="speed", expect=Threshold.parse(own), meaning="", fix="")) if own else check(BY_BASELINE)
     metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
     seen = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
-    (said,) = verdicts(what, seen, expect={"speed": Limit.parse(limit)})
+    (said,) = verdicts(what, seen, expect={"speed": Threshold.parse(limit)})
     assert said.outcome is Outcome.PASS
     assert said.basis is not None
-    assert said.basis.lax == mark
+    assert said.basis.lax_reason == mark
 
 
 @pytest.mark.parametrize(
@@ -370,10 +374,10 @@ def test_a_threshold_laxer_than_the_checks_own_or_far_over_what_was_measured_is_
 def test_of_hardware_that_nobody_knows_nothing_is_expected(gpu: str | None, weak: bool) -> None:
     """The rule has no baseline: what was measured here would be compared with itself."""
     facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 4, "nodes": 1}
-    (told,) = verdicts(check(SPEED), measured(400, facts=facts), expect={"speed": Limit.parse("> 100 GB/s")})
+    (told,) = verdicts(check(SPEED), measured(400, facts=facts), expect={"speed": Threshold.parse("> 100 GB/s")})
     assert told.outcome is Outcome.PASS
     assert told.basis is not None
-    assert told.basis.lax.startswith("25% of the 400 GB/s that was measured here: ") is weak
+    assert told.basis.lax_reason.startswith("25% of the 400 GB/s that was measured here: ") is weak
 
 
 @pytest.mark.parametrize(
@@ -387,31 +391,31 @@ def test_a_threshold_that_cannot_be_meant_so_is_an_error_and_no_fault_of_the_har
     """Where the GPU was not known before: nothing could refuse it then."""
     spec = Spec(value=600, unit="GB/s", source="a datasheet")
     sku = SKU.model_copy(update={"spec": {"nvlink": spec}, "expected": {"x.busbw.1GiB": SKU.expected["all_reduce"]}})
-    rule = Rule(metric="speed", baseline="x.busbw.1GiB", why="", fix="")
-    expect = {"speed": Limit.parse(limit)}
-    (verdict,) = judge_check(check(rule), [measured(400, facts=FOUR)], expect, "mine", Known(None, [sku]))
+    rule = Rule(metric="speed", reference="x.busbw.1GiB", meaning="", fix="")
+    expect = {"speed": Threshold.parse(limit)}
+    (verdict,) = judge_check(check(rule), [measured(400, facts=FOUR)], expect, "mine", References(None, [sku]))
     assert verdict.outcome is Outcome.ERROR
-    assert verdict.reason.startswith(f"speed is 400 GB/s, and the threshold says nothing: {words}")
-    assert verdict.judged_by.startswith("trial mine: >")
+    assert verdict.message.startswith(f"speed is 400 GB/s, and the threshold says nothing: {words}")
+    assert verdict.basis_text.startswith("trial mine: >")
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(379, Outcome.WARN), (321, Outcome.WARN), (319, Outcome.FAIL)])
 def test_a_floor_that_is_known_takes_the_place_of_the_rules_share(value: float, outcome: Outcome) -> None:
-    known = SKU.expected["all_reduce"][0].model_copy(update={"floor": 320})
+    known = SKU.expected["all_reduce"][0].model_copy(update={"required": 320})
     sku = SKU.model_copy(update={"expected": {"all_reduce": (known,)}})
-    (verdict,) = judge_check(check(BY_BASELINE), [measured(value, facts=FOUR)], {}, "", Known(None, [sku]))
+    (verdict,) = judge_check(check(BY_BASELINE), [measured(value, facts=FOUR)], {}, "", References(None, [sku]))
     assert verdict.outcome is outcome
-    assert "fails under 80%, warns under 95%" in verdict.judged_by
+    assert "fails under 80%, warns under 95%" in verdict.basis_text
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(395, Outcome.PASS), (391, Outcome.FAIL)])
 def test_under_a_floor_that_a_site_set_fails_whatever_the_rule(value: float, outcome: Outcome) -> None:
     """392 of 400 is above the rule's warning."""
-    own = SKU.expected["all_reduce"][0].model_copy(update={"floor": 392, "gpu": SKU.nvml_names[0]})
+    own = SKU.expected["all_reduce"][0].model_copy(update={"required": 392, "gpu": SKU.nvml_names[0]})
     site = Baseline(name="lab", learned_from=(), expected={"all_reduce": (own,)})
-    (verdict,) = judge_check(check(BY_BASELINE), [measured(value, facts=FOUR)], {}, "", Known(site, [SKU]))
+    (verdict,) = judge_check(check(BY_BASELINE), [measured(value, facts=FOUR)], {}, "", References(site, [SKU]))
     assert verdict.outcome is outcome
-    assert verdict.judged_by.startswith("site lab: ")
+    assert verdict.basis_text.startswith("site lab: ")
 
 
 @pytest.mark.parametrize(
@@ -428,7 +432,7 @@ def test_few_samples_leave_open_what_they_show_and_no_more(samples: tuple[float,
     one = Measurement(check="c", subject="cluster", metrics=(speed,))
     (said,) = judge_check(check(SPEED), [one], {}, "mine")
     assert said.outcome is outcome
-    assert (Reason.SAMPLES_REACH in said.reasons) is (outcome is Outcome.WARN)
+    assert (Reason.WITHIN_SAMPLE_RANGE in said.reasons) is (outcome is Outcome.WARN)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +447,7 @@ def test_few_samples_leave_open_what_they_show_and_no_more(samples: tuple[float,
     ],
 )
 def test_what_cannot_be_below_0_was_measured_wrongly(unit: str, limit: str, signed: bool, outcome: Outcome) -> None:
-    rule = Rule(metric="figure", expect=Limit.parse(limit), signed=signed, why="w", fix="r")
+    rule = Rule(metric="figure", expect=Threshold.parse(limit), may_be_negative=signed, meaning="w", fix="r")
     below = Metric(name="figure", value=-5, unit=unit, subject="cluster")
     (said,) = judge_check(check(rule), [Measurement(check="c", subject="cluster", metrics=(below,))], {}, "mine")
     assert said.outcome is outcome

@@ -48,7 +48,7 @@ class Heard:
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def doing(self, words: str) -> None:
+    def current_check(self, words: str) -> None:
         self.words.append(words)
 
     def measured(self, measurement: Measurement) -> None:
@@ -118,9 +118,9 @@ def job(
 
 
 def played(
-    launcher: Scripted | UnderTorchrun, job: Job, run_dir: Path, silence_s: float = 30
+    launcher: Scripted | UnderTorchrun, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
 ) -> tuple[list[JobResult], Heard]:
     """The result of each attempt, and what was heard meanwhile."""
     heard = Heard()
-    limits = Limits(silence_s=silence_s, startup_s=30)
+    limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
     return list(run_job(launcher, job, run_dir, limits, catalog(), heard)), heard

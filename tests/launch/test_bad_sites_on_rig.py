@@ -54,7 +54,7 @@ def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], tri
     """It is needed where the first node's name does not resolve on another."""
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
-    two.on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
     out = tmp_path / "run"
     code, _, err = started(two, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
     assert code == 3, err
@@ -67,7 +67,7 @@ def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], tri
 def test_an_interface_in_place_of_a_name(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
-    two.on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
     trial.write_text("checks: {nodes.reachable: }")
     code, _, err = started(two, trial, tmp_path / "run").finish()
     assert code == 0, err
@@ -117,8 +117,8 @@ def test_a_run_directory_that_one_node_may_only_read(
     (tmp_path / "scratch").mkdir()
     for node in two.nodes:
         two.private_dir(tmp_path / "scratch", node)
-    two.on("node1", ["mount", "--bind", str(tmp_path / "runs"), str(tmp_path / "runs")])
-    two.on("node1", ["mount", "-o", "remount,ro,bind", str(tmp_path / "runs")])
+    two.run_on("node1", ["mount", "--bind", str(tmp_path / "runs"), str(tmp_path / "runs")])
+    two.run_on("node1", ["mount", "-o", "remount,ro,bind", str(tmp_path / "runs")])
     out = tmp_path / "runs" / "run"
     trial.write_text("checks: {host.inventory: }")
     code, _, err = started(two, trial, out, "--set", f"slurm.scratch={tmp_path / 'scratch'}").finish()

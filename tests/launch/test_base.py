@@ -7,7 +7,7 @@ import inspect
 import pytest
 from pydantic import ValidationError
 
-from seatrial.launch.base import Launcher, Rendered, Running, Waiting, Whereabouts
+from seatrial.launch.base import Allocation, Launcher, Rendered, Running, Waiting
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob
@@ -40,7 +40,7 @@ def test_names_of_launchers_differ() -> None:
 
 
 def test_without_a_scheduler_a_job_has_no_id_and_no_nodes() -> None:
-    assert (Whereabouts().id, Whereabouts().nodes) == ("", "")
+    assert (Allocation().id, Allocation().nodes) == ("", "")
 
 
 def test_a_rendered_job_is_not_changed_and_has_nothing_else() -> None:

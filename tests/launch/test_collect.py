@@ -50,7 +50,7 @@ def collector(node: Path, tmp_path: Path) -> Collector:
 
 def look_until(collector: Collector, condition: Callable[[], object]) -> None:
     def looked() -> object:
-        collector.look("node0")
+        collector.fetch("node0")
         return condition()
 
     until(looked)
@@ -103,7 +103,7 @@ def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collect
     log.write_text("1")
     wait_for(collector, collector.folder / "logs" / "0.log", "1")
     log.write_text("2")
-    collector.end_early("node0")
+    collector.stop_ranks("node0")
     assert collector.finished
     assert (collector.folder / "logs" / "0.log").read_text() == "2"
     assert rank.wait(20) == -signal.SIGKILL
@@ -129,7 +129,7 @@ def test_srun_that_does_not_work_is_told_with_its_words(
 ) -> None:
     monkeypatch.setattr(collect, "SILENCE_S", 3.0)
     (tmp_path / "bin" / "broken").touch()
-    look_until(collector, collector.trouble)
+    look_until(collector, collector.problem)
     assert "srun: error: no route" in collector.lost()
     assert "Run first" in collector.lost()
 
@@ -140,18 +140,18 @@ def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
     now = 0.0
     monkeypatch.setattr(collect, "time", SimpleNamespace(monotonic=lambda: now))
     now += 2 * collect.SILENCE_S
-    assert collector.trouble() == ""
-    collector.look("node0")
-    assert collector.trouble() == ""
+    assert collector.problem() == ""
+    collector.fetch("node0")
+    assert collector.problem() == ""
     now += collect.SILENCE_S
-    assert "no node has sent anything" in collector.trouble()
+    assert "no node has sent anything" in collector.problem()
     collector.close()
 
 
 def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) -> None:
     (collector.folder / "shared").touch()
     (tmp_path / "bin" / "broken").touch()
-    collector.look("node0")
+    collector.fetch("node0")
     assert collector.finished
     assert collector.lost() == ""
 

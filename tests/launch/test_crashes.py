@@ -15,21 +15,21 @@ from seatrial.checks import catalog
 from seatrial.config.schema import Limits
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.watch import run_job
-from seatrial.model import JobState, Outcome, Verb
-from seatrial.worker import ENDING
+from seatrial.model import DecisionValue, JobState, Outcome
+from seatrial.worker import TERMINATING
 from tests.launch.scripted import Heard, job
 from tests.processes import Program, alive, all_doing, call, load, pulses, until
 
 CHECK = "collectives.all_reduce"
-# silence_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
+# heartbeat_timeout_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
 TRIAL = """
-limits: {silence_s: 20}
+limits: {heartbeat_timeout_s: 20}
 checks:
   host.inventory:
   collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 3}}
   nodes.reachable:
 """
-SOON = ("--set", "limits.silence_s=6")  # for those that wait for silence
+SOON = ("--set", "limits.heartbeat_timeout_s=6")  # for those that wait for silence
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
     code, output, left = broken_by(signal.SIGKILL, trial, out)
     assert (code, left) == (3, [])
     record = load(out)
-    assert record.decision.value is Verb.INCOMPLETE
+    assert record.decision.value is DecisionValue.INCOMPLETE
     (error,) = [verdict for verdict in record.verdicts if verdict.outcome is Outcome.ERROR]
     assert error.check == CHECK
     assert error.subject.endswith("/rank1")
-    assert "rank 1 (" in error.reason
-    assert "killed by SIGKILL" in error.reason
+    assert "rank 1 (" in error.message
+    assert "killed by SIGKILL" in error.message
     assert "killed by SIGKILL" in output
     assert [(one.job, one.state) for one in record.results] == [
         ("nodes", JobState.COMPLETED),
@@ -77,7 +77,7 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
     again = load(out)
-    assert again.decision.value is Verb.ACCEPTED
+    assert again.decision.value is DecisionValue.ACCEPTED
     before = {one.started for one in record.measurements if not one.error}
     kept = [one.check for one in again.measurements if one.started in before]
     assert sorted(kept) == ["host.inventory", "nodes.reachable", "nodes.reachable"], "measured once, kept"
@@ -92,7 +92,7 @@ def test_a_rank_that_somebody_else_ends_is_named(alone: Path, tmp_path: Path) ->
     code, output, left = broken_by(signal.SIGTERM, alone, out)
     assert (code, left) == (3, [])
     (result,) = load(out).results
-    assert (result.state, result.culprit[:8]) == (JobState.FAILED, "rank 1 (")
+    assert (result.state, result.failed_subject[:8]) == (JobState.FAILED, "rank 1 (")
     assert f"ended by SIGTERM from outside in {CHECK}" in result.cause
     assert "ended by SIGTERM from outside" in output
 
@@ -115,7 +115,7 @@ def test_a_stopped_rank_is_named_not_its_waiting_peer(alone: Path, tmp_path: Pat
     assert (code, left) == (3, [])
     record = load(out)
     hung = next(one for one in record.results if one.state is JobState.HUNG)
-    assert "rank 1 (" in hung.culprit
+    assert "rank 1 (" in hung.failed_subject
     assert "no sign of life" in hung.cause
     assert CHECK in hung.cause
     assert "stopped by a signal" in hung.cause
@@ -131,7 +131,7 @@ def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(alone: Path, tmp
     record = load(out)
     assert record.results[-1].state is JobState.HUNG
     assert "all ranks ended" in record.results[-1].cause
-    assert record.decision.value is Verb.INCOMPLETE, "all was measured, and yet something is wrong"
+    assert record.decision.value is DecisionValue.INCOMPLETE, "all was measured, and yet something is wrong"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_pat
     assert code == 130
     assert program.left_behind() == []
     record = load(out)
-    assert record.decision.value is Verb.INCOMPLETE
+    assert record.decision.value is DecisionValue.INCOMPLETE
     assert "interrupted" in record.decision.reason
     assert "interrupted" in output
     assert [one.check for one in record.measurements] == ["host.inventory"]
@@ -176,7 +176,7 @@ def test_ranks_end_with_what_started_them(alone: Path, tmp_path: Path) -> None:
     program.process.send_signal(signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in ranks))
-    assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {ENDING}
+    assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {TERMINATING}
     program.process.send_signal(signal.SIGCONT)
     assert program.finish()[0] == 3
     assert program.left_behind() == []
@@ -219,4 +219,4 @@ def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(alone: Path
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
     assert f"{journal}:" in err, "the cut-off line is named"
-    assert load(out).decision.value is Verb.ACCEPTED
+    assert load(out).decision.value is DecisionValue.ACCEPTED

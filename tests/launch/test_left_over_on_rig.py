@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import Verb
+from seatrial.model import DecisionValue
 from tests.launch.test_slurm_on_rig import CHECK, nothing_is_left
 from tests.processes import Program, all_doing, load, until
 from tests.rig.cluster import Cluster
@@ -30,7 +30,7 @@ def test_a_job_of_a_killed_run_is_ended_by_the_next(make_cluster: Callable[..., 
     (tmp_path / "two.yaml").write_text(TRIAL)
     program = Program("run", tmp_path / "two.yaml", "--launcher", "slurm", "--nodes", "2", "--out", out, env=two.env)
     victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
-    two.on("node1", ["kill", "-STOP", str(victim["pid"])])  # so that the job does not end by itself
+    two.run_on("node1", ["kill", "-STOP", str(victim["pid"])])  # so that the job does not end by itself
     program.process.kill()
     program.finish()
     job_id = (out / "jobs/ranks/attempt1/slurm_job_id").read_text()
@@ -44,7 +44,7 @@ def test_a_job_of_a_killed_run_is_ended_by_the_next(make_cluster: Callable[..., 
     assert "JobState=CANCELLED" in two.run(["scontrol", "show", "job", job_id]).stdout
     assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [stranger]
     record = load(out)
-    assert record.decision.value is Verb.ACCEPTED
+    assert record.decision.value is DecisionValue.ACCEPTED
     assert [one.attempt for one in record.results if one.job == "ranks"] == [2]
     old = (out / "jobs/ranks/attempt1/rank0.jsonl").read_text()
     assert "measurement" not in [key for line in old.splitlines() for key in json.loads(line)]
@@ -61,11 +61,11 @@ def test_ctrl_c_before_the_first_fetch_leaves_nothing_on_the_nodes(
     (tmp_path / "two.yaml").write_text(TRIAL.replace("host.inventory:", ""))
     words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={scratch}", "--out", runs / "run")
     program = Program("run", tmp_path / "two.yaml", *words, env=two.env)
-    until(lambda: two.on("node1", ["find", str(scratch), "-name", "job.json"]).stdout)
+    until(lambda: two.run_on("node1", ["find", str(scratch), "-name", "job.json"]).stdout)
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert nothing_is_left(two)
-    assert "".join(two.on(node, ["find", str(scratch), "-mindepth", "1"]).stdout for node in two.nodes) == ""
+    assert "".join(two.run_on(node, ["find", str(scratch), "-mindepth", "1"]).stdout for node in two.nodes) == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

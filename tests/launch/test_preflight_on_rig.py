@@ -40,7 +40,7 @@ def culprit(cluster: Cluster, folder: Path, environment: str = "{}", container: 
     (result,) = record.results
     assert set(errors(record)) == {"host.inventory"}
     assert result.cause in errors(record)["host.inventory"]
-    return result.culprit, result.cause
+    return result.failed_subject, result.cause
 
 
 def venv(folder: Path) -> Path:

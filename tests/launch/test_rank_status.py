@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seatrial.launch.rank_status import Rank, ranks_in
-from seatrial.worker import ENDING
+from seatrial.worker import TERMINATING
 from tests.launch.scripted import ALONE, TOGETHER, job
 
 
@@ -52,7 +52,7 @@ def test_a_rank_that_has_written_nothing_was_not_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
     assert (rank.seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
-    assert (rank.at_work, rank.failed, rank.leaving) == (True, False, False)
+    assert (rank.is_working, rank.failed, rank.is_exiting) == (True, False, False)
     assert rank.name == "rank 1"
 
 
@@ -69,7 +69,7 @@ def test_a_rank_goes_from_one_check_to_the_next_to_its_end(written: Written) -> 
     written.measured(TOGETHER)
     written.write(done=2.0)
     assert [one.check for one in rank.read()] == [TOGETHER]
-    assert (rank.done, rank.at_work, rank.damage) == (True, False, "")
+    assert (rank.done, rank.is_working, rank.damage) == (True, False, "")
 
 
 def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
@@ -85,28 +85,28 @@ def test_an_error_before_the_end_means_that_the_rank_leaves(written: Written) ->
     written.start(ALONE)
     written.measured(ALONE, error="CUDA error")
     written.rank.read()
-    assert (written.rank.failed, written.rank.leaving) == (True, True)
+    assert (written.rank.failed, written.rank.is_exiting) == (True, True)
     written.start(TOGETHER)
     written.rank.read()
-    assert (written.rank.failed, written.rank.leaving) == (True, False), "it went on"
+    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it went on"
 
 
 def test_the_end_on_sigterm_is_read_from_the_heartbeat(written: Written) -> None:
     written.start(ALONE)
-    written.pulse(ENDING)
+    written.pulse(TERMINATING)
     written.rank.read()
-    assert (written.rank.ending, written.rank.at_work) == (True, False)
+    assert (written.rank.is_terminating, written.rank.is_working) == (True, False)
 
 
 def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -> None:
     written.start(ALONE)
     written.pulse(ALONE, "step 3 of 4")
     written.rank.read()
-    assert written.rank.last_words == f"{ALONE}: step 3 of 4"
+    assert written.rank.last_status == f"{ALONE}: step 3 of 4"
     written.measured(ALONE)
     written.start(TOGETHER)
     written.rank.read()
-    assert written.rank.last_words == TOGETHER
+    assert written.rank.last_status == TOGETHER
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def blamed(folder: Path, exits: dict[int, int], ended_by_torchrun: tuple[int, ..
     words = [ENDED.format(pid=100 + rank) for rank in ended_by_torchrun]
     failures = [FAILURE.format(index=rank, rank=rank, code=code, pid=100 + rank) for rank, code in exits.items()]
     (folder / "launcher.err").write_text("".join([*words, *failures]))
-    return root_cause.ended(job(TOGETHER), read(folder), 1, folder)
+    return root_cause.job_ended(job(TOGETHER), read(folder), 1, folder)
 
 
 def read(folder: Path) -> list[Rank]:
@@ -133,19 +133,19 @@ def test_logs_are_read_from_their_end(tmp_path: Path) -> None:
     with log.open("ab") as file:
         file.write(b"\nOSError: the last words\n")
     told(tmp_path, 0)
-    found = root_cause.ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    found = root_cause.job_ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
     assert (found.culprit, found.cause) == ("launcher", "exit code 1. Last line of its log: OSError: the last words")
 
 
-@mounts.needed
+@mounts.needs_mount
 def test_a_run_directory_without_room_is_told(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "small", "size=64k") as small:
         told(small, 0)
-        assert root_cause.ended(job(TOGETHER), read(small), 1, small).cause == "exit code 1"
+        assert root_cause.job_ended(job(TOGETHER), read(small), 1, small).cause == "exit code 1"
         with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        cause = root_cause.ended(job(TOGETHER), read(small), 1, small).cause
+        cause = root_cause.job_ended(job(TOGETHER), read(small), 1, small).cause
     assert cause == f"exit code 1. No room is left on the file system of {small}: what is missing in logs did not fit"
 
 
@@ -160,7 +160,7 @@ def test_the_torchrun_of_each_node_is_read_by_itself(tmp_path: Path) -> None:
     two = job(TOGETHER).model_copy(update={"nodes": 2, "ranks_per_node": 1})
     died = FAILURE.format(index=0, rank=1, code=-9, pid=4711)
     (tmp_path / "launcher.err").write_text(labelled(0, ENDED.format(pid=4711)) + labelled(1, died))
-    found = root_cause.ended(two, read(tmp_path), 1, tmp_path)
+    found = root_cause.job_ended(two, read(tmp_path), 1, tmp_path)
     assert (found.rank, found.cause.startswith("killed by SIGKILL")) == (1, True)
 
 
@@ -200,7 +200,7 @@ def test_srun_names_the_node_whose_worker_ended(how: str, cause: str, tmp_path: 
         told(tmp_path, rank)
     (tmp_path / "launcher.err").write_text(_KILLS.format(how=how))
     two = job(TOGETHER, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
-    found = root_cause.ended(two, read(tmp_path), 1, tmp_path, "Slurm says that job 7 is FAILED")
+    found = root_cause.job_ended(two, read(tmp_path), 1, tmp_path, "Slurm says that job 7 is FAILED")
     assert (found.rank, found.cause.startswith(cause)) == (1, True)
 
 
@@ -210,7 +210,7 @@ def test_a_job_that_somebody_cancels_is_no_fault_of_its_tasks(tmp_path: Path) ->
     aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
     (tmp_path / "launcher.err").write_text(aborted + "srun: error: node0: task 0: Terminated\n")
     two = job(TOGETHER, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
-    found = root_cause.ended(two, read(tmp_path), 1, tmp_path, "Slurm says that job 7 is CANCELLED")
+    found = root_cause.job_ended(two, read(tmp_path), 1, tmp_path, "Slurm says that job 7 is CANCELLED")
     assert (found.culprit, found.cause) == ("launcher", "Slurm says that job 7 is CANCELLED")
 
 
@@ -218,7 +218,7 @@ def test_a_torchrun_that_is_killed_is_named_by_its_node(tmp_path: Path) -> None:
     told(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     told(tmp_path, 1, pulse="ending on SIGTERM")
     (tmp_path / "launcher.err").write_text(_KILLS.format(how="Killed"))
-    found = root_cause.ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    found = root_cause.job_ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
     assert (found.culprit, found.cause) == ("node1", "torchrun there was killed by SIGKILL: its ranks ended with it")
 
 
@@ -240,14 +240,14 @@ def test_a_node_that_was_reset_is_named_not_the_peers_that_lost_it(tmp_path: Pat
     ranks = read(tmp_path)
     assert ranks[1].pulse
     ranks[1].pulse = ranks[1].pulse.model_copy(update={"node": "n1"})
-    found = root_cause.ended(two, ranks, 1, tmp_path)
+    found = root_cause.job_ended(two, ranks, 1, tmp_path)
     assert (found.culprit, "was it reset?" in found.cause) == ("n1", True)
 
 
 def test_a_node_that_slurm_lost_is_named(tmp_path: Path) -> None:
     told(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     (tmp_path / "launcher.err").write_text("srun: error: Node failure on node1\n")
-    found = root_cause.ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    found = root_cause.job_ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
     assert (found.culprit, "scontrol show node node1" in found.cause) == ("node1", True)
 
 
@@ -267,7 +267,7 @@ def test_under_torchrun_the_rank_that_ended_first_is_named(cause: str, tmp_path:
     script = f"start(rank, {mine!r})\nif rank == 1: {ENDS[cause]}\ntime.sleep(30)"
     (result,), heard = played(UnderTorchrun(script), job(mine), tmp_path)
     assert result.state is JobState.FAILED
-    assert result.culprit.startswith("rank 1 (n0/rank1, pid ")
+    assert result.failed_subject.startswith("rank 1 (n0/rank1, pid ")
     assert result.cause.startswith(cause)
     assert heard.errors
 
@@ -280,7 +280,7 @@ def test_under_torchrun_a_lost_connection_is_not_the_cause(tmp_path: Path) -> No
         f"while not os.path.exists(gone): time.sleep(0.01)\n{LATE}"
     )
     (result,), heard = played(UnderTorchrun(script), job(TOGETHER), tmp_path)
-    assert result.culprit.startswith("rank 1 (n0/rank1, pid ")
+    assert result.failed_subject.startswith("rank 1 (n0/rank1, pid ")
     assert [where[:2] for where in heard.errors] == [(TOGETHER, "n0/rank1")]
 
 

@@ -12,17 +12,17 @@ from seatrial.config.schema import Cluster, Config, Slurm
 from seatrial.launch import slurm_job
 from seatrial.launch.base import Rendered
 from seatrial.launch.slurm import SlurmLauncher
-from seatrial.launch.slurm_job import SlurmJob, cancel_what_is_left, collector_of, in_service
+from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
 from seatrial.model import SeatrialError
-from seatrial.util.processes import Answer
-from tests.fakes.slurm import FakeSlurm, Reply, cluster, refused, said
+from seatrial.util.processes import CommandResult
+from tests.fakes.slurm import FakeSlurm, Reply, cluster, failure, success
 
 SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))
-DOWN = refused("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+DOWN = failure("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 
 
-def show(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> Answer:
-    return said(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
+def show(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> CommandResult:
+    return success(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
 
 
 class Desk:
@@ -33,7 +33,7 @@ class Desk:
         self.fake = FakeSlurm(cluster("troubled")).install(monkeypatch)
         settings = SETTINGS.model_copy(update={"slurm": Slurm.model_validate(slurm)})
         (folder / "shared").touch()
-        self.job = SlurmJob("7", settings, collector_of("7", settings, folder))
+        self.job = SlurmJob("7", settings, job_collector("7", settings, folder))
 
     def says(self, reply: Reply) -> Desk:
         self.fake.replies["scontrol show job 7"] = reply
@@ -92,7 +92,7 @@ def test_what_may_start_later_is_given_up_when_its_time_is_over(
 def test_more_time_than_the_partition_gives_is_told_in_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     desk = Desk(monkeypatch, tmp_path, partition="short")
     pending = show("PENDING", "PartitionConfig", "(null)")
-    waiting = desk.says(said(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
+    waiting = desk.says(success(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
     assert waiting
     assert "partition short gives a job 5 minutes, 60 are asked for. Run first: scontrol show job 7" in waiting.reason
 
@@ -119,7 +119,7 @@ def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: 
     assert not waiting.hopeless
     assert "Slurm no longer says what has become of job 7: the controller does not answer" in waiting.reason
     assert desk.says(show("RUNNING")).job.waiting() is None
-    desk.says(refused("slurm_load_jobs error: Slurm backup controller in standby mode")).job._answered -= 601
+    desk.says(failure("slurm_load_jobs error: Slurm backup controller in standby mode")).job._answered -= 601
     waiting = desk.job.waiting()
     assert waiting
     assert waiting.hopeless
@@ -156,8 +156,8 @@ def test_a_job_whose_nodes_are_never_cleared_up_ends_by_its_exit_code(desk: Desk
 
 
 def test_a_cancelled_job_that_slurm_has_forgotten_is_gone(desk: Desk) -> None:
-    desk.fake.replies["scancel 7"] = said("")
-    assert desk.says(refused("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
+    desk.fake.replies["scancel 7"] = success("")
+    assert desk.says(failure("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
 
 
 RENDERED = Rendered(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
@@ -175,56 +175,56 @@ def attempt(tmp_path: Path) -> Path:
 def test_the_job_id_is_found_in_what_sbatch_prints_and_kept(
     words: str, monkeypatch: pytest.MonkeyPatch, attempt: Path
 ) -> None:
-    FakeSlurm({"sbatch": said(words)}).install(monkeypatch)
+    FakeSlurm({"sbatch": success(words)}).install(monkeypatch)
     assert SlurmLauncher(SETTINGS).start(RENDERED, attempt).id == "7"
     assert (attempt / "slurm_job_id").read_text() == "7"
 
 
 @pytest.mark.parametrize(
-    "failure", [said("thank you\n"), refused("sbatch: error: Socket timed out"), KeyboardInterrupt()]
+    "result", [success("thank you\n"), failure("sbatch: error: Socket timed out"), KeyboardInterrupt()]
 )
 def test_a_job_that_slurm_took_without_telling_us_is_cancelled(
-    failure: Answer | BaseException, monkeypatch: pytest.MonkeyPatch, attempt: Path
+    result: CommandResult | BaseException, monkeypatch: pytest.MonkeyPatch, attempt: Path
 ) -> None:
     queue: list[str] = []
 
-    def sbatch(argv: Sequence[str]) -> Answer:
+    def sbatch(argv: Sequence[str]) -> CommandResult:
         queue[:] = [f"6 /elsewhere/job.sbatch x\n7 {' '.join(argv[-2:])}\n"]
-        if isinstance(failure, BaseException):
-            raise failure
-        return failure
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    gone = refused("slurm_load_jobs error: Invalid job id specified")
-    answers: dict[str, Reply] = {"sbatch": sbatch, SQUEUE: lambda _: said(queue[0]), "scontrol show job 7": gone}
+    gone = failure("slurm_load_jobs error: Invalid job id specified")
+    answers: dict[str, Reply] = {"sbatch": sbatch, SQUEUE: lambda _: success(queue[0]), "scontrol show job 7": gone}
     fake = FakeSlurm({**cluster(), **answers}).install(monkeypatch)
     with pytest.raises((SeatrialError, KeyboardInterrupt)):
         SlurmLauncher(SETTINGS).start(RENDERED, attempt)
-    assert "scontrol show job 7" in fake.asked
-    assert not any("6" in command.split() for command in fake.asked)
+    assert "scontrol show job 7" in fake.commands
+    assert not any("6" in command.split() for command in fake.commands)
 
 
 def test_a_job_that_cannot_be_ended_stops_the_next_run(monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:
     monkeypatch.setattr(slurm_job, "_GONE_S", 0.3)
     (attempt / "token").write_text("secret")
     (attempt / "shared").touch()
-    answers = {SQUEUE: said(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
+    answers = {SQUEUE: success(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
     fake = FakeSlurm(answers).install(monkeypatch)
     with pytest.raises(SeatrialError, match=r"earlier run .*still RUNNING .*Run first: scontrol show job 7"):
-        list(cancel_what_is_left(attempt.parents[2], SETTINGS))
-    assert fake.asked.count("scancel 7") > 1, "one that fails is tried again"
+        list(cancel_remaining_jobs(attempt.parents[2], SETTINGS))
+    assert fake.commands.count("scancel 7") > 1, "one that fails is tried again"
 
 
 def test_a_new_run_asks_slurm_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeSlurm({}).install(monkeypatch)
-    assert list(cancel_what_is_left(tmp_path, SETTINGS)) == []
+    assert list(cancel_remaining_jobs(tmp_path, SETTINGS)) == []
 
 
 def test_nodes_that_suffice_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("healthy")).install(monkeypatch)
-    assert in_service(SETTINGS) == ""
+    assert unavailable_nodes(SETTINGS) == ""
 
 
 def test_too_few_nodes_are_counted_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("healthy")).install(monkeypatch)
     settings = SETTINGS.model_copy(update={"slurm": Slurm(partition="short")})
-    assert in_service(settings) == "2 of 2 nodes of partition short can take jobs, 4 are asked for"
+    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short can take jobs, 4 are asked for"

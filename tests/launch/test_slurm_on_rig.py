@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import JobState, Outcome, Trial, Verb
+from seatrial.model import DecisionValue, JobState, Outcome, Trial
 from tests.processes import Program, all_doing, load, until
 from tests.rig.cluster import Cluster
 
@@ -25,7 +25,7 @@ checks:
   nodes.reachable:
 """
 # Where silence is waited for. Elsewhere torchrun may take seconds to end after its ranks: other tests have both cores.
-SOON = ("--set", "limits.silence_s=12")
+SOON = ("--set", "limits.heartbeat_timeout_s=12")
 ONLY = ("--only", CHECK)  # where what comes before and after it shows nothing more
 
 
@@ -56,7 +56,7 @@ def nothing_is_left(cluster: Cluster) -> bool:
 
 
 def errors(record: Trial) -> dict[str, str]:
-    return {verdict.check: verdict.reason for verdict in record.verdicts if verdict.outcome is Outcome.ERROR}
+    return {verdict.check: verdict.message for verdict in record.verdicts if verdict.outcome is Outcome.ERROR}
 
 
 def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> None:
@@ -64,13 +64,13 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
     code, output, err = started(sound, trial, out, "--set", f"checks.{CHECK}.options.min_seconds_per_size=1").finish()
     assert code == 0, err
     record = load(out)
-    assert record.decision.value is Verb.ACCEPTED
+    assert record.decision.value is DecisionValue.ACCEPTED
     assert {one.launcher for one in record.results} == {"slurm"}
     assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
     ranks = {one.subject for one in record.measurements if one.check == CHECK}
     assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
     assert "2 nodes" in output
-    assert [one.nodes for one in record.results] == ["node[0-1]", "node[0-1]"]
+    assert [one.nodelist for one in record.results] == ["node[0-1]", "node[0-1]"]
     assert len({one.scheduler_id for one in record.results}) == 2
     assert "#SBATCH --nodelist='node[0-1]'" in (out / "jobs/ranks/attempt1/command.sh").read_text()
     assert nothing_is_left(sound)
@@ -83,7 +83,7 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
     program = started(sound, trial, out)
     victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
     assert victim["node"] == "node1"
-    sound.on("node1", ["kill", "-KILL", str(victim["pid"])])
+    sound.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert set(errors(record)) == {CHECK}
@@ -96,7 +96,7 @@ def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tm
     out = tmp_path / "run"
     program = started(sound, trial, out, *SOON, *ONLY)
     victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[2]
-    sound.on("node1", ["kill", "-STOP", str(victim["pid"])])
+    sound.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert JobState.HUNG in {one.state for one in record.results}
@@ -161,6 +161,6 @@ def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path
     program = started(two, trial, out, *SOON, *ONLY)
     ours = until(lambda: all_doing(out, "ranks", CHECK, 4))
     two.kill_slurmd("node1")
-    two.on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])
+    two.run_on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])
     assert program.finish(260)[0] == 3
     assert "node1" in errors(load(out))[CHECK]

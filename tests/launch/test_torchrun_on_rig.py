@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import Outcome, Verb
+from seatrial.model import DecisionValue, Outcome
 from tests.processes import call, load, run
 from tests.rig.cluster import Cluster
 
@@ -37,7 +37,7 @@ def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
     """What a person does: the script on each node, with its number, at the same time."""
     command = ["env", "MASTER_ADDR=node0", "bash", str(run_dir / "jobs" / job / "torchrun.sh")]
     with ThreadPoolExecutor() as pool:
-        ended = pool.map(lambda node: cluster.on(node, [*command, node.removeprefix("node")], 120), cluster.nodes)
+        ended = pool.map(lambda node: cluster.run_on(node, [*command, node.removeprefix("node")], 120), cluster.nodes)
     for done in ended:
         assert done.returncode == 0, done.stderr
 
@@ -47,14 +47,14 @@ def test_what_was_started_by_hand_is_collected_by_resume(make_cluster: Callable[
     two, run_dir = make_cluster(2), prepared(tmp_path)
     by_hand(two, run_dir, "nodes")
     assert run("run", "--resume", run_dir)[0] == 3
-    errors = {one.check: one.reason for one in load(run_dir).verdicts if one.outcome is Outcome.ERROR}
+    errors = {one.check: one.message for one in load(run_dir).verdicts if one.outcome is Outcome.ERROR}
     assert set(errors) == {"collectives.all_reduce"}
     assert f"Run first, on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
     by_hand(two, run_dir, "ranks")
     code, out, err = run("run", "--resume", run_dir)
     assert code == 0, err
     record = load(run_dir)
-    assert record.decision.value is Verb.ACCEPTED
+    assert record.decision.value is DecisionValue.ACCEPTED
     ranks = {one.subject for one in record.measurements if one.check == "collectives.all_reduce"}
     assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
     assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}

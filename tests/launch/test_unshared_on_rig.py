@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import Outcome, Verb
+from seatrial.model import DecisionValue, Outcome
 from seatrial.telemetry import files as telemetry
 from tests.launch.test_slurm_on_rig import CHECK, ONLY, SOON, errors, nothing_is_left
 from tests.processes import Program, all_doing, load, until
@@ -18,7 +18,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
 TRIAL = """
-limits: {silence_s: 20}
+limits: {heartbeat_timeout_s: 20}
 slurm: {queue_s: 90}
 checks:
   host.inventory:
@@ -49,7 +49,8 @@ class Site:
 
     def left_on_nodes(self) -> str:
         return "".join(
-            self.cluster.on(node, ["find", str(self.scratch), "-mindepth", "1"]).stdout for node in self.cluster.nodes
+            self.cluster.run_on(node, ["find", str(self.scratch), "-mindepth", "1"]).stdout
+            for node in self.cluster.nodes
         )
 
 
@@ -64,7 +65,7 @@ def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, 
     code, _, err = site.started().finish()
     assert code == 0, err
     record = load(site.out)
-    assert record.decision.value is Verb.ACCEPTED
+    assert record.decision.value is DecisionValue.ACCEPTED
     assert len([one for one in record.measurements if one.check == CHECK]) == 4
     assert Outcome.WARN in {one.outcome for one in record.verdicts if one.metric == "paths_not_shared"}
     attempt = site.out / "jobs" / "ranks" / "attempt1"
@@ -75,7 +76,7 @@ def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, 
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
     assert not list(site.out.glob("jobs/**/collect*"))
-    sampled = {device.node for device in telemetry.read(site.out / "jobs" / "ranks" / telemetry.FILE)}
+    sampled = {device.node for device in telemetry.read_devices(site.out / "jobs" / "ranks" / telemetry.TELEMETRY_FILE)}
     assert sampled == {"node0", "node1"}
 
 
@@ -84,7 +85,7 @@ def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site
     program = site.started(60)
     victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[3]
     assert victim["node"] == "node1"
-    site.cluster.on("node1", ["kill", "-KILL", str(victim["pid"])])
+    site.cluster.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
     assert program.finish()[0] == 3
     reasons = errors(load(site.out))
     assert set(reasons) == {CHECK}
@@ -98,7 +99,7 @@ def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_sit
     site = make_site()
     program = site.started(60, *SOON, *ONLY)
     victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[2]
-    site.cluster.on("node1", ["kill", "-STOP", str(victim["pid"])])
+    site.cluster.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
     assert "node1/rank2" in errors(load(site.out))[CHECK]
     assert list((site.out / "jobs" / "ranks" / "attempt1").glob("logs/node1/**/stderr.log"))
@@ -120,10 +121,10 @@ def test_ctrl_c_leaves_nothing_in_the_queue_nor_on_the_nodes(make_site: Callable
 def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site]) -> None:
     """The nodes may not open connections to the login node: a firewall that is common between the two."""
     site = make_site()
-    login = site.cluster.on("node0", ["getent", "hosts", "ctl"]).stdout.split()[0]
+    login = site.cluster.run_on("node0", ["getent", "hosts", "ctl"]).stdout.split()[0]
     closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
     for node in site.cluster.nodes:
-        site.cluster.on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
+        site.cluster.run_on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
     soon = "from seatrial.launch import collect; collect.SILENCE_S = 12"  # of a minute
     code, _, err = site.started(1, "--only", "host.inventory", first=soon).finish()
     assert code == 3, err

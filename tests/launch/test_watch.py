@@ -27,12 +27,12 @@ def test_a_rank_that_ends_after_an_error_is_not_silent_while_its_job_ends(tmp_pa
         "start(0, TOGETHER); start(1, TOGETHER); measured(1, TOGETHER, 'CUDA error')\n"
         "pulse(0, 'ending on SIGTERM'); time.sleep(2); sys.exit(1)"
     )
-    (result,), _ = played(Scripted(script), job(TOGETHER), tmp_path, silence_s=0.8)
+    (result,), _ = played(Scripted(script), job(TOGETHER), tmp_path, heartbeat_timeout_s=0.8)
     assert (result.state, result.cause) == (JobState.FAILED, f"{TOGETHER}: CUDA error")
 
 
 class Interrupting(Heard):
-    def doing(self, words: str) -> None:
+    def current_check(self, words: str) -> None:
         if words == ALONE:
             raise KeyboardInterrupt
 
@@ -65,15 +65,15 @@ def test_a_finished_rank_is_not_silent_while_its_peer_works(tmp_path: Path) -> N
     script = (
         "for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); beat(3, 1); measured(1, ALONE); done(1)"
     )
-    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=2)
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=2)
     assert (result.state, result.cause, heard.errors) == (JobState.COMPLETED, "", [])
 
 
 def test_a_rank_that_stops_while_it_closes_is_named(tmp_path: Path) -> None:
     script = MEASURED + "done(0); pulse(1, 'closing'); time.sleep(60)"
-    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.8)
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=0.8)
     assert result.state is JobState.HUNG
-    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert result.failed_subject.startswith("rank 1 (n0/rank1")
     assert "last heard of in closing" in result.cause
     assert [error[0] for error in heard.errors] == [ALONE]
     assert "right after it, rank 1 (n0/rank1" in heard.errors[0][2]
@@ -84,13 +84,13 @@ def test_ranks_told_to_end_are_not_silent(tmp_path: Path) -> None:
         "for rank in 0, 1: start(rank, ALONE)\n"
         "pulse(0, 'ending on SIGTERM'); beat(3, 1); measured(1, ALONE); done(1); sys.exit(1)"
     )
-    (result,), _ = played(Scripted(script), job(ALONE), tmp_path, silence_s=2)
+    (result,), _ = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=2)
     assert result.state is JobState.FAILED
 
 
 def test_an_agent_that_outlives_its_ranks_is_told(tmp_path: Path) -> None:
     script = MEASURED + "done(0); done(1); time.sleep(60)"
-    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, silence_s=0.5)
+    (result,), heard = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=0.5)
     assert result.state is JobState.HUNG
     assert "all ranks ended 0.5 s ago or more" in result.cause
     assert len(heard.errors) == 1
@@ -110,7 +110,7 @@ def test_the_time_of_a_check_of_each_counts_from_its_own_start(tmp_path: Path) -
     script = "start(0, ALONE); beat(2.2, 0); start(1, ALONE); beat(60, 0, 1)"
     (result,), _ = played(Scripted(script), job(ALONE, limits={ALONE: 2.5}), tmp_path)
     assert result.state is JobState.TIMEOUT
-    assert result.culprit.startswith("rank 0 (n0/rank0")
+    assert result.failed_subject.startswith("rank 0 (n0/rank0")
 
 
 def test_who_is_late_in_an_earlier_check_is_named_not_who_waits(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_who_is_late_in_an_earlier_check_is_named_not_who_waits(tmp_path: Path) 
     checks = job(ALONE, TOGETHER, limits={ALONE: 1, TOGETHER: 0.5})
     (result,), heard = played(Scripted(script), checks, tmp_path)
     assert result.state is JobState.TIMEOUT
-    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert result.failed_subject.startswith("rank 1 (n0/rank1")
     assert f"{ALONE} did not end within its limit of 1 s" in result.cause
     assert {(check, subject) for check, subject, _ in heard.errors} == {(ALONE, "n0/rank1"), (TOGETHER, "n0/rank1")}
 
@@ -126,7 +126,7 @@ def test_who_is_late_in_an_earlier_check_is_named_not_who_waits(tmp_path: Path) 
 def test_all_that_are_late_together_are_named(tmp_path: Path) -> None:
     script = "start(0, TOGETHER); start(1, TOGETHER); beat(60, 0, 1, doing=TOGETHER)"
     (result,), heard = played(Scripted(script), job(TOGETHER, limits={TOGETHER: 0.5}), tmp_path)
-    assert (result.state, result.culprit) == (JobState.TIMEOUT, "2 ranks")
+    assert (result.state, result.failed_subject) == (JobState.TIMEOUT, "2 ranks")
     assert heard.errors[0][:2] == (TOGETHER, "cluster")
 
 
@@ -135,7 +135,7 @@ def test_who_has_come_least_far_is_named_when_the_job_takes_too_long(tmp_path: P
     (result,), heard = played(Scripted(script), job(ALONE, limit_s=3), tmp_path)
     assert result.state is JobState.TIMEOUT
     assert "the job did not end within its limit of 3 s" in result.cause
-    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert result.failed_subject.startswith("rank 1 (n0/rank1")
     assert [error[:2] for error in heard.errors] == [(ALONE, "n0/rank1")]
 
 
@@ -180,7 +180,7 @@ def test_a_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) 
     script = f"for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); raw(1, {line!r})"
     (result,), heard = played(Scripted(script), job(ALONE), tmp_path)
     assert result.state is JobState.FAILED
-    assert result.culprit.startswith("rank 1 (n0/rank1")
+    assert result.failed_subject.startswith("rank 1 (n0/rank1")
     assert "its journal rank1.jsonl is damaged: no record" in result.cause
     assert len(result.cause) < 400
     assert heard.errors
@@ -190,8 +190,8 @@ def test_a_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) 
 @pytest.mark.parametrize("pulse", ["[]", "5", "{}", '{"pid": "x"}', "[" * 100_000, "\x00"])
 def test_a_damaged_pulse_is_no_sign_of_life(pulse: str, tmp_path: Path) -> None:
     script = f"start(0, ALONE); open(folder + '/rank0.alive', 'w').write({pulse!r}); time.sleep(60)"
-    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=0.5)
-    assert (result.state, result.culprit.startswith("rank 0 (n0/rank0")) == (JobState.HUNG, True)
+    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
+    assert (result.state, result.failed_subject.startswith("rank 0 (n0/rank0")) == (JobState.HUNG, True)
 
 
 def test_the_journal_is_believed_before_the_pulse(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ def test_the_journal_is_believed_before_the_pulse(tmp_path: Path) -> None:
         "start(0, ALONE); pulse(0, ALONE, 'epoch 5 of 5'); time.sleep(0.3); measured(0, ALONE)\n"
         "write(0, start=TOGETHER, subject='n0/rank0', time=0); time.sleep(60)"
     )
-    (result,), _ = played(Scripted(script), job(ALONE, TOGETHER, ranks=1), tmp_path, silence_s=2)
+    (result,), _ = played(Scripted(script), job(ALONE, TOGETHER, ranks=1), tmp_path, heartbeat_timeout_s=2)
     assert f"last heard of in {TOGETHER};" in result.cause
 
 
 def test_the_pulse_says_more_of_the_same_check(tmp_path: Path) -> None:
     script = "start(0, ALONE); pulse(0, ALONE, 'epoch 5 of 5'); time.sleep(60)"
-    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=0.5)
+    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
     assert f"last heard of in {ALONE}: epoch 5 of 5" in result.cause
 
 
@@ -226,7 +226,7 @@ def test_silence_on_a_full_disk_is_told_as_the_full_disk(tiny_disk: Path) -> Non
         "time.sleep(60)"
     )
     with pytest.raises(OSError, match="No space left") as failure:
-        played(Scripted(script), job(ALONE, ranks=1), tiny_disk, silence_s=0.5)
+        played(Scripted(script), job(ALONE, ranks=1), tiny_disk, heartbeat_timeout_s=0.5)
     assert failure.value.errno == errno.ENOSPC
 
 
@@ -261,7 +261,7 @@ def test_a_process_that_cannot_be_ended_does_not_hold_us(
         f"open('{freezer}/cgroup.procs', 'w').write(str(os.getpid()))\n"
         f"open('{freezer}/freezer.state', 'w').write('FROZEN')\ntime.sleep(60)"
     )
-    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, silence_s=1)
+    (result,), heard = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=1)
     pid = (freezer / "cgroup.procs").read_text().strip()
     assert result.state is JobState.HUNG
     assert f"could not be ended, not even by SIGKILL: pid {pid} (state disk-sleep)" in result.cause

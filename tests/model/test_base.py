@@ -6,7 +6,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.base import Frozen, encodable
+from seatrial.model.base import Frozen, replace_surrogates
 
 ODD = os.fsdecode(b"Universit\xe9")  # a file name that is no UTF-8
 
@@ -31,9 +31,9 @@ def test_bytes_that_are_no_utf8_stay_in_memory_and_are_replaced_when_written() -
     assert json.loads(record.model_dump_json()) == replaced
     assert record.model_dump()["name"] == "Universit\ufffd"
     assert Record.model_validate_json(record.model_dump_json(indent=2)).more["paths"][0] == "Universit\ufffd"
-    assert encodable({ODD: [ODD]}) == {"Universit\ufffd": ["Universit\ufffd"]}
+    assert replace_surrogates({ODD: [ODD]}) == {"Universit\ufffd": ["Universit\ufffd"]}
 
 
 @pytest.mark.parametrize("value", ["plain", "naïve 𝄞", 1.5, None, True])
 def test_what_can_be_written_is_unchanged(value: object) -> None:
-    assert encodable(value) == value
+    assert replace_surrogates(value) == value

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.errors import NoRoom, SeatrialError, UsageError, first_fault
+from seatrial.model.errors import DiskFullError, SeatrialError, UsageError, first_validation_error
 from seatrial.model.job import Machine
 
 
 def test_errors_of_the_user_are_of_one_family() -> None:
     assert issubclass(UsageError, SeatrialError)
-    assert issubclass(NoRoom, SeatrialError)
+    assert issubclass(DiskFullError, SeatrialError)
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ def test_errors_of_the_user_are_of_one_family() -> None:
 def test_the_first_fault_names_the_key(record: object, place: str) -> None:
     with pytest.raises(ValidationError) as error:
         Machine.model_validate(record)
-    assert first_fault(error.value).startswith(f"{place}: ")
+    assert first_validation_error(error.value).startswith(f"{place}: ")

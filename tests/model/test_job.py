@@ -13,13 +13,13 @@ JOB = Job(
     ranks_per_node=8,
     checks=("device.gemm",),
     options={},
-    promised_gpus=8,
+    expected_gpus=8,
     limit_s=60,
 )
 
 
 def test_every_process_of_a_job_is_a_place() -> None:
-    assert JOB.places == 32
+    assert JOB.process_count == 32
 
 
 def test_a_job_is_read_as_it_was_written() -> None:
@@ -35,4 +35,4 @@ def test_a_result_without_a_culprit_names_none() -> None:
     result = JobResult(
         job="ranks", attempt=1, launcher="local", state=JobState.COMPLETED, started=0, seconds=1, startup_s=0.5
     )
-    assert (result.culprit, result.cause) == ("", "")
+    assert (result.failed_subject, result.cause) == ("", "")

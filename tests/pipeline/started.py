@@ -18,7 +18,7 @@ JOB = Job(
     ranks_per_node=2,
     checks=("train.cnn",),
     options={},
-    promised_gpus=None,
+    expected_gpus=None,
     limit_s=1,
 )
 HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
@@ -33,16 +33,16 @@ class Quiet:
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def doing(self, words: str) -> None: ...
+    def current_check(self, words: str) -> None: ...
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
-    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None:
+    def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
         self.repeated = {job.name: reasons[job.checks[0]]}
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
-    def complain(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self.complaints.append(text)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.model import Job, Limit, Measurement, Metric, Outcome
+from seatrial.model import Job, Measurement, Metric, Outcome, Threshold
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.run import show_outcome
 from seatrial.pipeline.run_directory import Request, RunDir
@@ -38,7 +38,7 @@ def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: 
         ranks_per_node=1,
         checks=("host.inventory",),
         options={},
-        promised_gpus=None,
+        expected_gpus=None,
         limit_s=1,
     )
     collected.job_started(job, 1)
@@ -52,10 +52,10 @@ def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: 
 def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
     tmp_path: Path, retry: bool, words: str
 ) -> None:
-    asked = CheckSettings(expect={"busbw.1GiB": Limit.parse("> 350 GB/s")})
+    asked = CheckSettings(expect={"busbw.1GiB": Threshold.parse("> 350 GB/s")})
     config = Config(name="t", retry=retry, checks={"collectives.all_reduce": asked})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    metrics = {"busbw.1GiB": (300, "GB/s"), "wrong_elements": (0, "count"), "sizes_refused": (0, "sizes")}
+    metrics = {"busbw.1GiB": (300, "GB/s"), "wrong_elements": (0, "count"), "sizes_not_allocated": (0, "sizes")}
     made = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in metrics.items())
     heard = Heard()
     collected = Collected(RunDir.create(tmp_path / "run", request), config, heard, show_outcome)
@@ -85,7 +85,7 @@ def test_a_record_does_not_show_whose_file_was_read_first(tmp_path: Path) -> Non
     collected = Collected(RunDir.create(tmp_path / "run", request), config, Heard())
     come = [("train.parity", 1), ("train.parity", 0), ("train.checkpoint", 1), ("train.checkpoint", 0)]
     collected.measurements = [Measurement(check=check, subject=f"n0/gpu{rank}", rank=rank) for check, rank in come]
-    collected.repeats = [one.model_copy(update={"again": True}) for one in collected.measurements[2:]]
-    collected.put_in_order()
+    collected.repeats = [one.model_copy(update={"retry": True}) for one in collected.measurements[2:]]
+    collected.sort()
     assert [(one.check, one.rank) for one in collected.measurements] == [come[1], come[0], come[3], come[2]]
     assert [one.rank for one in collected.repeats] == [0, 1]

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place
+from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.model import Observation, Phase, Scope, UsageError
-from seatrial.pipeline.plan import Devices, again, make_plan
+from seatrial.pipeline.plan import Devices, make_plan, retry_jobs
 
 
-def never(place: Place, options: Options) -> Iterator[Observation]:
+def never(context: Context, options: Options) -> Iterator[Observation]:
     raise AssertionError("planning measures nothing")
 
 
@@ -41,7 +41,7 @@ CHECKS = {
     for check in (
         declared("host.a", Scope.NODE),
         declared("gpu.b", Scope.GPU, Needs(gpus=True)),
-        declared("all.c", Scope.CLUSTER, Needs(ranks=2), limit_s=20),
+        declared("all.c", Scope.CLUSTER, Needs(min_ranks=2), limit_s=20),
         declared("all.d", Scope.CLUSTER),
     )
 }
@@ -73,7 +73,7 @@ def test_what_asks_the_scheduler_runs_once_where_we_are() -> None:
     checks = {"slurm.x": declared("slurm.x", Scope.CONTROL)}
     settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
     (job,) = make_plan(settings, checks, Devices(0)).jobs
-    assert (job.name, job.nodes, job.ranks_per_node, job.promised_nodes) == ("control", 1, 1, 4)
+    assert (job.name, job.nodes, job.ranks_per_node, job.expected_nodes) == ("control", 1, 1, 4)
 
 
 def test_a_trial_can_give_a_check_more_time() -> None:
@@ -120,12 +120,12 @@ def test_what_is_done_is_not_planned_again() -> None:
 
 def test_what_is_measured_again_is_measured_where_it_was() -> None:
     first = make_plan(config(nodes=2), CHECKS, Devices(4))
-    (job,) = again(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
-    assert (job.name, job.checks, job.again) == ("ranks-again", ("gpu.b", "all.c"), True)
+    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
+    assert (job.name, job.checks, job.retry) == ("ranks-again", ("gpu.b", "all.c"), True)
     assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
     same = {"name", "checks", "limits", "limit_s", "again"}
     assert job.model_dump(exclude=same) == first.jobs[1].model_dump(exclude=same)
-    assert list(again(first.jobs, {}, 180)) == []
+    assert list(retry_jobs(first.jobs, {}, 180)) == []
 
 
 @pytest.mark.parametrize(("own", "given"), [({}, "week47"), ({"reservation": "other"}, "other")])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import CheckSettings, Cluster, Config
-from seatrial.model import Limit, UsageError
+from seatrial.model import Threshold, UsageError
 from seatrial.pipeline.preview import prepare, preview
 from seatrial.pipeline.run import run
 from seatrial.pipeline.run_directory import Request, RunDir
@@ -22,7 +22,7 @@ def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
 ) -> None:
     for module in ("run", "preview"):
         monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
-    gemm = CheckSettings(expect={"tflops.bf16": Limit.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
+    gemm = CheckSettings(expect={"tflops.bf16": Threshold.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
     config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
     asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
     ways: dict[str, Callable[[], object]] = {

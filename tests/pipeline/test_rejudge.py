@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Config
-from seatrial.model import Outcome, UsageError, Verb
+from seatrial.model import DecisionValue, Outcome, UsageError
 from seatrial.pipeline.rejudge import baseline_of, learn, rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import RESULTS
@@ -25,7 +25,7 @@ def test_a_lost_measurement_is_missed() -> None:
     trial = load_trial(RECORD)
     kept = tuple(one for one in trial.measurements if one.check != "device.gemm")
     judged = rejudge(trial.model_copy(update={"measurements": kept}))
-    assert judged.decision.value is Verb.INCOMPLETE
+    assert judged.decision.value is DecisionValue.INCOMPLETE
     assert Outcome.ERROR in {one.outcome for one in judged.verdicts if one.check == "device.gemm"}
 
 

@@ -9,7 +9,7 @@ import pytest
 from seatrial.model import Machine, Measurement
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.resume import done, take_up
+from seatrial.pipeline.resume import done, load_earlier_session
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.journal import Journal, Record
 from tests.pipeline.started import HERE, JOB, Quiet, collected, request
@@ -32,30 +32,30 @@ def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
 @pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
 def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.keep_machine(HERE)
-    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save_machine(HERE)
+    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
     same = collected(run_dir)
-    take_up(same, HERE)
+    load_earlier_session(same, HERE)
     assert len(same.measurements) == 1
     other = collected(run_dir)
-    take_up(other, now)
+    load_earlier_session(other, now)
     assert other.measurements == []
     back = collected(run_dir)
-    take_up(back, HERE)
+    load_earlier_session(back, HERE)
     assert back.measurements == [], "and coming back does not bring them back"
 
 
 def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.keep_machine(HERE)
-    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save_machine(HERE)
+    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
     record = tmp_path / "out/trial.json"
     record.write_text("ACCEPTED")
-    take_up(collected(run_dir), HERE)
+    load_earlier_session(collected(run_dir), HERE)
     assert record.exists()
     watching = Quiet()
-    new_driver = HERE.model_copy(update={"system": ("driver 590",)})
-    take_up(Collected(run_dir, run_dir.request.config, watching), new_driver)
+    new_driver = HERE.model_copy(update={"versions": ("driver 590",)})
+    load_earlier_session(Collected(run_dir, run_dir.request.config, watching), new_driver)
     assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
     assert not record.exists()
     assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
@@ -65,8 +65,8 @@ def test_killed_while_it_forgets_another_machine_it_still_forgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
-    run_dir.keep_machine(HERE)
-    run_dir.keep(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save_machine(HERE)
+    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
     other = Machine(host="other", gpus=())
     append = Journal.append
     written: list[Record] = []
@@ -80,8 +80,8 @@ def test_killed_while_it_forgets_another_machine_it_still_forgets(
     with monkeypatch.context() as dying:
         dying.setattr(Journal, "append", one_line_then_death)
         with pytest.raises(KeyboardInterrupt):
-            take_up(collected(run_dir), other)
+            load_earlier_session(collected(run_dir), other)
     again = collected(run_dir)
-    take_up(again, other)
+    load_earlier_session(again, other)
     assert written
     assert again.measurements == []

@@ -15,7 +15,7 @@ from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.launch.base import Rendered
 from seatrial.launch.local import LocalJob
-from seatrial.model import Job, Measurement, Outcome, Reason, Retry, Trial, Verb
+from seatrial.model import DecisionValue, Job, Measurement, Outcome, Reason, Retry, Trial
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run import INTERRUPTED, run
@@ -37,7 +37,7 @@ def test_ctrl_c_while_the_reports_are_written_does_not_tear_them_apart(
 
     monkeypatch.setattr(report, "write_all", interrupted)
     trial = run(RunDir.create(tmp_path / "out", request()), Quiet())
-    assert (trial.decision.value, trial.stopped) == (Verb.ACCEPTED, "")
+    assert (trial.decision.value, trial.stop_reason) == (DecisionValue.ACCEPTED, "")
     assert Trial.model_validate_json((tmp_path / "out/trial.json").read_text()) == trial
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
@@ -50,13 +50,13 @@ def test_ctrl_c_while_measuring_is_told_and_keeps_what_is_known(
 
     monkeypatch.setattr(Collected, "measured", interrupt)
     trial = run(RunDir.create(tmp_path / "out", request()), Quiet())
-    assert (trial.decision.value, trial.stopped) == (Verb.INCOMPLETE, INTERRUPTED)
+    assert (trial.decision.value, trial.stop_reason) == (DecisionValue.INCOMPLETE, INTERRUPTED)
     assert (tmp_path / "out/report.html").exists()
 
 
-@pytest.mark.parametrize(("expect", "verb"), [(0, Verb.INCOMPLETE), (10**9, Verb.REJECTED)])
+@pytest.mark.parametrize(("expect", "verb"), [(0, DecisionValue.INCOMPLETE), (10**9, DecisionValue.REJECTED)])
 def test_a_record_that_cannot_be_written_accepts_nothing_but_still_rejects(
-    tmp_path: Path, expect: int, verb: Verb
+    tmp_path: Path, expect: int, verb: DecisionValue
 ) -> None:
     settings = {"expect": {"nofile_soft": f">= {expect} files"}}
     config = Config(name="t", checks={"host.inventory": CheckSettings.model_validate(settings)})
@@ -123,19 +123,19 @@ def played(
 
 def said_of(trial: Trial) -> tuple[Outcome, str]:
     (verdict,) = [one for one in trial.verdicts if one.metric == FIGURE]
-    return verdict.outcome, verdict.reason
+    return verdict.outcome, verdict.message
 
 
 def test_what_is_slow_once_is_measured_again_and_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_again=speed(2))
     outcome, reason = said_of(trial)
-    assert (trial.decision.value, outcome) == (Verb.ACCEPTED, Outcome.WARN)
+    assert (trial.decision.value, outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
     assert "not reproduced (0.5 GB/s, then 2 GB/s), worth looking at" in reason
     assert show.repeated == {"ranks-again": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
     assert [one.job for one in trial.results] == ["ranks", "ranks-again"]
     assert [one.name for one in trial.jobs] == ["ranks"]
-    assert [[one.metrics[0].value for one in each if one.metrics] for each in (trial.measurements, trial.repeats)] == [
+    assert [[one.metrics[0].value for one in each if one.metrics] for each in (trial.measurements, trial.retries)] == [
         [0.5],
         [2],
     ]
@@ -160,11 +160,11 @@ def test_what_is_slow_twice_is_rejected_and_a_resume_measures_nothing(
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_again=speed(0.4))
-    assert trial.decision.value is Verb.REJECTED
+    assert trial.decision.value is DecisionValue.REJECTED
     assert "; reproduced (0.5 GB/s, then 0.4 GB/s)" in said_of(trial)[1]
     assert rejudge(trial).verdicts == trial.verdicts
     resumed, show = played(monkeypatch, RunDir.reopen(run_dir.path))
-    assert (resumed.verdicts, resumed.repeats) == (trial.verdicts, trial.repeats)
+    assert (resumed.verdicts, resumed.retries) == (trial.verdicts, trial.retries)
     assert (len(resumed.results), show.repeated) == (2, {})
 
 
@@ -173,17 +173,17 @@ def test_a_second_measurement_that_breaks_lifts_nothing_and_is_made_once_more_by
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_again=BROKEN)
-    assert (trial.decision.value, said_of(trial)[0]) == (Verb.REJECTED, Outcome.FAIL)
+    assert (trial.decision.value, said_of(trial)[0]) == (DecisionValue.REJECTED, Outcome.FAIL)
     assert "; not repeated, though it was tried" in said_of(trial)[1]
     assert len(trial.measurements) == 2
     resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_again=speed(2))
     assert (resumed.measurements, said_of(resumed)[0]) == (trial.measurements, Outcome.WARN)
-    assert not any(one.error for one in resumed.repeats)
+    assert not any(one.error for one in resumed.retries)
 
 
 def test_a_retry_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, show = played(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
-    assert (trial.decision.value, show.repeated) == (Verb.REJECTED, {})
+    assert (trial.decision.value, show.repeated) == (DecisionValue.REJECTED, {})
     assert f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s; not repeated" in said_of(trial)[1]
 
 
@@ -193,14 +193,14 @@ def test_interrupted_in_the_second_measurement_the_first_is_kept_and_the_second_
     run_dir = speed_trial(tmp_path / "out")
     half = speed(3, ranks=(0,), again=True)  # the other rank had not measured yet
     trial, _ = played(monkeypatch, run_dir, stopped="ranks-again", ranks=speed(0.5), ranks_again=half)
-    assert (trial.stopped, trial.decision.value) == (INTERRUPTED, Verb.REJECTED)
+    assert (trial.stop_reason, trial.decision.value) == (INTERRUPTED, DecisionValue.REJECTED)
     assert "; not repeated: " in said_of(trial)[1]
     resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_again=speed(2))
     assert resumed.measurements == trial.measurements
-    assert [one.metrics[0].value for one in resumed.repeats if one.metrics] == [2]
+    assert [one.metrics[0].value for one in resumed.retries if one.metrics] == [2]
     assert "not reproduced (0.5 GB/s, then 2 GB/s)" in said_of(resumed)[1]
     finished, _ = played(monkeypatch, RunDir.reopen(run_dir.path))
-    assert (finished.repeats, finished.verdicts) == (resumed.repeats, resumed.verdicts)
+    assert (finished.retries, finished.verdicts) == (resumed.retries, resumed.verdicts)
 
 
 def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
     assert code == 1, err
     trial = processes.load(out)
     assert [(one.job, one.attempt) for one in trial.results] == [("ranks", 1), ("ranks-again", 2)]
-    assert [(len(each), {one.rank for one in each}) for each in (trial.measurements, trial.repeats)] == [
+    assert [(len(each), {one.rank for one in each}) for each in (trial.measurements, trial.retries)] == [
         (2, {0, 1}),
         (2, {0, 1}),
     ]
-    assert {one.facts["retry"] for one in trial.repeats} == {"the same processes at the same places, started anew"}
+    assert {one.facts["retry"] for one in trial.retries} == {"the same processes at the same places, started anew"}
     (bad,) = [one for one in trial.verdicts if one.outcome is Outcome.FAIL]
-    assert "; reproduced (" in bad.reason
+    assert "; reproduced (" in bad.message
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')
     assert processes.call("run", "--resume", out)[0] == 1
     assert (out / "measurements.jsonl").read_text().count('{"measurement"') == before

@@ -36,10 +36,10 @@ def closed(run_dir: RunDir) -> Path:
 def test_what_was_kept_is_recovered_in_order(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
     here = Machine(host="h", gpus=("GPU-1",))
-    first.keep_machine(here)
-    first.keep(measured("a"))
-    first.keep(measured("b"))
-    first.forget(["a"])
+    first.save_machine(here)
+    first.save(measured("a"))
+    first.save(measured("b"))
+    first.discard_checks(["a"])
     kept = RunDir.reopen(closed(first)).recover()
     assert [one.check for one in kept.measurements] == ["b"]
     assert (kept.machine, kept.complaints) == (here, [])
@@ -48,7 +48,7 @@ def test_what_was_kept_is_recovered_in_order(tmp_path: Path) -> None:
 def test_what_only_a_rank_wrote_is_recovered_once(tmp_path: Path) -> None:
     """The main process was killed between a rank's measurement and its own note of it."""
     first = RunDir.create(tmp_path / "out", REQUEST)
-    first.keep(measured("a", 0))
+    first.save(measured("a", 0))
     for rank in (0, 1):
         journal = Journal(tmp_path / "out/jobs/ranks/attempt1" / f"rank{rank}.jsonl")
         journal.append({"start": "a", "time": 5.0})
@@ -70,7 +70,7 @@ def test_a_directory_in_which_nothing_was_measured_is_taken_back(tmp_path: Path)
     RunDir.create(tmp_path / "out", REQUEST).discard()
     assert not (tmp_path / "out").exists()
     used = RunDir.create(tmp_path / "out", REQUEST)
-    used.keep(measured())
+    used.save(measured())
     used.discard()
     assert (tmp_path / "out/run.json").exists()
 
@@ -91,26 +91,26 @@ def test_only_the_request_that_was_measured_for_is_gone_on_with(tmp_path: Path) 
 
 
 def again(check: str, rank: int = 0, error: str | None = None, started: float = 6.0) -> Measurement:
-    return measured(check, rank, error).model_copy(update={"again": True, "started": started})
+    return measured(check, rank, error).model_copy(update={"retry": True, "started": started})
 
 
 def test_a_second_measurement_is_kept_beside_the_first_and_forgotten_without_it(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
     for one in (measured("a"), measured("b"), again("a"), again("b")):
-        first.keep(one)
-    first.forget_repeats(["a"])
+        first.save(one)
+    first.discard_retries(["a"])
     kept = first.recover()
     assert [one.check for one in kept.measurements] == ["a", "b"]
     assert kept.repeats == [again("b")]
-    first.forget(["b"])
+    first.discard_checks(["b"])
     kept = first.recover()
     assert ([one.check for one in kept.measurements], kept.repeats) == (["a"], [])
 
 
 def test_a_second_measurement_that_only_a_rank_wrote_is_recovered_and_replaces_its_error(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
-    first.keep(measured("a", 0))
-    first.keep(again("a", 0, error="start it by hand"))
+    first.save(measured("a", 0))
+    first.save(again("a", 0, error="start it by hand"))
     journal = Journal(tmp_path / "out/jobs/ranks-again/attempt1/rank0.jsonl")
     journal.append({"measurement": again("a", 0, started=7.0).model_dump(mode="json")})
     for _ in range(2):

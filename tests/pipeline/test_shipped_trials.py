@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.fabric._collective import CollectiveOptions, sizes_of
+from seatrial.checks.fabric._collective import CollectiveOptions, default_sizes
 from seatrial.checks.training.ddp import DdpOptions
 from seatrial.config.layers import CheckSchema, resolve
 from seatrial.config.schema import CheckSettings
@@ -24,7 +24,7 @@ def test_a_burn_in_burns_for_as_long_as_it_says_and_within_its_limits(burn_in: d
     training = DdpOptions.model_validate(ddp.options).min_seconds
     assert a_size >= 60
     assert training >= 1200
-    for seconds, limit in ((a_size * len(sizes_of("all_reduce").gpu), reduce.limit_s), (training, ddp.limit_s)):
+    for seconds, limit in ((a_size * len(default_sizes("all_reduce").gpu), reduce.limit_s), (training, ddp.limit_s)):
         assert 2 * seconds < (limit or 0)  # as much again for set-up, a slow start and the last round
 
 

@@ -23,10 +23,10 @@ def survey(*models: str) -> Survey:
 
 
 def test_where_gpus_cannot_be_looked_for_there_may_be_some() -> None:
-    blind = Survey({}, GpuFacts(unavailable="no driver", unread={"pci_devices": "/sys: hidden"}))
+    blind = Survey({}, GpuFacts(nvml_unavailable="no driver", unreadable={"pci_devices": "/sys: hidden"}))
     assert "is not known: no driver; /sys: hidden" in (blind.devices(config()).trouble or "")
     assert blind.devices(config(gpus_per_node=0)).trouble is None
-    assert Survey({}, GpuFacts(unavailable="no driver")).devices(config()).trouble is None
+    assert Survey({}, GpuFacts(nvml_unavailable="no driver")).devices(config()).trouble is None
 
 
 def test_the_machine_is_what_cuda_may_use_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_the_machine_is_what_cuda_may_use_here(monkeypatch: pytest.MonkeyPatch) 
 def test_a_trials_own_variables_choose_gpus_as_well() -> None:
     hidden = config().model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": ""}})
     two = survey("H200", "H200")
-    assert "CUDA_VISIBLE_DEVICES hides them all" in two.obstacle(hidden)
+    assert "CUDA_VISIBLE_DEVICES hides them all" in two.gpu_error(hidden)
     second = config().model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": "1"}})
     assert (two.machine(second).gpus, two.devices(second).usable_gpus) == (("GPU-1",), 1)
 
@@ -46,12 +46,12 @@ def test_a_trials_own_variables_choose_gpus_as_well() -> None:
 def test_a_gpu_that_is_lost_is_an_obstacle_unless_somebody_set_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = GpuFacts(gpus=(Gpu(index=0, uuid="GPU-0"),), lost=("gpu1: GPU is lost",))
     one_left = Survey({}, gpus)
-    assert one_left.obstacle(config()) == "1 of the 2 GPUs of this machine can be used: gpu1: GPU is lost"
+    assert one_left.gpu_error(config()) == "1 of the 2 GPUs of this machine can be used: gpu1: GPU is lost"
     assert one_left.devices(config()).trouble is None, "what is left is measured"
-    assert one_left.obstacle(config(gpus_per_node=1)) == ""
-    assert survey("H200").obstacle(config()) == ""
+    assert one_left.gpu_error(config(gpus_per_node=1)) == ""
+    assert survey("H200").gpu_error(config()) == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert one_left.obstacle(config()) == ""
+    assert one_left.gpu_error(config()) == ""
 
 
 def test_a_gpu_that_is_cut_into_slices_is_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_another_driver_or_kernel_makes_another_machine() -> None:
 
     assert of("6.1", "580") == of("6.1", "580")
     assert len({of("6.1", "580"), of("6.2", "580"), of("6.1", "590")}) == 3
-    assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").system)
+    assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").versions)
 
 
 def test_two_cpu_machines_of_one_name_are_told_apart_by_their_machine_id() -> None:
@@ -80,7 +80,7 @@ def test_two_cpu_machines_of_one_name_are_told_apart_by_their_machine_id() -> No
         return Survey({"host": {"os": {"machine_id": machine_id}}}, GpuFacts(gpus=gpus)).machine(config())
 
     assert of("aa") == of("aa") != of("bb")
-    assert not any("machine" in told for told in of(None).system), "one that cannot be read says nothing"
+    assert not any("machine" in told for told in of(None).versions), "one that cannot be read says nothing"
     gpu = Gpu(index=0, uuid="GPU-0")
     assert of("aa", gpu) == of("bb", gpu), "its UUID says whose figures these are"
 

@@ -52,7 +52,7 @@ def test_the_ladder_is_climbed_on_two_cores(ladder: Run) -> None:
     assert "REHEARSAL" in ladder.out
     told = {metric.name: metric.value for one in ladder.trial.measurements for metric in one.metrics}
     assert told["generated_tokens"] >= 1
-    assert {"efficiency.native", "efficiency.hf", "native_over_hf", "efficiency.node_of_gpu"} <= told.keys()
+    assert {"efficiency.native", "efficiency.hf", "native_vs_hf", "efficiency.node_vs_gpu"} <= told.keys()
     facts = {one.check: one.facts for one in ladder.trial.measurements if one.facts}
     assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920  # type: ignore[index,call-overload]
     assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"  # type: ignore[index,call-overload]
@@ -85,8 +85,8 @@ def test_one_process_ddp_and_fsdp2_agree(ladder: Run) -> None:
 
 def test_a_checkpoint_is_gone_on_from_and_damage_is_refused(ladder: Run) -> None:
     measured, _ = ladder.of("train.checkpoint")
-    assert measured.facts["left_by_kill"] == ["step-00000003", "step-00000006.incomplete"]
-    assert "rank 1 (" in str(measured.facts["said_of_nan"])
+    assert measured.facts["checkpoints_after_kill"] == ["step-00000003", "step-00000006.incomplete"]
+    assert "rank 1 (" in str(measured.facts["nan_message"])
     figures = {metric.name: metric for metric in measured.metrics}
     assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 2, 1]
     assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")

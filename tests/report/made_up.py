@@ -177,7 +177,7 @@ def passes(one: Measurement, name: str, basis: Basis, sick: tuple[str, float] = 
                 reasons=(Reason.THRESHOLD_VIOLATED,) if bad else (),
                 value=sick[1] if bad else metric.value,
                 unit=metric.unit,
-                why="A row that cannot be corrected ends every job that touches it." if bad else "",
+                meaning="A row that cannot be corrected ends every job that touches it." if bad else "",
                 evidence=f"{name} = {metric.value:g} on {metric.subject}",
                 fix="Reset the GPU to let the rows be remapped; `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
                 basis=basis,
@@ -194,7 +194,7 @@ def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict
         reasons=(Reason.THRESHOLD_VIOLATED,) if bad else (),
         value=1024.0,
         unit="files",
-        why="Each tensor that a data loader worker hands over takes a file descriptor." if bad else "",
+        meaning="Each tensor that a data loader worker hands over takes a file descriptor." if bad else "",
         evidence=f"nofile_soft = 1,024 files on {node}" if bad else "",
         fix="`ulimit -n 65536` in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/" if bad else "",
         basis=rule(">=", 4096, "files"),
@@ -215,9 +215,9 @@ def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict
     yield Verdict(
         check="host.inventory",
         subject=node,
-        metric="rdma_idle_ports",
+        metric="rdma_inactive_ports",
         outcome=Outcome.SKIP,
-        reasons=(Reason.DOES_NOT_APPLY,),
+        reasons=(Reason.NOT_APPLICABLE,),
         detail="there is no RDMA device",
     )
 
@@ -236,8 +236,8 @@ def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]
         reasons=() if outcome is Outcome.PASS else (Reason.THRESHOLD_VIOLATED,),
         value=metric.value,
         unit="GB/s",
-        share=metric.value / 370,
-        why="" if outcome is Outcome.PASS else why,
+        ratio=metric.value / 370,
+        meaning="" if outcome is Outcome.PASS else why,
         evidence=f"busbw.8GiB = {metric.value:g} GB/s on cluster, 7 samples "
         f"from {min(metric.samples):.4g} GB/s to {max(metric.samples):.4g} GB/s",
         fix="" if outcome is Outcome.PASS else fix,

@@ -7,8 +7,8 @@ import math
 from seatrial.model import Phase
 from seatrial.model.telemetry import (
     GAUGES,
-    HEAT_OR_POWER,
     POWER_CAP,
+    THROTTLE_REASONS,
     THROTTLED,
     Dashboard,
     Kind,
@@ -38,7 +38,7 @@ def telemetry(
             power_w_max=699.8,
             temperature_c_max=wobble(60, name, 4),
             sm_clock_mhz_min=1905,
-            throttled={POWER_CAP: 0.2, **({HEAT_OR_POWER[0]: 0.1} if name == names[-1] else {})},
+            throttled_share={POWER_CAP: 0.2, **({THROTTLE_REASONS[0]: 0.1} if name == names[-1] else {})},
         )
         for name in names[-8:]
     )
@@ -46,12 +46,12 @@ def telemetry(
         files=("jobs/nodes/telemetry.jsonl.gz", "jobs/ranks/telemetry.jsonl.gz"),
         loads=loads,
         dashboards=(_board(phase, "gpu", names, check), _board(phase, "host", [node], check)),
-        not_looked_at={"collectives.path": gpus, check: 1},
-        least_looks_hz=0.248,
-        most_looks_hz=0.333,
-        cpu_share=0.0041,
-        absent={"host.rdma_rx_gbs": "no RDMA port (1×)"},
-        complaints=(f"{node}: no telemetry for 41 s of its checks",),
+        unsampled_gpus={"collectives.transport": gpus, check: 1},
+        min_sample_rate_hz=0.248,
+        max_sample_rate_hz=0.333,
+        sampler_cpu_share=0.0041,
+        unreadable_gauges={"host.rdma_rx_gbs": "no RDMA port (1×)"},
+        warnings=(f"{node}: no telemetry for 41 s of its checks",),
     )
 
 

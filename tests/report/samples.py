@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from seatrial import report
-from seatrial.checks.base import Check, Place
+from seatrial.checks.base import Check, Context
 from seatrial.model import (
     CLUSTER,
     Artifact,
     Basis,
     BasisKind,
     Decision,
+    DecisionValue,
     Finding,
     Job,
     JobResult,
@@ -30,7 +31,6 @@ from seatrial.model import (
     Series,
     Timing,
     Trial,
-    Verb,
     Verdict,
 )
 from tests.report.made_up import (
@@ -49,8 +49,8 @@ from tests.report.made_up import (
 from tests.report.made_up_telemetry import telemetry
 
 
-def _measures_nothing(place: Place, options: Any) -> Iterator[Observation]:
-    raise NotImplementedError((place, options))
+def _measures_nothing(context: Context, options: Any) -> Iterator[Observation]:
+    raise NotImplementedError((context, options))
 
 
 def _check(name: str, title: str, phase: Phase, scope: Scope) -> Check:
@@ -88,9 +88,9 @@ def accepted() -> Trial:
         measurements=measurements,
         verdicts=verdicts,
         decision=Decision(
-            value=Verb.ACCEPTED,
+            value=DecisionValue.ACCEPTED,
             reason="all 5 required checks passed, with warnings in host.inventory",
-            scope="1 node × 4 GPUs on h200-01; nothing is said of links between nodes or of storage",
+            tested_hardware="1 node × 4 GPUs on h200-01; nothing is said of links between nodes or of storage",
         ),
     )
 
@@ -142,10 +142,10 @@ def rejected() -> Trial:
         verdicts=verdicts,
         findings=(
             Finding(
-                what="NVLink 7 of node2/gpu2 is down",
-                where="node2/gpu2",
+                title="NVLink 7 of node2/gpu2 is down",
+                subject="node2/gpu2",
                 confidence="high",
-                why="Its state reads inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
+                evidence="Its state reads inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
                 "the rank time of this GPU is the longest at every size.",
                 first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
                 fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
@@ -153,25 +153,25 @@ def rejected() -> Trial:
                 source="NVLink state of gpu.inventory; rank_time of collectives.all_reduce",
             ),
             Finding(
-                what="Row remapping is pending on node2/gpu2",
-                where="node2/gpu2",
+                title="Row remapping is pending on node2/gpu2",
+                subject="node2/gpu2",
                 confidence="medium",
-                why="3 uncorrectable ECC errors, and a remap that waits for a reset.",
+                evidence="3 uncorrectable ECC errors, and a remap that waits for a reset.",
                 first_command="nvidia-smi -q -d ROW_REMAPPER -i 2",
             ),
             Finding(
-                what="The soft limit of open files is the distribution's default",
-                where="node2",
+                title="The soft limit of open files is the distribution's default",
+                subject="node2",
                 confidence="low",
-                why="1024, where node1 has 1,048,576: node2 was not configured by the same role.",
+                evidence="1024, where node1 has 1,048,576: node2 was not configured by the same role.",
                 fix="Compare /etc/security/limits.d/ of both nodes.",
             ),
         ),
         left_out={"train.ddp": "--skip"},
         decision=Decision(
-            value=Verb.REJECTED,
+            value=DecisionValue.REJECTED,
             reason="2 checks failed: collectives.all_reduce, gpu.inventory",
-            scope="2 nodes × 4 GPUs; train.ddp was left out by --skip",
+            tested_hardware="2 nodes × 4 GPUs; train.ddp was left out by --skip",
         ),
     )
 
@@ -224,18 +224,18 @@ def incomplete() -> Trial:
         ),
         findings=(
             Finding(
-                what="The kernel killed a process for memory",
-                where="node1",
+                title="The kernel killed a process for memory",
+                subject="node1",
                 confidence="medium",
-                why="Rank 3 ended by SIGKILL, and no one of ours sent it.",
+                evidence="Rank 3 ended by SIGKILL, and no one of ours sent it.",
                 first_command="journalctl -k --since -10min | grep -i 'out of memory'",
                 fix="Raise the memory limit of the job, or lower `options.sizes`.",
             ),
         ),
         decision=Decision(
-            value=Verb.INCOMPLETE,
+            value=DecisionValue.INCOMPLETE,
             reason="collectives.all_reduce is ERROR; train.cnn is ERROR; train.ddp is ERROR",
-            scope="1 node × 4 GPUs on node1",
+            tested_hardware="1 node × 4 GPUs on node1",
         ),
     )
 
@@ -270,12 +270,14 @@ def hostile() -> Trial:
         outcome=Outcome.FAIL,
         reasons=(Reason.THRESHOLD_VIOLATED,),
         detail=HOSTILE,
-        why=HOSTILE,
+        meaning=HOSTILE,
         evidence=f"{HOSTILE}\n```\n{HOSTILE}",
         fix=HOSTILE,
-        basis=Basis(BasisKind.SITE, HOSTILE, source=HOSTILE, lax=HOSTILE, beyond=HOSTILE),
+        basis=Basis(BasisKind.SITE, HOSTILE, source=HOSTILE, lax_reason=HOSTILE, exceeds=HOSTILE),
     )
-    finding = Finding(what=HOSTILE, where=place, confidence="low", why=HOSTILE, first_command=HOSTILE, source=HOSTILE)
+    finding = Finding(
+        title=HOSTILE, subject=place, confidence="low", evidence=HOSTILE, first_command=HOSTILE, source=HOSTILE
+    )
     return _trial(
         telemetry=telemetry(place, 2, check=HOSTILE, phase="Other"),
         name=HOSTILE,
@@ -287,7 +289,7 @@ def hostile() -> Trial:
         command=("seatrial", "run", HOSTILE),
         config={"name": HOSTILE, HOSTILE: HOSTILE},
         origins={"name": HOSTILE},
-        decision=Decision(value=Verb.REJECTED, reason=HOSTILE, scope=HOSTILE),
+        decision=Decision(value=DecisionValue.REJECTED, reason=HOSTILE, tested_hardware=HOSTILE),
     )
 
 
@@ -316,7 +318,9 @@ def fleet() -> Trial:
         nodes=64,
         measurements=(*hosts, *inventories, reduced, *nets),
         verdicts=tuple(verdicts),
-        decision=Decision(value=Verb.REJECTED, reason="1 check failed: gpu.inventory", scope="64 nodes × 8 GPUs"),
+        decision=Decision(
+            value=DecisionValue.REJECTED, reason="1 check failed: gpu.inventory", tested_hardware="64 nodes × 8 GPUs"
+        ),
     )
 
 
@@ -341,7 +345,7 @@ def _result(
         started=BEGAN,
         seconds=seconds,
         startup_s=startup,
-        culprit=culprit,
+        failed_subject=culprit,
         cause=cause,
     )
 
@@ -384,7 +388,7 @@ def _trial(**given: Any) -> Trial:
             "name": "acceptance",
             "launcher": "auto",
             "cluster": {"nodes": nodes, "gpus_per_node": 4},
-            "limits": {"startup_s": 180, "silence_s": 60},
+            "limits": {"startup_s": 180, "heartbeat_timeout_s": 60},
             "env": {},
             "checks": {"collectives.all_reduce": {"required": True, "expect": {"busbw.8GiB": "> 350 GB/s"}}},
         },

@@ -8,9 +8,8 @@ import pytest
 
 from seatrial.model import Phase, Trial
 from seatrial.model.telemetry import THROTTLED, Dashboard, Span, Telemetry, Track
-from seatrial.report import dashboards
 from seatrial.report.charts import LARGEST
-from seatrial.report.dashboards import FRAME, Board, boards
+from seatrial.report.dashboards import FRAME, DashboardView, dashboards, missing_dashboards
 from seatrial.report.html_page import render
 from seatrial.report.view import chapters
 from tests.report import samples
@@ -20,10 +19,10 @@ from tests.report.test_html_page import Page, words
 CHECK = "collectives.all_reduce"
 
 
-def board(*tracks: Track, seconds: float = 10, step_s: float = 1, devices: int = 1, **more: object) -> Board:
+def board(*tracks: Track, seconds: float = 10, step_s: float = 1, devices: int = 1, **more: object) -> DashboardView:
     fields = {"phase": "P", "kind": "gpu", "devices": devices, "seconds": seconds, "step_s": step_s, "spans": ()}
     one = Dashboard.model_validate({**fields, "tracks": tracks, **more})
-    (drawn,) = boards(Telemetry(dashboards=(one,)), "P", [])
+    (drawn,) = dashboards(Telemetry(dashboards=(one,)), "P", [])
     return drawn
 
 
@@ -66,8 +65,8 @@ def test_a_gauge_read_once_or_never_has_no_panel() -> None:
     drawn = board(track([1.0, None]), track([None, None], "sm_util"), track([1.0, 2.0], "temperature_c"))
     assert [panel.title for panel in drawn.panels] == ["Temperature"]
     empty = Dashboard(phase="P", kind="gpu", devices=1, seconds=1, step_s=1, spans=(), tracks=(track([1.0]),))
-    assert boards(Telemetry(dashboards=(empty,)), "P", []) == []
-    assert boards(None, "P", []) == []
+    assert dashboards(Telemetry(dashboards=(empty,)), "P", []) == []
+    assert dashboards(None, "P", []) == []
 
 
 def test_a_device_has_one_style_in_all_panels_and_stands_in_one_legend() -> None:
@@ -124,7 +123,7 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
     assert "collectives.all_reduce h200-01/gpu3 21 98 %" in text
     assert "software power cap 20 %, software thermal slowdown 10 %" in text
     assert "collectives.all_reduce (1 GPU)." in text
-    assert "collectives.path" not in text, "a check of another phase or none"
+    assert "collectives.transport" not in text, "a check of another phase or none"
     assert "Looks a second that each GPU got: 0.25 to 0.33. The costliest sampler took 0.41 % of one core." in text
     assert "h200-01: no telemetry for 41 s of its checks" in text
     assert "./jobs/ranks/telemetry.jsonl.gz" in page.values("href")
@@ -145,7 +144,7 @@ def sampled() -> Trial:
 
 
 def undrawn_of(trial: Trial) -> dict[str, str]:
-    return {chapter.title: dashboards.undrawn(trial, chapter.title, chapter.checks) for chapter in chapters(trial)}
+    return {chapter.title: missing_dashboards(trial, chapter.title, chapter.checks) for chapter in chapters(trial)}
 
 
 def test_a_phase_without_a_dashboard_says_why() -> None:
@@ -173,10 +172,10 @@ def test_a_trial_without_telemetry_says_nothing_of_it() -> None:
 
 
 def test_dashboards_belong_to_their_phase_and_gpus_come_first() -> None:
-    both = boards(telemetry("n0", 4), Phase.INTERCONNECT, [CHECK])
+    both = dashboards(telemetry("n0", 4), Phase.INTERCONNECT, [CHECK])
     assert [one.title for one in both] == ["GPU dashboard", "CPU dashboard"]
     assert [len(one.loads) for one in both] == [4, 0]
-    assert boards(telemetry("n0", 4), Phase.DEVICE, [CHECK]) == []
+    assert dashboards(telemetry("n0", 4), Phase.DEVICE, [CHECK]) == []
 
 
 def test_the_page_of_a_fleet_grows_little() -> None:

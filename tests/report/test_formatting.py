@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.report.formatting import bytes_of, counted, figure, natural, span
+from seatrial.report.formatting import bytes_of, count_text, format_range, natural_key, print_value
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from seatrial.report.formatting import bytes_of, counted, figure, natural, span
     ],
 )
 def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> None:
-    assert counted(subjects) == expected
+    assert count_text(subjects) == expected
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> Non
     [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1GiB"), (float(2**63 - 1), "files", "unlimited")],
 )
 def test_figures_in_print(value: float, unit: str, shown: str) -> None:
-    assert figure(value, unit) == shown
+    assert print_value(value, unit) == shown
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_figures_in_print(value: float, unit: str, shown: str) -> None:
     ],
 )
 def test_span(values: list[float], unit: str, shown: str) -> None:
-    assert span(values, unit) == shown
+    assert format_range(values, unit) == shown
 
 
 def test_natural_order_survives_any_number_of_digits() -> None:
-    assert sorted(["node10", "node2", "node1/gpu3", "node" + "9" * 5000], key=natural)[:3] == [
+    assert sorted(["node10", "node2", "node1/gpu3", "node" + "9" * 5000], key=natural_key)[:3] == [
         "node1/gpu3",
         "node2",
         "node10",

@@ -80,7 +80,7 @@ def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
     assert f"{SYMBOLS[trial.decision.value]} {trial.decision.value}" in words(page.text)
     if sample != "hostile":
         assert trial.decision.reason in page.text
-        assert f"Scope: {trial.decision.scope}" in page.text
+        assert f"Scope: {trial.decision.tested_hardware}" in page.text
         assert shlex.join(trial.command) in page.text
 
 
@@ -89,7 +89,7 @@ def test_every_trouble_has_its_evidence_and_fix() -> None:
     text = words(Page(render(trial)).text)
     for verdict in trial.verdicts:
         if verdict.outcome.value in ("FAIL", "ERROR", "UNJUDGED", "WARN"):
-            for said in (verdict.reason, verdict.evidence, verdict.fix.replace("`", "")):
+            for said in (verdict.message, verdict.evidence, verdict.fix.replace("`", "")):
                 assert words(said) in text
 
 
@@ -106,7 +106,13 @@ def test_every_finding_is_told() -> None:
     trial = samples.rejected()
     text = words(Page(render(trial)).text)
     for finding in trial.findings:
-        for said in (finding.what, finding.why, finding.first_command, finding.fix.replace("`", ""), finding.source):
+        for said in (
+            finding.title,
+            finding.evidence,
+            finding.first_command,
+            finding.fix.replace("`", ""),
+            finding.source,
+        ):
             assert words(said) in text
 
 
@@ -142,7 +148,7 @@ def test_how_jobs_ended() -> None:
 
 
 def test_what_ended_the_trial_early_is_said() -> None:
-    trial = samples.incomplete().model_copy(update={"stopped": "interrupted by Ctrl-C"})
+    trial = samples.incomplete().model_copy(update={"stop_reason": "interrupted by Ctrl-C"})
     assert "The trial ended before its time: interrupted by Ctrl-C" in Page(render(trial)).text
 
 
@@ -218,7 +224,7 @@ def paired(gpus: int) -> Trial:
     names = [f"gpu{number}" for number in range(gpus)]
     trial = samples.accepted()
     first, *others = trial.measurements
-    facts: dict[str, JsonValue] = {**first.facts, "both_ways_matrix": {"gpus": [*names], "gb_s": [*rows]}}
+    facts: dict[str, JsonValue] = {**first.facts, "bidirectional_matrix": {"gpus": [*names], "gb_s": [*rows]}}
     return trial.model_copy(update={"measurements": (first.model_copy(update={"facts": facts}), *others)})
 
 

@@ -70,7 +70,7 @@ def test_checks_as_json_has_every_field_of_a_check() -> None:
     check = catalog()["train.sft_smollm"]
     (entry,) = checks_as_json({check.name: check})
     assert (entry["name"], entry["scope"], entry["limit_s"]) == (check.name, check.scope, check.limit_s)
-    assert entry["needs"] == {"gpus": check.needs.gpus, "ranks": check.needs.ranks}
+    assert entry["needs"] == {"gpus": check.needs.gpus, "ranks": check.needs.min_ranks}
     assert entry["metrics"] == check.metrics
     assert [rule["metric"] for rule in entry["rules"]] == [rule.metric for rule in check.rules]
     assert set(entry["options"]["properties"]) == set(check.options.model_fields)
@@ -78,10 +78,10 @@ def test_checks_as_json_has_every_field_of_a_check() -> None:
 
 def test_findings_are_printed_with_cause_command_and_fix() -> None:
     finding = Finding(
-        what="lost [GPU]",
-        where="n0",
+        title="lost [GPU]",
+        subject="n0",
         confidence="high",
-        why="Xid 79",
+        evidence="Xid 79",
         first_command="lspci",
         fix="reseat",
         source="log:1",

@@ -94,4 +94,4 @@ def test_hostile_text_is_kept_as_text() -> None:
 def test_any_text_is_well_formed(text: str) -> None:
     trial = with_verdicts(Outcome.FAIL, Outcome.WARN)
     verdict = replace(trial.verdicts[0], subject=text, metric=text, detail=text, evidence=text, fix=text)
-    ET.fromstring(render(trial.model_copy(update={"verdicts": (verdict,), "left_out": {text: text}})).encode())
+    ET.fromstring(render(trial.model_copy(update={"verdicts": (verdict,), "excluded_checks": {text: text}})).encode())

@@ -20,7 +20,7 @@ JOB = Job(
     ranks_per_node=8,
     checks=("a.one", "a.two"),
     options={},
-    promised_gpus=8,
+    expected_gpus=8,
     limit_s=90,
 )
 
@@ -43,7 +43,7 @@ def lines(out: io.StringIO) -> list[str]:
 
 def test_a_log_gets_a_line_only_when_something_changes(live: Live, out: io.StringIO) -> None:
     for words in ("starting", "waiting: Resources", "waiting: Resources", "a.one", "a.one", "a.one: 3 of 4", "closing"):
-        live.doing(words)
+        live.current_check(words)
     assert lines(out) == ["waiting: Resources", "running a.one", "running a.one: 3 of 4"]
 
 
@@ -64,7 +64,7 @@ def test_only_later_attempts_are_numbered(live: Live, out: io.StringIO) -> None:
 
 
 def test_a_retry_gives_the_reason_of_each_check(live: Live, out: io.StringIO) -> None:
-    live.repeating(JOB, {"a.one": "slow", "a.two": "slower"})
+    live.retry_started(JOB, {"a.one": "slow", "a.two": "slower"})
     one, two = lines(out)
     assert ("a.one" in one, one.endswith("slow")) == (True, True)
     assert ("a.two" in two, two.endswith("slower")) == (True, True)
@@ -80,7 +80,7 @@ def test_a_verdict_is_printed_with_its_reason_unless_it_passes(outcome: Outcome,
 
 
 def test_text_of_a_job_does_not_control_the_terminal(live: Live, out: io.StringIO) -> None:
-    live.complain("\x1b[2Jgone [bold]")
+    live.warn("\x1b[2Jgone [bold]")
     assert lines(out) == ["gone [bold]"]
 
 
@@ -88,7 +88,7 @@ def test_on_a_terminal_doing_moves_the_status_line_and_prints_none() -> None:
     out = io.StringIO()
     with Live(Console(file=out, force_terminal=True, width=60)) as live:
         live.job_started(JOB, 1)
-        live.doing("a.one")
+        live.current_check("a.one")
         assert "job pair: a.one" in str(live._status.status)
     assert "running a.one" not in out.getvalue()
 
@@ -102,5 +102,5 @@ class Full(io.StringIO):
 def test_a_full_log_ends_no_trial(terminal: bool) -> None:
     with Live(Console(file=Full(), force_terminal=terminal, width=60)) as live:
         live.planned((JOB,), Path("runs/x"))
-        live.doing("a.one")
+        live.current_check("a.one")
         live.judged("a.one", Outcome.FAIL, "slow", 1)

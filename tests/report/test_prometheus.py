@@ -125,7 +125,7 @@ def test_labels_are_escaped() -> None:
 
 def test_reasons_stay_out() -> None:
     text = render(samples.rejected())
-    assert all(verdict.reason not in text for verdict in samples.rejected().verdicts if verdict.fix)
+    assert all(verdict.message not in text for verdict in samples.rejected().verdicts if verdict.fix)
     assert {key for line in text.splitlines() for key in re.findall(r'[{,]([a-z]+)="', line)} == {
         "trial",
         "check",

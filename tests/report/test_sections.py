@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seatrial.model import Measurement, Metric, Outcome, Reason, Timing, Verdict
-from seatrial.report.sections import facts_of, fleet, is_grid, is_table, matrix, pretty, rug_of, settings, time_bar
+from seatrial.report.sections import facts_of, is_grid, is_table, matrix, node_grid, pretty, rug_of, settings, time_bar
 from seatrial.report.view import chapters
 from tests.report import samples
 
@@ -45,7 +45,7 @@ def test_the_time_bar_of_nothing() -> None:
 
 
 def test_the_map_shows_every_place_by_its_worst() -> None:
-    nodes = {node.name: node for node in fleet(samples.fleet())}
+    nodes = {node.name: node for node in node_grid(samples.fleet())}
     assert len(nodes) == 64
     assert list(nodes)[:2] == ["node01", "node02"]
     spots = {spot.number: spot.outcome for spot in nodes["node17"].places}

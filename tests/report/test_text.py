@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.report.text import clean, neutral, plural, prose
+from seatrial.report.text import clean, plural, prose, sanitized
 from tests.report import samples
 
 
@@ -43,8 +43,8 @@ def test_clean_text_holds_nothing_to_obey(text: str) -> None:
 
 
 def test_every_string_of_a_trial_is_cleaned_and_nothing_else_changes() -> None:
-    assert neutral(samples.rejected()) == samples.rejected()
-    text = neutral(samples.hostile()).model_dump_json()
+    assert sanitized(samples.rejected()) == samples.rejected()
+    text = sanitized(samples.hostile()).model_dump_json()
     assert "\\u001b" not in text
     assert "\\u0000" not in text
     assert "\u202e" not in text

@@ -12,7 +12,7 @@ from seatrial import report
 from seatrial.model import Measurement, Metric, Outcome, Verdict
 from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
-from seatrial.report.view import CheckView, chapters, grouped, launchers, size, tally, troubles
+from seatrial.report.view import CheckView, chapters, grouped, launchers, outcome_counts, problems, size
 from tests.report import samples
 
 
@@ -23,7 +23,7 @@ def check(*metrics: tuple[str, float, str, str], verdicts: tuple[Verdict, ...] =
 
 
 def verdict(subject: str, outcome: Outcome, metric: str = "", detail: str = "because", why: str = "") -> Verdict:
-    return Verdict(check="x", subject=subject, outcome=outcome, metric=metric, detail=detail, why=why)
+    return Verdict(check="x", subject=subject, outcome=outcome, metric=metric, detail=detail, meaning=why)
 
 
 def test_chapters_are_the_phases_in_order() -> None:
@@ -69,19 +69,19 @@ def test_a_row_holds_all_subjects_worst_first_and_their_median() -> None:
     )
     row = view.rows[0]
     assert [reading.subject for reading in row.readings] == ["n/gpu10", "n/gpu2", "n/gpu3"]
-    assert (row.value, row.range, row.where) == ("41 °C", "40–90", "median of 3")
+    assert (row.value, row.range, row.subject_text) == ("41 °C", "40–90", "median of 3")
     assert row.outcomes == [(Outcome.FAIL, 1), (Outcome.PASS, 1)]
 
 
 def test_equal_values_have_no_range() -> None:
     row = check(("w", 16, "lanes", "n/gpu0"), ("w", 16, "lanes", "n/gpu1")).rows[0]
-    assert (row.value, row.range, row.where) == ("16 lanes", "", "2 subjects")
+    assert (row.value, row.range, row.subject_text) == ("16 lanes", "", "2 subjects")
 
 
 def test_one_subject_shows_the_range_of_its_samples() -> None:
     metric = Metric(name="b", value=2.0, unit="GB/s", subject="cluster", samples=(1.0, 2.0, 4.0))
     view = CheckView("x", "X", "Other", (), (Measurement(check="x", subject="n", metrics=(metric,)),))
-    assert (view.rows[0].range, view.rows[0].where) == ("1–4", "cluster")
+    assert (view.rows[0].range, view.rows[0].subject_text) == ("1–4", "cluster")
 
 
 def test_a_metric_that_a_rule_missed_stands_there_with_the_reason() -> None:
@@ -129,11 +129,11 @@ def test_how_fast_it_is_comes_before_what_else_was_judged() -> None:
 def test_how_it_was_measured_is_told_once_unless_processes_differ() -> None:
     told = [{"how": "so"}, {"how": "so"}, {}, {"how": "otherwise"}]
     measurements = tuple(Measurement(check="x", subject="n", facts=facts) for facts in told)
-    assert CheckView("x", "X", "Other", (), measurements).how == ["so", "otherwise"]
+    assert CheckView("x", "X", "Other", (), measurements).methods == ["so", "otherwise"]
 
 
 def test_troubles_are_grouped_worst_first() -> None:
-    groups = troubles(samples.fleet())
+    groups = problems(samples.fleet())
     said = [(group.first.outcome, group.first.check, len(group.verdicts)) for group in groups]
     assert said == [
         (Outcome.FAIL, "gpu.inventory", 2),
@@ -151,7 +151,7 @@ def test_one_cause_that_stopped_many_checks_is_told_once() -> None:
     other = Verdict(check="d.four", subject="cluster", outcome=Outcome.ERROR, detail="exit code 1")
     failed = [replace(one, outcome=Outcome.FAIL) for one in refused[:2]]
     trial = samples.accepted().model_copy(update={"verdicts": (*refused, other, *failed)})
-    told = [(group.first.outcome, group.what, group.stopped) for group in troubles(trial)]
+    told = [(group.first.outcome, group.title, group.stopped) for group in problems(trial)]
     assert told == [
         (Outcome.FAIL, "a.one", ""),
         (Outcome.FAIL, "b.two", ""),
@@ -170,17 +170,17 @@ def test_what_all_of_a_group_say_is_told_once() -> None:
     (group,) = grouped(
         [verdict("n1", Outcome.FAIL, "m", "m is 1", "bad"), verdict("n2", Outcome.FAIL, "m", "m is 2", "bad")]
     )
-    assert (group.why, [group.own(one) for one in group.verdicts]) == ("bad", ["m is 1", "m is 2"])
+    assert (group.meaning, [group.verdict_text(one) for one in group.verdicts]) == ("bad", ["m is 1", "m is 2"])
 
 
 def test_reasons_that_differ_are_told_whole() -> None:
     (group,) = grouped([verdict("n1", Outcome.FAIL, "", "a", "b"), verdict("n2", Outcome.FAIL, "", "a", "c")])
-    assert (group.why, [group.own(one) for one in group.verdicts]) == ("", ["a: b", "a: c"])
+    assert (group.meaning, [group.verdict_text(one) for one in group.verdicts]) == ("", ["a: b", "a: c"])
 
 
 def test_tally_leaves_out_what_never_was() -> None:
     verdicts = [verdict("n", Outcome.PASS), verdict("n", Outcome.FAIL), verdict("n", Outcome.PASS)]
-    assert tally(verdicts) == [(Outcome.FAIL, 1), (Outcome.PASS, 2)]
+    assert outcome_counts(verdicts) == [(Outcome.FAIL, 1), (Outcome.PASS, 2)]
 
 
 def test_size_and_launcher() -> None:
@@ -194,11 +194,11 @@ def test_what_processes_tell_alike_but_for_numbers_is_told_once() -> None:
     told = ["9.9 s, 192 windows", "9.9 s, 192 windows", "10.0 s, 195 windows", "not on gloo"]
     view = check()
     measured = tuple(Measurement(check="x", subject=f"n/gpu{at}", facts={"how": how}) for at, how in enumerate(told))
-    assert replace(view, measurements=measured).how == [
+    assert replace(view, measurements=measured).methods == [
         "9.9 s, 192 windows (1 other process: the same with other numbers)",
         "not on gloo",
     ]
-    assert replace(view, measurements=measured[:2]).how == ["9.9 s, 192 windows"]
+    assert replace(view, measurements=measured[:2]).methods == ["9.9 s, 192 windows"]
 
 
 @pytest.mark.parametrize("rehearsed", [True, False])
@@ -206,7 +206,7 @@ def test_a_rehearsal_says_so_wherever_its_decision_stands(rehearsed: bool, capsy
     """Who sees ACCEPTED on a dashboard, in a ticket or in CI must not take it for that of GPUs."""
     scope = "REHEARSAL: 1 node, no GPU" if rehearsed else "1 node, 4 GPUs"
     trial = samples.accepted()
-    decision = trial.decision.model_copy(update={"scope": scope, "cpu_only": rehearsed})
+    decision = trial.decision.model_copy(update={"tested_hardware": scope, "cpu_only": rehearsed})
     trial = trial.model_copy(update={"decision": decision})
     summary(trial, Console(width=100))
     assert ("as a rehearsal" in capsys.readouterr().out) is rehearsed

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--gpus-per-node", type=int, default=0, help="fake ones")
     parser.add_argument("command", nargs="+")
     said = parser.parse_args(arguments)
-    if reason := Cluster.unavailable():
+    if reason := Cluster.reason_unavailable():
         parser.exit(1, f"no Slurm cluster here: {reason}\n")
     with (
         tempfile.TemporaryDirectory(prefix="rig") as folder,

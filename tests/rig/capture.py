@@ -38,7 +38,7 @@ class Recorder:
 
     def __call__(self, name: str, argv: Sequence[str], node: str | None = None, seconds: float = 60) -> None:
         start = time.monotonic()
-        done = self.cluster.on(node, argv, seconds) if node else self.cluster.run(argv, seconds)
+        done = self.cluster.run_on(node, argv, seconds) if node else self.cluster.run(argv, seconds)
         stdout = f"{name}.json" if done.stdout.startswith("{") else f"{name}.txt"
         for file, text in ((stdout, done.stdout), (f"{name}.err", done.stderr)):
             if text or file == stdout:

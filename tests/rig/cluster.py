@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 
 from tests.rig import files, host
-from tests.rig.faults import Faults, munged, must
+from tests.rig.faults import Faults, munged_command, require_success
 
 _COMMANDS = ("slurmctld", "slurmd", "srun", "munged", "ip", "tc", "iptables", "unshare", "nsenter", "setpriv")
 _PACKAGES = "slurm-wlm munge iproute2 iptables"
@@ -91,7 +91,7 @@ class Cluster(Faults):
         self._machines: dict[str, Node] = {}
 
     @classmethod
-    def unavailable(cls) -> str | None:
+    def reason_unavailable(cls) -> str | None:
         """Why there can be no cluster here; None when there can."""
         if os.geteuid() != 0:
             return "needs root, for network namespaces"
@@ -117,7 +117,7 @@ class Cluster(Faults):
             argv, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False
         )
 
-    def on(self, node: str, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run_on(self, node: str, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on a node, past Slurm."""
         return self.run(self._machines[node].enter(argv), timeout)
 
@@ -144,7 +144,7 @@ class Cluster(Faults):
         socket = self.folder / "run/munge.socket"
         if len(os.fsencode(socket)) > _SOCKET_PATH_MAX:
             raise ValueError(f"the folder's path is too long: {socket} has more than {_SOCKET_PATH_MAX} bytes")
-        self._munge = self._daemon("munged", [*munged(self.folder, "munge"), "--foreground"])
+        self._munge = self._daemon("munged", [*munged_command(self.folder, "munge"), "--foreground"])
         while not socket.exists() and self._munge.poll() is None:
             time.sleep(0.02)
 
@@ -159,20 +159,20 @@ class Cluster(Faults):
         _end(self._controller)
 
     def start_slurmd(self, node: str) -> None:
-        must(self.on(node, ["slurmd", "-f", self.env["SLURM_CONF"], "-N", node]))
+        require_success(self.run_on(node, ["slurmd", "-f", self.env["SLURM_CONF"], "-N", node]))
 
     # How it is made, in this order
 
     def _make(self, stack: ExitStack) -> None:
-        slot, held = host.claim()
+        slot, held = host.claim_slot()
         stack.callback(held.close)
-        stack.callback(host.sweep, slot)
+        stack.callback(host.clean_up_slot, slot)
         self.env[host.TAG] = str(slot)
         network = f"10.77.{slot}"
         files.write(self.folder, network, 7000 + slot, self.nodes, self._gpus, self._extra, self._confined)
         if self._confined:
-            stack.callback(host.claim_cgroups().close)
-            stack.callback(host.sweep_cgroups)
+            stack.callback(host.lock_cgroups().close)
+            stack.callback(host.remove_cgroups)
         host.write_hosts(slot, files.names(network, self.nodes))
         self._make_bridge(host.bridge(slot), f"{network}.1/24")
         self.start_munge()
@@ -189,9 +189,9 @@ class Cluster(Faults):
         self.wait_for(self.nodes, "idle")
 
     def _make_bridge(self, bridge: str, address: str) -> None:
-        must(self.run(["ip", "link", "add", bridge, "type", "bridge"]))
-        must(self.run(["ip", "address", "add", address, "dev", bridge]))
-        must(self.run(["ip", "link", "set", bridge, "up"]))
+        require_success(self.run(["ip", "link", "add", bridge, "type", "bridge"]))
+        require_success(self.run(["ip", "address", "add", address, "dev", bridge]))
+        require_success(self.run(["ip", "link", "set", bridge, "up"]))
 
     def _boot(self, name: str) -> subprocess.Popen[bytes]:
         """Start a node's init and wait until it has set up its namespaces."""
@@ -206,10 +206,10 @@ class Cluster(Faults):
 
     def _plug_in(self, node: Node, bridge: str, address: str) -> None:
         cable = ["ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", str(node.init)]
-        must(self.run(cable))
-        must(self.run(["ip", "link", "set", node.link, "master", bridge, "up"]))
-        must(self.on(node.name, ["ip", "address", "add", address, "dev", "eth0"]))
-        must(self.on(node.name, ["ip", "link", "set", "eth0", "up"]))
+        require_success(self.run(cable))
+        require_success(self.run(["ip", "link", "set", node.link, "master", bridge, "up"]))
+        require_success(self.run_on(node.name, ["ip", "address", "add", address, "dev", "eth0"]))
+        require_success(self.run_on(node.name, ["ip", "link", "set", "eth0", "up"]))
 
     def _power_off(self, node: Node, init: subprocess.Popen[bytes]) -> None:
         """Returns when no process of the node is left: only then does its init end, and unshare, which waits for it."""

@@ -19,7 +19,7 @@ class Faults(abc.ABC):
     def run(self, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]: ...
 
     @abc.abstractmethod
-    def on(self, node: str, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]: ...
+    def run_on(self, node: str, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]: ...
 
     @abc.abstractmethod
     def link(self, node: str) -> str: ...
@@ -29,43 +29,43 @@ class Faults(abc.ABC):
     def slow_link(self, node: str, rate: str) -> None:
         """Limit a node's link, each way, to ``rate`` as tc(8) writes it: ``200mbit``."""
         shape = ["root", "tbf", "rate", rate, "burst", "256kbit", "latency", "100ms"]
-        must(self.run(["tc", "qdisc", "replace", "dev", self.link(node), *shape]))
-        must(self.on(node, ["tc", "qdisc", "replace", "dev", "eth0", *shape]))
+        require_success(self.run(["tc", "qdisc", "replace", "dev", self.link(node), *shape]))
+        require_success(self.run_on(node, ["tc", "qdisc", "replace", "dev", "eth0", *shape]))
 
-    def drop(self, node: str, probability: float) -> None:
+    def drop_packets(self, node: str, probability: float) -> None:
         """Lose this share of the packets that come to a node."""
         lost = ["-m", "statistic", "--mode", "random", "--probability", str(probability), "-j", "DROP"]
-        must(self.on(node, ["iptables", "--append", "INPUT", "-i", "eth0", *lost]))
+        require_success(self.run_on(node, ["iptables", "--append", "INPUT", "-i", "eth0", *lost]))
 
-    def cut(self, node: str) -> None:
+    def unplug(self, node: str) -> None:
         """Pull a node's cable."""
-        must(self.run(["ip", "link", "set", self.link(node), "down"]))
+        require_success(self.run(["ip", "link", "set", self.link(node), "down"]))
 
-    def mend(self, node: str) -> None:
+    def restore_link(self, node: str) -> None:
         """The node's link as it was: plugged in, at full speed, without losses."""
-        must(self.run(["ip", "link", "set", self.link(node), "up"]))
-        must(self.run(["tc", "qdisc", "replace", "dev", self.link(node), "root", "noqueue"]))
-        must(self.on(node, ["tc", "qdisc", "replace", "dev", "eth0", "root", "noqueue"]))
-        must(self.on(node, ["iptables", "--flush", "INPUT"]))
+        require_success(self.run(["ip", "link", "set", self.link(node), "up"]))
+        require_success(self.run(["tc", "qdisc", "replace", "dev", self.link(node), "root", "noqueue"]))
+        require_success(self.run_on(node, ["tc", "qdisc", "replace", "dev", "eth0", "root", "noqueue"]))
+        require_success(self.run_on(node, ["iptables", "--flush", "INPUT"]))
 
     # The scheduler
 
     def drain(self, node: str, reason: str) -> None:
-        must(self.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"]))
+        require_success(self.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"]))
 
     def undrain(self, node: str) -> None:
-        must(self.run(["scontrol", "update", f"nodename={node}", "state=resume"]))
+        require_success(self.run(["scontrol", "update", f"nodename={node}", "state=resume"]))
 
     def kill_slurmd(self, node: str) -> None:
         """SIGKILL. Jobs on the node go on, and the controller finds out after SlurmdTimeout."""
-        must(self.on(node, ["sh", "-c", f"kill -KILL $(cat {self.folder}/run/slurmd-{node}.pid)"]))
+        require_success(self.run_on(node, ["sh", "-c", f"kill -KILL $(cat {self.folder}/run/slurmd-{node}.pid)"]))
 
     def wrong_munge_key(self, node: str) -> None:
         """From now on this node's credentials are refused by the others, and theirs by it."""
         run = self.folder / "run"
         files.write_key(run / f"munge-{node}.key")
-        must(self.on(node, munged(self.folder, f"munge-{node}")))
-        must(self.on(node, ["mount", "--bind", f"{run}/munge-{node}.socket", f"{run}/munge.socket"]))
+        require_success(self.run_on(node, munged_command(self.folder, f"munge-{node}")))
+        require_success(self.run_on(node, ["mount", "--bind", f"{run}/munge-{node}.socket", f"{run}/munge.socket"]))
 
     # The filesystem
 
@@ -74,19 +74,19 @@ class Faults(abc.ABC):
 
         ``options`` are those of tmpfs(5): ``size=64k`` is soon full, ``ro`` refuses writes.
         """
-        must(self.on(node, ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]))
+        require_success(self.run_on(node, ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]))
 
-    def share_again(self, path: Path, node: str) -> None:
-        must(self.on(node, ["umount", "--lazy", str(path)]))
+    def unmount_private_dir(self, path: Path, node: str) -> None:
+        require_success(self.run_on(node, ["umount", "--lazy", str(path)]))
 
 
-def must(done: subprocess.CompletedProcess[str]) -> None:
+def require_success(done: subprocess.CompletedProcess[str]) -> None:
     """Raise when a command failed that cannot fail in a healthy rig."""
     if done.returncode:
         raise RuntimeError(f"{done.args} ended with {done.returncode}: {done.stderr or done.stdout}")
 
 
-def munged(folder: Path, name: str) -> list[str]:
+def munged_command(folder: Path, name: str) -> list[str]:
     """The command of an authentication daemon with the key ``NAME.key`` and the socket ``NAME.socket``."""
     run = f"{folder}/run/{name}"
     paths = [f"--socket={run}.socket", f"--key-file={run}.key", f"--pid-file={run}.pid", f"--seed-file={run}.seed"]

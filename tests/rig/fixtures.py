@@ -14,12 +14,12 @@ from tests.rig.cluster import Cluster
 
 @contextmanager
 def _maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    if reason := Cluster.unavailable():
+    if reason := Cluster.reason_unavailable():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm cluster here: {reason}")
     with ExitStack() as stack:
 
         def make(nodes: int, gpus_per_node: int = 0, extra: str = "", confined: bool = False) -> Cluster:
-            if confined and (reason := host.confines()):
+            if confined and (reason := host.cgroups_unavailable()):
                 pytest.skip(reason)
             folder = tmp_path_factory.mktemp("rig")
             kind = Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra, confined=confined)

@@ -26,11 +26,11 @@ _CONTROLLERS = ("cpuset", "devices", "memory")
 _SLOTS = 200  # each takes a network 10.77.SLOT.0/24
 
 
-def claim() -> tuple[int, socket.socket]:
+def claim_slot() -> tuple[int, socket.socket]:
     """A slot of our own and the socket that holds it until it is closed. Removes what dead rigs left."""
     for slot in _named():
         with suppress(OSError), closing(_hold(slot)):
-            sweep(slot)
+            clean_up_slot(slot)
     for slot in range(_SLOTS):
         with suppress(OSError):
             return slot, _hold(slot)
@@ -46,7 +46,7 @@ def link(slot: int, node: int) -> str:
     return f"{bridge(slot)}n{node}"
 
 
-def sweep(slot: int) -> None:
+def clean_up_slot(slot: int) -> None:
     """Remove a slot's processes, links and /etc/hosts lines."""
     processes = [process for process in psutil.process_iter() if _tag(process) == str(slot)]
     for process in processes:
@@ -75,13 +75,13 @@ def write_hosts(slot: int, lines: Iterable[str]) -> None:
         file.truncate()
 
 
-def confines() -> str | None:
+def cgroups_unavailable() -> str | None:
     """Why jobs cannot be confined here; None when they can."""
     missing = [name for name in _CONTROLLERS if not (_CGROUPS / name / "cgroup.procs").exists()]
     return f"no cgroup v1 here for {', '.join(missing)}" if missing else None
 
 
-def claim_cgroups(seconds: float = 120) -> socket.socket:
+def lock_cgroups(seconds: float = 120) -> socket.socket:
     """What holds the cgroups of nodes until it is closed. Raises TimeoutError when another rig does not let go."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -91,7 +91,7 @@ def claim_cgroups(seconds: float = 120) -> socket.socket:
     raise TimeoutError("another rig holds the cgroups")
 
 
-def sweep_cgroups() -> None:
+def remove_cgroups() -> None:
     """Remove the cgroups that Slurm made for nodes, innermost first: it leaves the outermost there."""
     for controller in _CONTROLLERS:
         for top in (_CGROUPS / controller).glob("slurm_node*"):

@@ -82,7 +82,7 @@ def cgroups() -> list[Path]:
 def load(cluster: Cluster) -> None:
     """A job on all nodes, and a process that hides: no environment, its own session, no parent."""
     cluster.run(["sbatch", "-N2", "--wrap", f"srun sleep {_FOREVER}"])
-    cluster.on("node1", ["env", "-i", "sh", "-c", f"setsid sleep {_FOREVER} >/dev/null 2>&1 &"])
+    cluster.run_on("node1", ["env", "-i", "sh", "-c", f"setsid sleep {_FOREVER} >/dev/null 2>&1 &"])
     until(lambda: Traces.of(cluster.folder).sleeping() == 3)
 
 
@@ -102,7 +102,7 @@ class TestJobs:
 
     def test_names_resolve_everywhere(self, cluster: Cluster) -> None:
         query = ["getent", "ahostsv4", "ctl", *cluster.nodes]
-        (answer,) = {cluster.on(node, query).stdout for node in cluster.nodes}
+        (answer,) = {cluster.run_on(node, query).stdout for node in cluster.nodes}
         assert answer.count("STREAM") == 5
         # Here names may be those of other rigs as well.
         assert set(answer.splitlines()) <= set(cluster.run(query).stdout.splitlines())
@@ -117,16 +117,16 @@ class TestFaults:
         cluster = make_cluster(2)
 
         def reaches() -> bool:
-            return cluster.on("node1", ["sh", "-c", _REACH]).returncode == 0
+            return cluster.run_on("node1", ["sh", "-c", _REACH]).returncode == 0
 
         until(reaches)
-        cluster.cut("node0")
+        cluster.unplug("node0")
         assert not reaches()
-        cluster.mend("node0")
+        cluster.restore_link("node0")
         until(reaches)
-        cluster.drop("node0", 1.0)
+        cluster.drop_packets("node0", 1.0)
         assert not reaches()
-        cluster.mend("node0")
+        cluster.restore_link("node0")
         until(reaches)
 
     def test_a_slow_link_is_slow_both_ways_until_mended(self, make_cluster: Callable[..., Cluster]) -> None:
@@ -142,7 +142,7 @@ class TestFaults:
         seconds(upload)  # the first job waits for Slurm's scheduler
         cluster.slow_link("node0", "8mbit")  # 2 s for 2 MB
         assert min(seconds(upload), seconds(download)) > 1.5
-        cluster.mend("node0")
+        cluster.restore_link("node0")
         until(lambda: seconds(upload) < 1.5)
         until(lambda: seconds(download) < 1.5)
 
@@ -182,8 +182,8 @@ class TestFaults:
     def test_one_node_has_another_munge_key(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
         cluster.wrong_munge_key("node1")
-        assert cluster.on("node0", ["sinfo"]).returncode == 0
-        assert cluster.on("node1", ["sinfo"]).returncode != 0
+        assert cluster.run_on("node0", ["sinfo"]).returncode == 0
+        assert cluster.run_on("node1", ["sinfo"]).returncode != 0
         assert "Invalid credential" in cluster.logs()
 
     def test_a_directory_is_shared_unless_private(self, make_cluster: Callable[..., Cluster]) -> None:
@@ -193,7 +193,7 @@ class TestFaults:
         cluster.private_dir(shared, "node1")
         srun(cluster, *write)
         assert os.listdir(shared) == ["node0"]
-        cluster.share_again(shared, "node1")
+        cluster.unmount_private_dir(shared, "node1")
         srun(cluster, *write)
         assert sorted(os.listdir(shared)) == ["node0", "node1"]
 
@@ -205,7 +205,7 @@ class TestFaults:
     ) -> None:
         cluster = make_cluster(1)
         cluster.private_dir(cluster.folder / "spool", "node0", options)
-        done = cluster.on("node0", ["dd", "if=/dev/zero", f"of={cluster.folder}/spool/file", "bs=64k", "count=2"])
+        done = cluster.run_on("node0", ["dd", "if=/dev/zero", f"of={cluster.folder}/spool/file", "bs=64k", "count=2"])
         assert message in done.stderr
 
 
@@ -218,12 +218,12 @@ class TestTheEnd:
         assert list(Traces.of(tmp_path)) == []
 
     def test_leaves_no_cgroups(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-        if reason := host.confines():
+        if reason := host.cgroups_unavailable():
             pytest.skip(reason)
         with Cluster(nodes=1, gpus_per_node=2, folder=tmp_path, confined=True) as cluster:
             assert srun(cluster, "--gpus-per-node=1", "sh", "-c", f"ls {tmp_path}/dev; cat /proc/self/cgroup")
             assert cgroups()
-        with closing(host.claim_cgroups()):  # of another rig there may be some by now
+        with closing(host.lock_cgroups()):  # of another rig there may be some by now
             assert cgroups() == []
 
     def test_leaves_nothing_when_the_body_raises(self, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ class TestTheEnd:
         ):
             for cluster in (a, b):
                 query = ["getent", "hosts", "node0"]
-                assert srun(cluster, "-N2", "--label", *query).count(cluster.on("node1", query).stdout) == 2
+                assert srun(cluster, "-N2", "--label", *query).count(cluster.run_on("node1", query).stdout) == 2
         assert [*Traces.of(a.folder), *Traces.of(b.folder)] == []
 
 
@@ -294,12 +294,12 @@ class TestCommand:
 class TestUnavailable:
     def test_names_the_packages_that_are_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
-        assert "slurmctld, slurmd" in (Cluster.unavailable() or "")
-        assert "apt-get install slurm-wlm munge" in (Cluster.unavailable() or "")
+        assert "slurmctld, slurmd" in (Cluster.reason_unavailable() or "")
+        assert "apt-get install slurm-wlm munge" in (Cluster.reason_unavailable() or "")
 
     def test_needs_root(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        assert "needs root" in (Cluster.unavailable() or "")
+        assert "needs root" in (Cluster.reason_unavailable() or "")
 
     @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
     def test_tests_fail_in_ci_and_are_skipped_elsewhere(self, ci: str, outcome: str) -> None:

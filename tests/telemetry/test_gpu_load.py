@@ -6,9 +6,9 @@ import time
 import pytest
 
 from seatrial.telemetry import gpu_load
-from seatrial.telemetry.gpu_load import sampled
-from tests.fakes.counting import Counting, loaded, nvml
-from tests.fakes.nvml import refusal
+from seatrial.telemetry.gpu_load import sample_gpu_load
+from tests.fakes.nvml import nvml_error
+from tests.fakes.nvml_under_load import BeforeAfter, gpu_under_load, nvml_with_events
 from tests.processes import until
 
 
@@ -18,38 +18,40 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_is_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, began = nvml(loaded()).install(monkeypatch), time.perf_counter()
-    with sampled(1) as load:
+    fake, began = nvml_with_events(gpu_under_load()).install(monkeypatch), time.perf_counter()
+    with sample_gpu_load(1) as load:
         until(lambda: len(load.samples) >= 2)
     sample = load.samples[0]
     assert (sample.power_w, sample.temperature_c, sample.sm_clock_mhz) == (699.5, 61, 1500)
-    assert sample.clock_reasons == ("software power cap",)
-    assert began < sample.at < time.perf_counter()
-    assert load.interview.unread == {}
+    assert sample.clocks_event_reasons == ("software power cap",)
+    assert began < sample.time_s < time.perf_counter()
+    assert load.reader.unreadable == {}
     assert fake.open == 0
 
 
 def test_a_value_that_may_not_be_read_is_none_and_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml(loaded(nvmlDeviceGetCurrentClocksEventReasons=refusal("NotSupported"))).install(monkeypatch)
-    with sampled(1) as load:
+    nvml_with_events(gpu_under_load(nvmlDeviceGetCurrentClocksEventReasons=nvml_error("NotSupported"))).install(
+        monkeypatch
+    )
+    with sample_gpu_load(1) as load:
         until(lambda: bool(load.samples))
-    assert load.samples[0].clock_reasons is None
-    assert load.interview.lacks == {"clock_reasons": "Not Supported"}
+    assert load.samples[0].clocks_event_reasons is None
+    assert load.reader.unavailable == {"clocks_event_reasons": "Not Supported"}
 
 
 def test_a_gpu_that_is_lost_under_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    power = Counting(699500, refusal("GpuIsLost"))
-    nvml(loaded(nvmlDeviceGetPowerUsage=power)).install(monkeypatch)
-    with sampled(1) as load:
+    power = BeforeAfter(699500, nvml_error("GpuIsLost"))
+    nvml_with_events(gpu_under_load(nvmlDeviceGetPowerUsage=power)).install(monkeypatch)
+    with sample_gpu_load(1) as load:
         until(lambda: bool(load.samples))
         power.now = power.after
         until(lambda: load.samples[-1].power_w is None)
-    assert load.interview.gone == str(refusal("GpuIsLost"))
+    assert load.reader.gpu_lost == str(nvml_error("GpuIsLost"))
 
 
 def test_sampling_ends_when_the_load_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = nvml(loaded()).install(monkeypatch)
-    with pytest.raises(RuntimeError, match="CUDA"), sampled(1):
+    fake = nvml_with_events(gpu_under_load()).install(monkeypatch)
+    with pytest.raises(RuntimeError, match="CUDA"), sample_gpu_load(1):
         raise RuntimeError("CUDA error")
     assert "gpu-load" not in {thread.name for thread in threading.enumerate()}
     assert fake.open == 0

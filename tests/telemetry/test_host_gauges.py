@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def looked(gauges: HostGauges) -> dict[str, float | None]:
-    return dict(zip([gauge.name for gauge in HOST_GAUGES], gauges.look(), strict=True))
+    return dict(zip([gauge.name for gauge in HOST_GAUGES], gauges.read(), strict=True))
 
 
 def port(root: Path, received: int, sent: int) -> None:
@@ -38,13 +38,13 @@ def test_rdma_counters_are_in_words_of_four_octets(tmp_path: Path, clock: Simple
     port(tmp_path, 1000 + 12_500_000_000, 5)
     row = looked(gauges)
     assert (row["rdma_rx_gbs"], row["rdma_tx_gbs"]) == (25.0, 0.0)
-    assert gauges.unread == {}
+    assert gauges.unreadable == {}
 
 
 def test_a_node_without_rdma_says_so_once(tmp_path: Path) -> None:
     gauges = HostGauges(tmp_path)
     assert looked(gauges)["rdma_rx_gbs"] is None
-    assert gauges.unread["rdma_rx_gbs"] == "no RDMA port"
+    assert gauges.unreadable["rdma_rx_gbs"] == "no RDMA port"
 
 
 @pytest.mark.parametrize(("cards", "expected"), [(("eth0",), 3.0), ((), 10.0)])

@@ -19,8 +19,8 @@ import pytest
 
 from seatrial.model.telemetry import GPU_GAUGES, HOST_GAUGES
 from seatrial.telemetry import sampler
-from seatrial.telemetry.sampler import Sampler, watch
-from tests.fakes.nvml import FakeGpu, FakeNvml, h200, links, memory, refusal
+from seatrial.telemetry.sampler import Sampler, run_sampler
+from tests.fakes.nvml import FakeGpu, FakeNvml, h200, links, memory, nvml_error
 from tests.processes import alive, until
 
 ALL_LINKS = 2**32 - 1
@@ -92,7 +92,7 @@ def opened(fake: FakeNvml, root: Path = Path("/")) -> Sampler:
 
 
 def looked(seen: Sampler) -> dict[str, Any]:
-    return dict(zip(seen.header(1)["columns"], seen.row(), strict=True))
+    return dict(zip(seen.header(1)["columns"], seen.sample(), strict=True))
 
 
 def test_every_gauge_of_a_gpu_at_work(clock: Clock) -> None:
@@ -111,9 +111,9 @@ def test_every_gauge_of_a_gpu_at_work(clock: Clock) -> None:
         "nvlink_rx_gbs": 18.432,  # 18 links × 10⁶ KiB/s
         "nvlink_tx_gbs": 36.864,
     }
-    assert row["gpu0.clock_reasons"] == real.nvmlClocksEventReasonSwPowerCap
+    assert row["gpu0.clocks_event_reasons"] == real.nvmlClocksEventReasonSwPowerCap
     assert row["time"] == round(clock.now, 3)
-    assert not [name for name in seen.unread() if name.startswith("gpu0")]
+    assert not [name for name in seen.unreadable() if name.startswith("gpu0")]
     header = seen.header(1)
     assert header["reasons"][str(real.nvmlClocksEventReasonSwPowerCap)] == "software power cap"
     assert header["devices"]["gpu0"]["name"] == "NVIDIA H200"
@@ -170,7 +170,7 @@ def test_gpus_are_looked_at_in_turn_as_far_as_the_time_on_a_core_suffices(
     used[0] = 0.0
 
     def gpus(until: float) -> list[int]:
-        row = dict(zip(seen.header(1)["columns"], seen.row(until), strict=True))
+        row = dict(zip(seen.header(1)["columns"], seen.sample(until), strict=True))
         return [index for index in range(4) if row[f"gpu{index}.power_w"] is not None]
 
     assert gpus(0.0085) == [0, 1, 2]
@@ -204,7 +204,7 @@ def test_a_counter_that_began_anew_gives_no_rate(clock: Clock) -> None:
 def test_links_that_are_down_are_not_asked(clock: Clock) -> None:
     seen = opened(FakeNvml(at_work(clock, **links(18, down=range(18)))))
     assert looked(seen)["gpu0.nvlink_tx_gbs"] is None
-    assert seen.unread()["gpu0.nvlink_tx_gbs"] == "no NVLink is up"
+    assert seen.unreadable()["gpu0.nvlink_tx_gbs"] == "no NVLink is up"
 
 
 def test_pcie_is_asked_in_turn_for_no_more_than_its_share_of_the_time(clock: Clock) -> None:
@@ -213,7 +213,7 @@ def test_pcie_is_asked_in_turn_for_no_more_than_its_share_of_the_time(clock: Clo
     rounds = []
     for _ in range(4):
         began = clock.now
-        seen.ask_pcie(0.1)
+        seen.read_pcie(0.1)
         assert clock.now - began == pytest.approx(0.08)
         row = looked(seen)
         rounds.append([index for index in range(8) if row[f"gpu{index}.pcie_rx_gbs"] is not None])
@@ -225,13 +225,13 @@ def test_what_is_not_permitted_is_absent_with_its_reason_and_asked_once(clock: C
 
     def refused() -> Any:
         asked.append(1)
-        raise refusal("NoPermission")
+        raise nvml_error("NoPermission")
 
     seen = opened(FakeNvml(at_work(clock, nvmlDeviceGetUtilizationRates=lambda: refused())))
     rows = [looked(seen) for _ in range(3)]
     assert [row["gpu0.sm_util"] for row in rows] == [None] * 3
     assert rows[-1]["gpu0.power_w"] == 699.5
-    assert seen.unread()["gpu0.memory_util"] == "Insufficient Permissions"
+    assert seen.unreadable()["gpu0.memory_util"] == "Insufficient Permissions"
     assert len(asked) == 1
 
 
@@ -241,11 +241,11 @@ def test_a_gpu_that_is_lost_meanwhile_ends_nothing(clock: Clock) -> None:
     looked(seen)  # with what PCIe did before
     gpu.answers = gpu.lost().answers
     clock.now += 1
-    seen.ask_pcie(1)
+    seen.read_pcie(1)
     row = looked(seen)
     assert {row[f"gpu0.{gauge.name}"] for gauge in GPU_GAUGES} == {None}
     assert row["gpu1.power_w"] == 699.5
-    assert seen.unread()["gpu0.power_w"] == "GPU is lost"
+    assert seen.unreadable()["gpu0.power_w"] == "GPU is lost"
 
 
 def test_only_gpus_that_cuda_may_use_are_watched(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_only_gpus_that_cuda_may_use_are_watched(clock: Clock, monkeypatch: pyte
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     every = opened(fake)
     assert list(every.header(1)["devices"]) == ["host", "gpu0", "gpu1", "gpu2"]
-    assert "no usable GPU is called that" in every.unread()["host.CUDA_VISIBLE_DEVICES"]
+    assert "no usable GPU is called that" in every.unreadable()["host.CUDA_VISIBLE_DEVICES"]
 
 
 def test_samples_are_written_at_each_period_and_news_are_told_once(
@@ -264,7 +264,7 @@ def test_samples_are_written_at_each_period_and_news_are_told_once(
     parents = iter([7] * 4 + [1])
     monkeypatch.setattr(sampler, "os", SimpleNamespace(getppid=lambda: next(parents), environ={}))
     file = io.StringIO()
-    watch(opened(FakeNvml(at_work(clock))), file, 2.0)
+    run_sampler(opened(FakeNvml(at_work(clock))), file, 2.0)
     header, *lines = map(json.loads, file.getvalue().splitlines())
     rows = [line for line in lines if isinstance(line, list)]
     assert [round(b[0] - a[0], 3) for a, b in itertools.pairwise(rows)] == [0.5, 0.5]
@@ -285,7 +285,9 @@ def test_dear_answers_make_samples_rarer_and_not_the_sampler_dear(
         return 699512
 
     file = io.StringIO()
-    watch(opened(FakeNvml(*(at_work(clock, index, nvmlDeviceGetPowerUsage=dear) for index in range(8)))), file, 1.0)
+    run_sampler(
+        opened(FakeNvml(*(at_work(clock, index, nvmlDeviceGetPowerUsage=dear) for index in range(8)))), file, 1.0
+    )
     header, *lines = map(json.loads, file.getvalue().splitlines())
     rows = [dict(zip(header["columns"], line, strict=True)) for line in lines if isinstance(line, list)]
     share = (rows[-1]["host.sampler_cpu_s"] - rows[0]["host.sampler_cpu_s"]) / (rows[-1]["time"] - rows[0]["time"])

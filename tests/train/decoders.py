@@ -11,8 +11,8 @@ CPU = torch.device("cpu")
 
 
 def filled(name: str, seed: int = 0, dtype: torch.dtype = torch.float) -> Decoder:
-    shape = architecture.find(name)
-    model = weights.build(shape, dtype, torch.float)
+    shape = architecture.load(name)
+    model = weights.build_on_meta(shape, dtype, torch.float)
     model.to_empty(device="cpu")
-    weights.fill(model, weights.random(seed, shape.initializer_range), CPU)
+    weights.fill(model, weights.random_weights(seed, shape.initializer_range), CPU)
     return model

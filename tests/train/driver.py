@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.training.ddp import CHECK
 from seatrial.train import data, ddp, loop, parallel
 from seatrial.train.loop import Trainer
@@ -32,36 +32,36 @@ VICTIM = 1
 
 def _flip_one_bit(rank: int) -> AbstractContextManager[Any]:
     """After training, one bit of one weight of the victim is another."""
-    real = Trainer.take
+    real = Trainer.run_steps
 
     def take(self: Trainer, steps: int) -> list[Step]:
         taken = real(self, steps)
         next(self.built.model.parameters()).data.view(torch.int32)[0, 0] ^= 1
         return taken
 
-    return patch.object(Trainer, "take", take) if rank == VICTIM else nullcontext()
+    return patch.object(Trainer, "run_steps", take) if rank == VICTIM else nullcontext()
 
 
 def _drop_a_sample(rank: int) -> AbstractContextManager[Any]:
     """The victim reads its second sample twice, and its first not at all."""
-    real = data.order
+    real = data.block_order
 
     def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
         _, second, *others = islice(samples := real(blocks, rank, ranks, seed, skip), 3)
         return chain([second, second, *others], samples)
 
-    return patch.object(data, "order", order) if rank == VICTIM else nullcontext()
+    return patch.object(data, "block_order", order) if rank == VICTIM else nullcontext()
 
 
 def _frozen_order(rank: int) -> AbstractContextManager[Any]:
     """Every epoch is as the first."""
     del rank
-    real = data.order
+    real = data.block_order
 
     def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
         return real(blocks, rank, ranks, seed, skip % (blocks // ranks))
 
-    return patch.object(data, "order", order)
+    return patch.object(data, "block_order", order)
 
 
 def _gradients_by(hook: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]) -> Fault:
@@ -89,7 +89,7 @@ def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
 
 def _explode(rank: int) -> AbstractContextManager[Any]:
     del rank
-    return patch.object(loop, "rate", lambda *_: 1e30)
+    return patch.object(loop, "scheduled_learning_rate", lambda *_: 1e30)
 
 
 def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
@@ -99,13 +99,13 @@ def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
 def _slow_alone(rank: int) -> AbstractContextManager[Any]:
     """Something slows training down while nobody communicates, and only then."""
     del rank
-    real = Trainer.take
+    real = Trainer.run_steps
 
     def take(self: Trainer, steps: int) -> list[Step]:
         taken = real(self, steps)
         return taken if self.world.size > 1 else [replace(step, seconds=10 + step.seconds) for step in taken]
 
-    return patch.object(Trainer, "take", take)
+    return patch.object(Trainer, "run_steps", take)
 
 
 FAULTS: dict[str, Fault] = {
@@ -133,18 +133,18 @@ def main(scenarios: dict[str, Any], out: Path) -> str:
     for name, scenario in scenarios.items():
         folder = out / name
         folder.mkdir(exist_ok=True)
-        place = Place(
+        context = Context(
             node="node0",
             rank=rank,
             world_size=world_size,
             local_rank=local_rank,
             device="cpu",
-            promised_gpus=None,
-            out=folder,
+            expected_gpus=None,
+            artifacts_dir=folder,
             run_dir=out,
         )
         fault = FAULTS[scenario["fault"]](rank) if scenario["fault"] else nullcontext()
         with fault:
-            records[name] = measure(catalog()[CHECK.name], place, scenario["options"]).model_dump(mode="json")
+            records[name] = measure(catalog()[CHECK.name], context, scenario["options"]).model_dump(mode="json")
     close_group()
     return json.dumps(records, allow_nan=False)

@@ -20,7 +20,7 @@ from seatrial.train.train_config import TrainConfig
 CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
 # not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["seatrial.train.loop", "torch._dynamo", "tests.train.hf.imported", __name__])
+FORK.set_forkserver_preload(["seatrial.train.loop", "torch._dynamo", "tests.train.hf.imports", __name__])
 
 
 @dataclass
@@ -39,7 +39,7 @@ def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
         "seq_len": 16,
         "bsz": 4,
         "max_steps": 4,
-        "settle_steps": 1,
+        "untimed_steps": 1,
         "profile_steps": 0,
         "bf16": False,
         "learning_rate": {"peak": 3e-3, "shape": "constant"},

@@ -8,7 +8,7 @@ from seatrial.model import UsageError
 from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
 
-TINY = architecture.find("mistral-tiny")
+TINY = architecture.load("mistral-tiny")
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -29,24 +29,24 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def test_published_sizes() -> None:
     """As their model cards and state dicts count them."""
-    sizes = {name: architecture.find(name).parameters for name in ("mistral-7b", "qwen2-7b", "smollm-135m")}
+    sizes = {name: architecture.load(name).parameters for name in ("mistral-7b", "qwen2-7b", "smollm-135m")}
     assert sizes == {"mistral-7b": 7_241_732_096, "qwen2-7b": 7_615_616_512, "smollm-135m": 134_515_008}
 
 
 def test_floating_point_operations_of_a_step() -> None:
-    mistral = architecture.find("mistral-7b")
+    mistral = architecture.load("mistral-7b")
     assert mistral.flops_per_token(4096) == 6 * 7_241_732_096 + 12 * 32 * 4096 * 4096
     assert mistral.flops_per_token(512, weight_gradients=False) == 4 * 7_241_732_096 + 12 * 32 * 4096 * 512
 
 
 def test_a_config_json_of_either_generation(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config(rope_scaling=None, head_dim=None)))
-    old = architecture.find(str(tmp_path))
+    old = architecture.load(str(tmp_path))
     new = config(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
     del new["rope_theta"]
     (tmp_path / "new.json").write_text(json.dumps(new))
     assert (old.head_dim, old.num_key_value_heads, old.rope_theta) == (4, 2, 1e4)
-    assert architecture.find(str(tmp_path / "new.json")).rope_theta == 5e5
+    assert architecture.load(str(tmp_path / "new.json")).rope_theta == 5e5
 
 
 def test_qwen2_has_biases_and_a_window_only_where_it_uses_one() -> None:
@@ -69,18 +69,18 @@ def test_qwen2_has_biases_and_a_window_only_where_it_uses_one() -> None:
 def test_what_is_not_built_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config(**changes)))
     with pytest.raises(UsageError, match=complaint):
-        architecture.find(str(tmp_path))
+        architecture.load(str(tmp_path))
 
 
 def test_lengths() -> None:
-    TINY.refuse_length(256)
+    TINY.validate_seq_len(256)
     with pytest.raises(UsageError, match="sliding window of 256"):
-        TINY.refuse_length(257)
+        TINY.validate_seq_len(257)
     with pytest.raises(UsageError, match="512 positions"):
-        TINY.refuse_length(513)
+        TINY.validate_seq_len(513)
 
 
 def test_a_truncated_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(UsageError, match=r"cannot read the model's .*config.json"):
-        architecture.find(str(tmp_path))
+        architecture.load(str(tmp_path))

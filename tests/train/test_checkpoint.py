@@ -36,8 +36,8 @@ def resumed(settings: TrainConfig, **changes: Any) -> TrainConfig:
 
 def cut_back(out: Path, step: int) -> None:
     """As if the run had ended at ``step``."""
-    for path in checkpoint.finished(out):
-        if path != checkpoint.folder(out, step):
+    for path in checkpoint.complete_checkpoints(out):
+        if path != checkpoint.step_folder(out, step):
             shutil.rmtree(path)
 
 
@@ -55,7 +55,7 @@ def failures(found: list[Any]) -> list[str]:
 
 
 def digests(path: Path) -> dict[str, str]:
-    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    manifest = json.loads((path / checkpoint.MANIFEST_FILE).read_text())
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
@@ -67,7 +67,7 @@ def test_k_steps_saved_and_resumed_are_n_steps_bit_by_bit(tmp_path: Path) -> Non
     cut_back(tmp_path / "parts", 3)
     (first, _) = fine(ranks.run(2, ranks.train, resumed(wanted), tmp_path / "parts"))
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    last = [checkpoint.state(checkpoint.folder(tmp_path / name, 6)) for name in ("whole", "parts")]
+    last = [checkpoint.file_hashes(checkpoint.step_folder(tmp_path / name, 6)) for name in ("whole", "parts")]
     assert last[0] == last[1]
     assert [(one["kind"], one["step"]) for one in first["checkpoints"]] == [("load", 3), ("save", 6)]
 
@@ -100,13 +100,13 @@ def _lose(path: Path) -> None:
 
 
 def _scribble(path: Path) -> None:
-    (path / checkpoint.MANIFEST).write_text("{")
+    (path / checkpoint.MANIFEST_FILE).write_text("{")
 
 
 def test_a_damaged_checkpoint_is_found_and_named(tmp_path: Path) -> None:
     wanted = config(**SAVING)
     fine(ranks.run(2, ranks.train, wanted, tmp_path / "good"))
-    shutil.rmtree(checkpoint.folder(tmp_path / "good", 6))
+    shutil.rmtree(checkpoint.step_folder(tmp_path / "good", 6))
     for damage, complaint in (
         (_damage, "is not what was written (SHA-256)"),
         (_cut, "has 100 bytes"),
@@ -115,9 +115,9 @@ def test_a_damaged_checkpoint_is_found_and_named(tmp_path: Path) -> None:
     ):
         out = tmp_path / damage.__name__
         shutil.copytree(tmp_path / "good", out)
-        damage(checkpoint.folder(out, 3))
+        damage(checkpoint.step_folder(out, 3))
         for said in failures(ranks.run(2, ranks.train, resumed(wanted), out)):
-            assert str(checkpoint.folder(out, 3)) in said
+            assert str(checkpoint.step_folder(out, 3)) in said
             assert complaint in said
     for name, changes in (("vocab_size", {"model": {"name": "qwen2-tiny"}}), ("lora", {"use_lora": True})):
         other = resumed(config(**SAVING, **changes))
@@ -127,16 +127,16 @@ def test_a_damaged_checkpoint_is_found_and_named(tmp_path: Path) -> None:
 
 def _no_room(settings: TrainConfig, out: Path) -> Any:
     """From the second save on, rank 1 can write no more than 64 KiB into a file."""
-    real = checkpoint.Saves.save
+    real = checkpoint.Checkpointer.save
 
-    def save(self: checkpoint.Saves, out: Path, step: int, *arguments: Any) -> None:
+    def save(self: checkpoint.Checkpointer, out: Path, step: int, *arguments: Any) -> None:
         if step == 6 and self._world.rank == 1:
-            self.finish()  # of step 3, where it is still being written
+            self.wait()  # of step 3, where it is still being written
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
         real(self, out, step, *arguments)
 
-    checkpoint.Saves.save = save  # type: ignore[method-assign,assignment]
+    checkpoint.Checkpointer.save = save  # type: ignore[method-assign,assignment]
     return loop.train(settings, out)
 
 
@@ -146,18 +146,18 @@ def test_where_there_is_no_room_the_one_before_is_kept(tmp_path: Path, asynchron
     kept = wanted.checkpoint.model_copy(update={"asynchronous": asynchronous})
     found = ranks.run(2, _no_room, wanted.model_copy(update={"checkpoint": kept}), tmp_path)
     for said in failures(found):
-        assert f"cannot write the checkpoint {checkpoint.folder(tmp_path, 6)}.incomplete: rank 1: " in said
+        assert f"cannot write the checkpoint {checkpoint.step_folder(tmp_path, 6)}.incomplete: rank 1: " in said
         assert "Earlier ones were not touched" in said
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
 
 
-@mounts.needed
+@mounts.needs_mount
 def test_where_the_disk_is_full_the_one_before_is_kept_and_goes_on(tmp_path: Path) -> None:
     """A real filesystem with room for one checkpoint of 1.8 MB and a half."""
     wanted = config("qwen2-tiny", **{**SAVING, "data": {"samples": 64, "cache": str(tmp_path / "data")}})
     with mounts.tmpfs(tmp_path / "small", "size=2700k") as small:
         for said in failures(ranks.run(2, ranks.train, wanted, small / "run")):
-            assert f"cannot write the checkpoint {checkpoint.folder(small / 'run', 6)}.incomplete: rank " in said
+            assert f"cannot write the checkpoint {checkpoint.step_folder(small / 'run', 6)}.incomplete: rank " in said
             assert f"No space left on device. On {socket.gethostname()}, {small} (tmpfs) has 2.6MiB, " in said
             assert said.endswith(f"Earlier ones were not touched. {disk.REMEDY}")
         assert [path.name for path in (small / "run" / "checkpoints").iterdir()] == ["step-00000003"]
@@ -186,7 +186,7 @@ def test_a_file_that_a_thread_could_not_write_is_no_checkpoint(tmp_path: Path) -
     (said,) = failures(ranks.run(1, _thread_fails, config(checkpoint={"every": 4}), tmp_path))
     assert "cannot write the checkpoint" in said
     assert re.search(r"rank 0: \[Errno 28\] No space left on device\. On .* free\. Earlier ones", said)
-    assert not checkpoint.finished(tmp_path)
+    assert not checkpoint.complete_checkpoints(tmp_path)
 
 
 def _all_threads_fail(settings: TrainConfig, out: Path) -> Any:
@@ -216,10 +216,10 @@ def test_saving_beside_the_training_writes_the_same(tmp_path: Path) -> None:
     beside = wanted.model_copy(update={"checkpoint": Checkpoint(every=2, asynchronous=True, keep=1)})
     fine(ranks.run(2, ranks.train, wanted, tmp_path / "still"))
     (first, _) = fine(ranks.run(2, ranks.train, beside, tmp_path / "beside"))
-    assert checkpoint.state(checkpoint.folder(tmp_path / "still", 6)) == checkpoint.state(
-        checkpoint.folder(tmp_path / "beside", 6)
+    assert checkpoint.file_hashes(checkpoint.step_folder(tmp_path / "still", 6)) == checkpoint.file_hashes(
+        checkpoint.step_folder(tmp_path / "beside", 6)
     )
-    assert [path.name for path in checkpoint.finished(tmp_path / "beside")] == ["step-00000006"]
+    assert [path.name for path in checkpoint.complete_checkpoints(tmp_path / "beside")] == ["step-00000006"]
     assert [one["kind"] for one in first["checkpoints"]] == ["async save"] * 3
     assert all(one["blocked_s"] <= one["seconds"] and one["mb_per_s"] > 0 for one in first["checkpoints"])
 
@@ -236,7 +236,7 @@ def test_an_interrupted_save_is_an_interruption_and_no_fault_of_the_disk(tmp_pat
     beside.mkdir()
     hidden = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 17088 vs 598")
     hidden.__context__ = KeyboardInterrupt()  # in the middle of torch.save
-    told: Any = {0: (checkpoint.Writer(beside)._told(hidden), None)}
+    told: Any = {0: (checkpoint.CheckedWriter(beside)._told(hidden), None)}
     with pytest.raises(KeyboardInterrupt), checkpoint._explained(beside):
         raise CheckpointException("save", told)
     assert not beside.exists()

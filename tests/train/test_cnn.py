@@ -85,7 +85,7 @@ def test_a_file_that_could_run_code_is_not_loaded(tmp_path: Path) -> None:
 def test_shifting_moves_pictures_by_a_pixel_at_most_and_each_its_own_way() -> None:
     dot = torch.zeros(200, 1, 28, 28)
     dot[:, 0, 10, 20] = 1
-    moved = cnn.shifted(dot, torch.Generator().manual_seed(0))
+    moved = cnn.random_shift(dot, torch.Generator().manual_seed(0))
     assert moved.shape == dot.shape
     assert torch.equal(moved.sum((1, 2, 3)), torch.ones(200))
     _, _, rows, columns = moved.nonzero(as_tuple=True)
@@ -94,5 +94,5 @@ def test_shifting_moves_pictures_by_a_pixel_at_most_and_each_its_own_way() -> No
 
 
 def test_shifting_leaves_the_gap_black() -> None:
-    moved = cnn.shifted(torch.ones(50, 1, 28, 28), torch.Generator().manual_seed(0))
+    moved = cnn.random_shift(torch.ones(50, 1, 28, 28), torch.Generator().manual_seed(0))
     assert set(moved.sum((1, 2, 3)).tolist()) == {784.0, 784.0 - 28, 784.0 - 55}

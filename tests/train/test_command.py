@@ -37,7 +37,7 @@ def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
     assert len((out / "steps.jsonl").read_text().splitlines()) == 3
     assert "17,920 of 137,024 parameters train" in done.stderr
     assert "step 3/3  loss 5." in done.stderr
-    assert found["phases_s"]["until_first_step"] > found["phases_s"]["imports"] > 0.5
+    assert found["phases_s"]["time_to_first_step"] > found["phases_s"]["imports"] > 0.5
 
 
 def test_a_config_that_is_wrong_is_a_usage_error(tmp_path: Path) -> None:

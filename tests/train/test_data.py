@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from seatrial.model import UsageError
 from seatrial.train import data, markov, text
-from seatrial.train.loss import IGNORED
+from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from tests.train.ranks import FORK
 
@@ -25,7 +25,7 @@ ROWS: list[Any] = [
 
 
 def settings(**changes: Any) -> TrainConfig:
-    fields: dict[str, Any] = {"run_name": "t", "seq_len": 8, "model": {"name": "qwen2-tiny"}, "settle_steps": 0}
+    fields: dict[str, Any] = {"run_name": "t", "seq_len": 8, "model": {"name": "qwen2-tiny"}, "untimed_steps": 0}
     return TrainConfig.model_validate({**fields, **changes})
 
 
@@ -40,20 +40,20 @@ def alone(wanted: TrainConfig, folder: Path) -> data.Blocks:
 
 def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
     blocks = alone(settings(data={"samples": 5}), tmp_path)
-    assert blocks.take([3, 1]).shape == (2, 9)
-    assert blocks.facts.floor == markov.ENTROPY
-    assert blocks.take([0, 1, 2, 3, 4]).equal(markov.sequences(5, 9, 0))
+    assert blocks.batch([3, 1]).shape == (2, 9)
+    assert blocks.info.entropy_bound == markov.ENTROPY
+    assert blocks.batch([0, 1, 2, 3, 4]).equal(markov.generate_sequences(5, 9, 0))
 
 
 def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> None:
     blocks = alone(settings(data={"samples": 200, "unequal": True}), tmp_path)
-    whole = markov.sequences(200, 9, 0).numpy()
-    padded = blocks.tokens == IGNORED
+    whole = markov.generate_sequences(200, 9, 0).numpy()
+    padded = blocks.tokens == IGNORE_INDEX
     lengths = (~padded).sum(1) - 1
     assert set(lengths) == set(range(1, 9))
     assert (padded == (np.arange(9) > lengths[:, None])).all()
     assert (blocks.tokens == whole)[~padded].all()
-    assert blocks.facts.tokens == lengths.sum()
+    assert blocks.info.tokens == lengths.sum()
     with pytest.raises(ValueError, match="goes with generated data"):
         settings(data={"path": "rows.jsonl", "unequal": True})
 
@@ -61,13 +61,13 @@ def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> 
 def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS * 3)
     blocks = alone(settings(data={"path": str(path)}), tmp_path)
-    rows = text.read(path, None)
-    encoder = text.tokenizer(None, rows, 257)
+    rows = text.read_rows(path, None)
+    encoder = text.load_tokenizer(None, rows, 257)
     whole = list(itertools.chain.from_iterable(text.encode(encoder, rows)))
     assert blocks.tokens.flatten().tolist() == whole[: blocks.tokens.size]
     assert len(whole) - blocks.tokens.size < 9
     assert encoder.decode(whole[: len(text.encode(encoder, rows)[0]) - 1]) == ROWS[0]["text"]
-    assert blocks.facts.floor is None
+    assert blocks.info.entropy_bound is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,8 @@ def test_the_ranks_shares_are_disjoint_and_whole(blocks: int, ranks: int) -> Non
     each = blocks // ranks
     for epoch in (0, 1):
         shares = [
-            list(itertools.islice(data.order(blocks, rank, ranks, 3, skip=epoch * each), each)) for rank in range(ranks)
+            list(itertools.islice(data.block_order(blocks, rank, ranks, 3, skip=epoch * each), each))
+            for rank in range(ranks)
         ]
         together = list(itertools.chain.from_iterable(shares))
         assert len(set(together)) == len(together) == each * ranks
@@ -143,14 +144,14 @@ def test_the_ranks_shares_are_disjoint_and_whole(blocks: int, ranks: int) -> Non
 
 def test_the_order_changes_with_epoch_and_seed_and_is_kept_when_resumed() -> None:
     def reads(seed: int, skip: int = 0) -> list[int]:
-        return list(itertools.islice(data.order(20, 1, 2, seed, skip), 20))
+        return list(itertools.islice(data.block_order(20, 1, 2, seed, skip), 20))
 
     assert reads(0) == reads(0) != reads(1)
     assert reads(0)[:10] != reads(0)[10:]
     assert sorted(reads(0)[:10]) != sorted(reads(0)[10:])  # another half of the data
     assert reads(0)[13:] == reads(0, skip=13)[:7]
     with pytest.raises(UsageError, match="3 sequences for 4 ranks"):
-        next(data.order(3, 0, 4, 0))
+        next(data.block_order(3, 0, 4, 0))
 
 
 ROUNDS, PROCESSES = 20, 8
@@ -197,7 +198,7 @@ def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_pat
 
     The native stack's are ranks of one run, of which the first makes the blocks; the others' are eight runs at once.
     """
-    expected = int(markov.sequences(64, 9, 0).sum())
+    expected = int(markov.generate_sequences(64, 9, 0).sum())
     answers, together = FORK.Queue(), FORK.Barrier(PROCESSES)
     processes = [
         FORK.Process(target=_process, args=(prepare, rank, tmp_path, together, answers), daemon=True)

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from seatrial.train import ddp, train_config
-from seatrial.train.ddp import PAIRS, Parity, Speed, speed, windows
+from seatrial.train.ddp import WINDOW_PAIRS, DdpComparison, Speed, measure_speed, window_lengths
+from seatrial.train.invariants import Coverage
 from seatrial.train.parallel import World
 from seatrial.train.progress import Step
-from seatrial.train.proofs import Coverage
 from seatrial.train.train_config import TrainConfig
 
 T = TypeVar("T")
-WANTED = train_config.load(ddp.SMALL, ["bsz=2", "seq_len=10", "max_steps=3"])
+WANTED = train_config.load(ddp.SMALL_CONFIG, ["bsz=2", "seq_len=10", "max_steps=3"])
 
 
 def step(loss: float = 1.0, norm: float = 1.0, seconds: float = 1.0) -> Step:
@@ -45,9 +45,9 @@ def test_scaling_is_measured_against_what_each_rank_does_alone() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 6, 20, 2000])
 def test_windows_hold_all_steps_and_none_is_empty(steps: int) -> None:
-    lengths = windows(steps)
+    lengths = window_lengths(steps)
     assert sum(lengths) == steps
-    assert len(lengths) == min(PAIRS, steps)
+    assert len(lengths) == min(WINDOW_PAIRS, steps)
     assert max(lengths) - min(lengths) <= 1
     assert min(lengths) >= 1
 
@@ -65,14 +65,14 @@ def test_windows_hold_all_steps_and_none_is_empty(steps: int) -> None:
 def test_the_largest_difference_is_of_losses_and_of_gradients(
     together: list[Step], alone: list[Step] | None, difference: float | None
 ) -> None:
-    compared = Parity(1, Coverage(0, 0, 0), 0, together, alone, nn.Identity())
-    assert compared.difference == (None if difference is None else pytest.approx(difference))
+    compared = DdpComparison(1, Coverage(0, 0, 0), 0, together, alone, nn.Identity())
+    assert compared.max_relative_difference == (None if difference is None else pytest.approx(difference))
 
 
 def test_nothing_is_kept_after_a_step_that_is_not_finite() -> None:
     steps = [step(4.0), step(3.0, norm=float("nan")), step(2.0)]
-    assert ddp.to_first_nonfinite(steps) == steps[:2]
-    assert ddp.to_first_nonfinite(steps[2:]) == steps[2:]
+    assert ddp.until_nonfinite(steps) == steps[:2]
+    assert ddp.until_nonfinite(steps[2:]) == steps[2:]
 
 
 @pytest.mark.parametrize(("config", "millions"), [("tiny/ddp", 0.82), ("ddp", 85.1)])
@@ -124,7 +124,7 @@ def drifting(monkeypatch: pytest.MonkeyPatch) -> Clock:
         return Drifting(clock, 1.25 if world.size > 1 else 1.0)
 
     monkeypatch.setattr(ddp, "monotonic", clock)
-    monkeypatch.setattr(ddp, "trainer", trainer)
+    monkeypatch.setattr(ddp, "create_trainer", trainer)
     return clock
 
 
@@ -134,23 +134,23 @@ def silent(_text: str) -> None:
 
 def test_a_machine_that_warms_up_meanwhile_does_not_scale_better_than_it_does(drifting: Clock) -> None:
     """Its speed more than doubles over the measurement."""
-    found = speed(WORLD, WANTED.model_copy(update={"max_steps": 60}), 0, silent).scaling_efficiency()
-    assert len(found) == PAIRS
+    found = measure_speed(WORLD, WANTED.model_copy(update={"max_steps": 60}), 0, silent).scaling_efficiency()
+    assert len(found) == WINDOW_PAIRS
     assert median(found) == pytest.approx(80, abs=2)
 
 
 def test_a_burn_in_goes_on_until_its_time_is_up(drifting: Clock) -> None:
-    found = speed(WORLD, WANTED.model_copy(update={"max_steps": 12}), 100, silent)
-    each_round = 12 + 2 * PAIRS * ddp.SETTLE + 12
+    found = measure_speed(WORLD, WANTED.model_copy(update={"max_steps": 12}), 100, silent)
+    each_round = 12 + 2 * WINDOW_PAIRS * ddp.UNTIMED_STEPS_PER_WINDOW + 12
     assert drifting.now >= 100
-    assert drifting.now - 2 * ddp.WARMUP <= 100 + each_round
-    assert len(found.alone[0]) == len(found.together[0])
-    assert len(found.alone[0]) % PAIRS == 0
+    assert drifting.now - 2 * ddp.UNTIMED_STEPS <= 100 + each_round
+    assert len(found.independent_windows[0]) == len(found.ddp_windows[0])
+    assert len(found.independent_windows[0]) % WINDOW_PAIRS == 0
 
 
 def test_no_rank_leaves_a_burn_in_by_its_own_clock(drifting: Clock) -> None:
     """Another rank's clock is late by three rounds: this one goes on with it."""
     answers = iter([True, True, True, False])
     late = replace(WORLD, answer=lambda: [next(answers)])
-    found = speed(late, WANTED.model_copy(update={"max_steps": 6}), 0, silent)
-    assert len(found.alone[0]) == 4 * PAIRS
+    found = measure_speed(late, WANTED.model_copy(update={"max_steps": 6}), 0, silent)
+    assert len(found.independent_windows[0]) == 4 * WINDOW_PAIRS

@@ -21,8 +21,8 @@ def published(name: str, folder: Path, **options: Any) -> Any:
     """A small random model of transformers', saved as it is published."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = architecture.find(name).model_dump(exclude={"rope_theta", "attention_bias", "hidden_act"})
-    rope = {"rope_type": "default", "rope_theta": architecture.find(name).rope_theta}
+    fields = architecture.load(name).model_dump(exclude={"rope_theta", "attention_bias", "hidden_act"})
+    rope = {"rope_type": "default", "rope_theta": architecture.load(name).rope_theta}
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     config = AutoConfig.for_model(**fields, rope_parameters=rope)
@@ -36,10 +36,10 @@ def published(name: str, folder: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = published(name, tmp_path, max_shard_size="200KB" if name == "mistral-tiny" else "1GB")
-    shape = architecture.find(str(tmp_path))
-    ours = weights.build(shape, torch.float, torch.float)
+    shape = architecture.load(str(tmp_path))
+    ours = weights.build_on_meta(shape, torch.float, torch.float)
     ours.to_empty(device="cpu")
-    weights.fill(ours, weights.from_folder(str(tmp_path), weights.random(0, 0.02)), CPU)
+    weights.fill(ours, weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02)), CPU)
     with torch.no_grad():
         found, expected = ours(tokens()), theirs(tokens()).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -52,7 +52,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         model = filled("mistral-tiny")
         for block in model.layers:
             assert isinstance(block, Block)
-            block.recompute = recompute
+            block.checkpoint_activations = recompute
         model(tokens(), tokens()).backward()
         found.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -60,7 +60,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
 
 def test_a_gradient_that_is_no_number_shows_at_the_first_block() -> None:
     model, seen = filled("mistral-tiny"), list[bool]()
-    model.on_gradient = lambda gradient: seen.append(bool(gradient.isfinite().all()))
+    model.gradient_hook = lambda gradient: seen.append(bool(gradient.isfinite().all()))
     model(tokens(), tokens()).backward()
     with torch.no_grad():
         model.get_parameter("layers.1.mlp.down_proj.weight")[3, 3] = torch.nan

@@ -13,7 +13,7 @@ import pytest
 from safetensors import SafetensorError
 
 from seatrial.train import disk
-from seatrial.train.disk import whole_folder
+from seatrial.train.disk import atomic_write_folder
 from tests.checks.host import mounts
 
 NONE = OSError(errno.ENOSPC, "No space left on device")
@@ -63,8 +63,8 @@ def chained(error: Exception, cause: Exception) -> Exception:
 def test_want_of_room_is_told_from_all_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, said: str | None
 ) -> None:
-    monkeypatch.setattr(disk, "_is_full", lambda place: place == tmp_path)
-    assert disk.said(error, tmp_path) == said
+    monkeypatch.setattr(disk, "_is_full", lambda context: context == tmp_path)
+    assert disk.disk_full_reason(error, tmp_path) == said
 
 
 CUT_SHORT = [
@@ -74,14 +74,14 @@ CUT_SHORT = [
 ]
 
 
-@mounts.needed
+@mounts.needs_mount
 @pytest.mark.parametrize("error", CUT_SHORT, ids=str)
 def test_a_write_that_was_cut_short_is_for_want_of_room_where_nothing_more_fits(
     error: Exception, tmp_path: Path
 ) -> None:
-    assert disk.no_room(error, tmp_path / "not" / "yet") is None  # a broken disk's, then
+    assert disk.disk_full_error(error, tmp_path / "not" / "yet") is None  # a broken disk's, then
     with mounts.tmpfs(tmp_path / "small", "size=64k") as small:
-        told = disk.no_room(error, small / "not" / "yet")
+        told = disk.disk_full_error(error, small / "not" / "yet")
         assert str(told).startswith(f"cannot write {small}/not/yet: {error}. On ")
         assert not any(small.iterdir())
 
@@ -90,13 +90,13 @@ def test_where_files_have_a_limit_of_their_own_it_may_be_that(tmp_path: Path) ->
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, limit[1]))
     try:
-        assert disk.no_room(CUT_SHORT[0], tmp_path)
+        assert disk.disk_full_error(CUT_SHORT[0], tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_what_is_said_reaches_the_other_ranks_whole() -> None:
-    told = disk.no_room(NONE, Path("/proc/self"), "cannot keep it")
+    told = disk.disk_full_error(NONE, Path("/proc/self"), "cannot keep it")
     assert str(pickle.loads(pickle.dumps(told))) == str(told)
     assert str(told).startswith(f"cannot keep it: {NONE}. On {socket.gethostname()}, /proc (proc) has ")
     assert str(told).endswith(f". {disk.REMEDY}")
@@ -104,21 +104,24 @@ def test_what_is_said_reaches_the_other_ranks_whole() -> None:
 
 def test_the_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) -> None:
     error = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/x/y")
-    assert str(disk.no_room(error, tmp_path)).startswith(f"cannot write /dev/shm/x/y: {error}. On ")
+    assert str(disk.disk_full_error(error, tmp_path)).startswith(f"cannot write /dev/shm/x/y: {error}. On ")
 
 
-@mounts.needed
+@mounts.needs_mount
 def test_a_real_one_is_named_with_its_size_and_what_is_free(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "small", "size=64k,nr_inodes=4") as small:
-        assert disk.room(small / "not" / "yet").endswith(f", {small} (tmpfs) has 64KiB, 64KiB of it free")
-        with pytest.raises(disk.NoRoom, match=r"\(tmpfs\) has 64KiB, 0B of it free"), whole_folder(small / "a") as it:
+        assert disk.filesystem_usage(small / "not" / "yet").endswith(f", {small} (tmpfs) has 64KiB, 64KiB of it free")
+        with (
+            pytest.raises(disk.DiskFullError, match=r"\(tmpfs\) has 64KiB, 0B of it free"),
+            atomic_write_folder(small / "a") as it,
+        ):
             (it / "b").write_bytes(bytes(2**17))
         assert not any(small.iterdir())
         for number in range(3):
             (small / str(number)).touch()
-        assert disk.room(small).endswith("64KiB of it free; no inode is free")
+        assert disk.filesystem_usage(small).endswith("64KiB of it free; no inode is free")
 
 
 def test_a_folder_that_cannot_be_written_for_another_reason_keeps_its_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Input/output"), whole_folder(tmp_path / "a"):
+    with pytest.raises(OSError, match="Input/output"), atomic_write_folder(tmp_path / "a"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -34,7 +34,7 @@ GEMM, RING, COPY = "sm90_xmma_gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(n
     ],
 )
 def test_what_some_cover_alone(some: list[tuple[int, int]], others: list[tuple[int, int]], length: int) -> None:
-    assert exposed_communication.alone(some, others) == length
+    assert exposed_communication.uncovered_length(some, others) == length
 
 
 def test_any_intervals_come_out_as_if_counted_one_by_one() -> None:
@@ -43,7 +43,7 @@ def test_any_intervals_come_out_as_if_counted_one_by_one() -> None:
         some, others = ([_interval(chance) for _ in range(chance.randrange(9))] for _ in "ab")
         alone = {at for begin, end in some for at in range(begin, end)}
         alone -= {at for begin, end in others for at in range(begin, end)}
-        assert exposed_communication.alone(some, others) == len(alone)
+        assert exposed_communication.uncovered_length(some, others) == len(alone)
 
 
 def _interval(chance: random.Random) -> tuple[int, int]:
@@ -53,11 +53,11 @@ def _interval(chance: random.Random) -> tuple[int, int]:
 
 def test_kernels_of_nccl_are_told_from_others() -> None:
     step = [(GEMM, 100, 160), (RING, 150, 180), (COPY, 160, 180), (GEMM, 180, 200)]
-    assert exposed_communication.of_kernels(step) == 20.0  # 160 to 180, of 100 to 200: a copy is no computing
-    assert exposed_communication.of_kernels([(RING, 0, 10)]) == 100.0
-    assert exposed_communication.of_kernels([(GEMM, 0, 10)]) == 0.0
-    assert exposed_communication.of_kernels([(COPY, 0, 10)]) is None
-    assert exposed_communication.of_kernels([]) is None
+    assert exposed_communication.exposed_percent(step) == 20.0  # 160 to 180, of 100 to 200: a copy is no computing
+    assert exposed_communication.exposed_percent([(RING, 0, 10)]) == 100.0
+    assert exposed_communication.exposed_percent([(GEMM, 0, 10)]) == 0.0
+    assert exposed_communication.exposed_percent([(COPY, 0, 10)]) is None
+    assert exposed_communication.exposed_percent([]) is None
 
 
 class Event(NamedTuple):
@@ -93,7 +93,7 @@ def test_of_the_profilers_events_the_kernels_count() -> None:
         Event("nccl:all_reduce", 0, 500, annotation=True),
         Event("cudaLaunchKernel", 0, 400, device=DeviceType.CPU),
     ]
-    assert exposed_communication.of_kernels(exposed_communication.kernels(seen)) == 40.0
+    assert exposed_communication.exposed_percent(exposed_communication.gpu_kernels(seen)) == 40.0
 
 
 def _slowed(settings: TrainConfig, out: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _hurry(stuck_s: float = 60) -> None:
 def _full(settings: TrainConfig, out: Path) -> Any:
     """The second micro-batch does not fit on rank 1; rank 0 waits for its gradients."""
     from seatrial.train import hf
-    from seatrial.train.hf.watch import CountingTrainer
+    from seatrial.train.hf.step_recorder import CountingTrainer
 
     _hurry()
 
@@ -45,7 +45,7 @@ def _full(settings: TrainConfig, out: Path) -> Any:
 
     if os.environ["RANK"] == "1":
         CountingTrainer.compute_loss = full  # type: ignore[method-assign]
-        parallel.gradients_kept_apart = full
+        parallel.gradient_sync = full
     return (hf.train if settings.stack == "hf" else loop.train)(settings, out)
 
 
@@ -63,7 +63,7 @@ def test_a_batch_that_does_not_fit_on_one_rank_ends_all_and_is_explained_once(tm
 def _unequal_ends(how: str) -> None:
     """Rank 1 ends; rank 0 is in an exchange, or stuck as NCCL is when a peer is gone."""
     _hurry(stuck_s=0.4 if how == "stuck" else 60)
-    with failure.shared(), parallel.opened(60) as world:
+    with failure.propagate_failure(), parallel.process_group(60) as world:
         if world.rank == 1 and how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if world.rank == 1:

@@ -56,14 +56,14 @@ def test_adapters_on_layers_in_eight_bits_learn_nearly_the_same() -> None:
     for eight_bits in (False, True):
         model = filled("qwen2-tiny", dtype=torch.bfloat16)
         lora.attach(model, ("q_proj", "down_proj"), 4, 8, 0.0)
-        for number, adapter in enumerate(lora.adapters(model).values()):
+        for number, adapter in enumerate(lora.adapter_parameters(model).values()):
             torch.nn.init.normal_(adapter, std=0.1, generator=torch.Generator().manual_seed(number))
         if eight_bits:
             in_eight_bits(model)
         loss = model(tokens((2, 32)), tokens((2, 32)))
         loss.backward()
         losses.append(loss)
-        gradients.append([adapter.grad for adapter in lora.adapters(model).values()])
+        gradients.append([adapter.grad for adapter in lora.adapter_parameters(model).values()])
     assert losses[0] != losses[1]
     torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
     assert max(distance(b, a) for a, b in zip(*gradients, strict=True)) < 0.3
@@ -106,14 +106,14 @@ def test_a_decoder_computes_nearly_the_same_and_its_head_exactly() -> None:
 
 def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ranks.config(bf16=True, fp8=True)
-    with parallel.opened(60) as world, pytest.raises(UsageError, match="there is no GPU: set fp8 to false"):
+    with parallel.process_group(60) as world, pytest.raises(UsageError, match="there is no GPU: set fp8 to false"):
         parallel.build(settings, world)
     gpu = torch.device("cuda", 0)
     for capability, complaint in (((8, 0), "this GPU has 8.0"), ((9, 0), "multiples of 16, and one has 90")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         with pytest.raises(UsageError, match=complaint):
-            fp8.refuse(gpu, architecture.find("mistral-tiny").model_copy(update={"intermediate_size": 90}))
-    fp8.refuse(gpu, architecture.find("mistral-7b"))
+            fp8.require_support(gpu, architecture.load("mistral-tiny").model_copy(update={"intermediate_size": 90}))
+    fp8.require_support(gpu, architecture.load("mistral-7b"))
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_digits_are_split_without_overlap_and_labelled() -> None:
     data = load(None)
     assert "scikit-learn" in data.source
     assert "not MNIST" in data.source
-    assert "shared filesystem" in data.does_not_show
+    assert "shared filesystem" in data.limitation
     assert (len(data.train_labels), len(data.test_labels)) == (1438, 359)
     pictures = torch.cat([data.train_images, data.test_images])
     assert pictures.shape == (1797, 1, 28, 28)

@@ -89,9 +89,9 @@ def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) 
         found = ranks.run(4, ranks.train, settings, out)
         assert not any(isinstance(one, Failed) for one in found), found
         assert losses(out) == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
-        held.append(found[0]["memory_state_expected_gib"])
+        held.append(found[0]["params_and_optimizer_expected_gib"])
         told.append((found[0]["strategy"], found[0]["replicas"]))
-        shutil.rmtree(checkpoint.folder(out, 4))
+        shutil.rmtree(checkpoint.step_folder(out, 4))
     assert held == [held[0], 2 * held[0], held[0]]
     assert told == [("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 1)]
     assert ranks.run(4, _spread, two) == [(0, 128)] * 4
@@ -101,17 +101,17 @@ def test_two_replicas_of_two_shards_compute_what_four_shards_do(tmp_path: Path) 
 
 def _spread(settings: TrainConfig) -> tuple[int, int]:
     """Faults of two replicas; rows of the embedding held here."""
-    with parallel.opened(60) as world:
+    with parallel.process_group(60) as world:
         model = parallel.build(settings, world).model
         every = len(list(model.parameters()))
-        assert len(parallel.sharding_faults(model, 4)) == len(parallel.sharding_faults(model, 4, 4)) == every
-        return len(parallel.sharding_faults(model, 4, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
+        assert len(parallel.sharding_errors(model, 4)) == len(parallel.sharding_errors(model, 4, 4)) == every
+        return len(parallel.sharding_errors(model, 4, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
 
 
 @pytest.mark.training
 def test_what_is_not_sharded_is_named(tmp_path: Path) -> None:
-    model = weights.build(config().architecture(), torch.float, torch.float)
-    faults = parallel.sharding_faults(model, 2)
+    model = weights.build_on_meta(config().architecture(), torch.float, torch.float)
+    faults = parallel.sharding_errors(model, 2)
     assert faults[0] == "embed_tokens.weight is whole"
     assert len(faults) == len(list(model.parameters()))
     settings = config(parallel=FSDP)
@@ -120,10 +120,10 @@ def test_what_is_not_sharded_is_named(tmp_path: Path) -> None:
 
 def _shares(settings: TrainConfig) -> tuple[int, int]:
     """Faults with the true number of ranks; rows of the embedding held here."""
-    with parallel.opened(60) as world:
+    with parallel.process_group(60) as world:
         model = parallel.build(settings, world).model
-        assert len(parallel.sharding_faults(model, 4)) == len(list(model.parameters()))
-        return len(parallel.sharding_faults(model, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
+        assert len(parallel.sharding_errors(model, 4)) == len(list(model.parameters()))
+        return len(parallel.sharding_errors(model, 2)), len(cast(DTensor, model.embed_tokens.weight).to_local())
 
 
 def test_metrics_have_the_names_that_scripts_print(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_loss_falls_towards_the_floor(tmp_path: Path) -> None:
     """The chain's 64 states are told from the 256 words first, and its transitions next."""
     report = loop.train(config(max_steps=60, bsz=8, data={"samples": 512}), tmp_path)
     assert report["loss_first"] == pytest.approx(math.log(256), abs=0.1)
-    assert report["loss_floor"] < report["loss_last"] < math.log(64) - 0.5
+    assert report["loss_entropy_bound"] < report["loss_last"] < math.log(64) - 0.5
 
 
 def _damaged(settings: TrainConfig, out: Path, victim: int, what: str) -> dict[str, Any]:
@@ -173,20 +173,20 @@ def _damaged(settings: TrainConfig, out: Path, victim: int, what: str) -> dict[s
             nan = torch.tensor(math.nan)
             self.built.model.output.forward = lambda *a: real_forward(*a) * nan  # type: ignore[method-assign]
         if number == 3 and self.world.rank == victim and what == "gradient":
-            real_look = self.built.model.on_gradient
+            real_look = self.built.model.gradient_hook
             assert real_look is not None
-            self.built.model.on_gradient = lambda gradient: real_look(gradient.mul_(math.inf)) or gradient
+            self.built.model.gradient_hook = lambda gradient: real_look(gradient.mul_(math.inf)) or gradient
         if number == 3:
-            self.before = [p.detach().clone() for p in map(parallel.whole, self.built.trained)]  # type: ignore
+            self.before = [p.detach().clone() for p in map(parallel.unshard, self.built.trained_parameters)]  # type: ignore
         return real(self, number, batches)
 
     read = loop.Trainer._read
 
-    def reading(self: loop.Trainer, taken: loop.Pending) -> Any:
+    def reading(self: loop.Trainer, taken: loop.PendingStep) -> Any:
         try:
             return read(self, taken)
-        except loop.NotFinite as error:
-            now = list(map(parallel.whole, self.built.trained))
+        except loop.NonFiniteError as error:
+            now = list(map(parallel.unshard, self.built.trained_parameters))
             same = all(torch.equal(a, b) for a, b in zip(self.before, now, strict=True))  # type: ignore
             raise SeatrialError(f"{error} | unchanged {same}") from error
 
@@ -232,9 +232,9 @@ def test_the_loss_is_a_mean_over_all_counted_tokens_of_all_ranks(tmp_path: Path)
 
 
 def test_the_learning_rate_ends_where_it_should() -> None:
-    linear = Schedule(peak=1.0, shape="linear", warmup_steps=2)
-    assert [loop.rate(linear, step, 6) for step in range(1, 7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    cosine = Schedule(peak=1.0, shape="cosine", floor=0.1)
-    assert loop.rate(cosine, 1, 10) == 1.0
-    assert loop.rate(cosine, 6, 10) == pytest.approx(0.55)
-    assert loop.rate(Schedule(peak=2.0, shape="constant"), 9, 10) == 2.0
+    linear = Schedule(peak=1.0, schedule="linear", warmup_steps=2)
+    assert [loop.scheduled_learning_rate(linear, step, 6) for step in range(1, 7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    cosine = Schedule(peak=1.0, schedule="cosine", min_ratio=0.1)
+    assert loop.scheduled_learning_rate(cosine, 1, 10) == 1.0
+    assert loop.scheduled_learning_rate(cosine, 6, 10) == pytest.approx(0.55)
+    assert loop.scheduled_learning_rate(Schedule(peak=2.0, schedule="constant"), 9, 10) == 2.0

@@ -7,14 +7,14 @@ import torch
 
 from seatrial.model import UsageError
 from seatrial.train import architecture, loop, lora, parallel, weights
-from seatrial.train.decoder import Decoder, count, dropout
+from seatrial.train.decoder import Decoder, dropout, parameter_count
 from seatrial.train.train_config import ALL_LINEAR
 from tests.train import ranks
 from tests.train.decoders import CPU
 from tests.train.ranks import config
 from tests.train.test_decoder import published, tokens
 
-SHAPE = architecture.find("qwen2-tiny")
+SHAPE = architecture.load("qwen2-tiny")
 
 
 def adapted(
@@ -22,10 +22,10 @@ def adapted(
     rank: int = 4,
     folder: Path | None = None,
 ) -> Decoder:
-    model = weights.build(SHAPE, torch.float, torch.float)
+    model = weights.build_on_meta(SHAPE, torch.float, torch.float)
     lora.attach(model, targets, rank, alpha=16, dropout=0.0)
     model.to_empty(device="cpu")
-    drawn = weights.random(0, 0.02)
+    drawn = weights.random_weights(0, 0.02)
     weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn, CPU)
     return model
 
@@ -37,12 +37,12 @@ def test_only_adapters_train() -> None:
     assert trained == {name for name in dict(model.named_parameters()) if "lora_" in name}
     assert len(trained) == 2 * 2 * SHAPE.num_hidden_layers
     expected = SHAPE.num_hidden_layers * 4 * (2 * 64 + 64 + 32)  # r · (in + out) of q and v
-    assert count([p for p in model.parameters() if p.requires_grad]) == expected
+    assert parameter_count([p for p in model.parameters() if p.requires_grad]) == expected
 
 
 def test_new_adapters_change_nothing() -> None:
-    plain = weights.build(SHAPE, torch.float, torch.float).to_empty(device="cpu")
-    weights.fill(plain, weights.random(0, 0.02), CPU)
+    plain = weights.build_on_meta(SHAPE, torch.float, torch.float).to_empty(device="cpu")
+    weights.fill(plain, weights.random_weights(0, 0.02), CPU)
     torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=1e-6)
 
 
@@ -52,9 +52,9 @@ def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
     base = published("qwen2-tiny", tmp_path / "base")
     ours = adapted(folder=tmp_path / "base")
     with torch.no_grad():
-        for parameter in lora.adapters(ours).values():
+        for parameter in lora.adapter_parameters(ours).values():
             parameter.normal_(0, 0.1)
-    lora.export(lora.gather(ours), tmp_path / "adapter", ours, "base")
+    lora.export(lora.gather_adapters(ours), tmp_path / "adapter", ours, "base")
     theirs = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
@@ -63,10 +63,12 @@ def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
 def test_adapters_alone_are_loaded_back(tmp_path: Path) -> None:
     first, second = adapted(), adapted()
     with torch.no_grad():
-        for parameter in lora.adapters(first).values():
+        for parameter in lora.adapter_parameters(first).values():
             parameter.normal_()
-    lora.export(lora.gather(first), tmp_path, first, "base")
-    assert (tmp_path / lora.WEIGHTS).stat().st_size < 4 * count(list(lora.adapters(first).values())) + 10_000
+    lora.export(lora.gather_adapters(first), tmp_path, first, "base")
+    assert (tmp_path / lora.WEIGHTS_FILE).stat().st_size < 4 * parameter_count(
+        list(lora.adapter_parameters(first).values())
+    ) + 10_000
     lora.load(second, tmp_path)
     assert torch.equal(first(tokens()), second(tokens()))
 
@@ -74,16 +76,16 @@ def test_adapters_alone_are_loaded_back(tmp_path: Path) -> None:
 def _trained_and_loaded_back(out: Path) -> dict[str, set[str]]:
     """What a real run changed of the model, and what differs once its export is loaded into another one."""
     settings = config("qwen2-tiny", use_lora=True, max_steps=3, parallel={"strategy": "fsdp2"})
-    made: list[parallel.Built] = []
+    made: list[parallel.BuiltModel] = []
     real = parallel.build
 
-    def build(*arguments: Any) -> parallel.Built:
+    def build(*arguments: Any) -> parallel.BuiltModel:
         made.append(real(*arguments))
         return made[-1]
 
-    with parallel.opened(60) as world, patch.object(parallel, "build", build):
+    with parallel.process_group(60) as world, patch.object(parallel, "build", build):
         loop.train(settings, out)
-        trained = {name: parallel.whole(one) for name, one in made[0].model.named_parameters()}
+        trained = {name: parallel.unshard(one) for name, one in made[0].model.named_parameters()}
         world.barrier()  # the first rank writes
     fresh = adapted(rank=settings.lora_r)
     first = {name: whole.clone() for name, whole in fresh.named_parameters()}
@@ -100,7 +102,7 @@ def test_a_run_trains_adapters_alone_and_its_export_holds_every_bit_of_them(tmp_
     names = {name for name, _ in adapted().named_parameters() if "lora_" in name}
     for found in ranks.run(2, _trained_and_loaded_back, tmp_path):
         assert found == {"trained": names, "other": set()}
-    assert sorted(path.name for path in (tmp_path / "final").iterdir()) == [lora.SETTINGS, lora.WEIGHTS]
+    assert sorted(path.name for path in (tmp_path / "final").iterdir()) == [lora.CONFIG_FILE, lora.WEIGHTS_FILE]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_run_trains_adapters_alone_and_its_export_holds_every_bit_of_them(tmp_
 def test_adapters_of_another_shape_are_refused(
     tmp_path: Path, targets: tuple[str, ...], rank: int, complaint: str
 ) -> None:
-    lora.export(lora.gather(adapted()), tmp_path, adapted(), "base")
+    lora.export(lora.gather_adapters(adapted()), tmp_path, adapted(), "base")
     with pytest.raises(UsageError, match=complaint):
         lora.load(adapted(targets, rank), tmp_path)
 
@@ -139,12 +141,12 @@ def test_dropout_drops_its_share_anywhere_and_keeps_the_mean() -> None:
 
 
 def test_dropout_works_in_training_only() -> None:
-    model = weights.build(SHAPE, torch.float, torch.float)
+    model = weights.build_on_meta(SHAPE, torch.float, torch.float)
     lora.attach(model, ALL_LINEAR, 4, alpha=16, dropout=0.5)
     model.to_empty(device="cpu")
-    weights.fill(model, weights.random(0, 0.02), CPU)
+    weights.fill(model, weights.random_weights(0, 0.02), CPU)
     with torch.no_grad():
-        for parameter in lora.adapters(model).values():
+        for parameter in lora.adapter_parameters(model).values():
             parameter.normal_(0, 0.1)
     assert not torch.equal(model(tokens()), model(tokens()))
     model.eval()

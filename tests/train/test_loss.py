@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from seatrial.train.loss import IGNORED, loss_and_gradient, summed_loss
+from seatrial.train.loss import IGNORE_INDEX, loss_and_gradient, summed_loss
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 50])
@@ -13,9 +13,9 @@ def test_the_loss_in_parts_is_cross_entropy(chunks: int) -> None:
     hidden = torch.randn(20, 8, generator=generator, dtype=torch.double).requires_grad_()
     weight = torch.randn(31, 8, generator=generator, dtype=torch.double).requires_grad_()
     targets = torch.randint(0, 31, (20,), generator=generator)
-    targets[5:9] = IGNORED
+    targets[5:9] = IGNORE_INDEX
     ours = summed_loss(hidden, weight, targets, chunks)
-    whole = F.cross_entropy(hidden @ weight.t(), targets, ignore_index=IGNORED, reduction="sum")
+    whole = F.cross_entropy(hidden @ weight.t(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(ours.double(), whole, rtol=1e-6, atol=0)
     expected = torch.autograd.grad(whole * 3, (hidden, weight))
     found = torch.autograd.grad(ours * 3, (hidden, weight))
@@ -24,10 +24,10 @@ def test_the_loss_in_parts_is_cross_entropy(chunks: int) -> None:
 
 def test_the_gradient_is_softmax_minus_one_at_the_target_in_the_type_of_the_logits() -> None:
     logits = torch.randn(6, 11, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    targets = torch.tensor([0, 10, IGNORED, 3, 3, IGNORED])
+    targets = torch.tensor([0, 10, IGNORE_INDEX, 3, 3, IGNORE_INDEX])
     loss, gradient = loss_and_gradient(logits, targets)
     expected = logits.float().softmax(dim=-1) - F.one_hot(targets.clamp(min=0), 11)
-    expected[targets == IGNORED] = 0
+    expected[targets == IGNORE_INDEX] = 0
     assert (loss.dtype, gradient.dtype) == (torch.float, torch.bfloat16)
     assert torch.equal(gradient, expected.to(torch.bfloat16))
     torch.testing.assert_close(loss, F.cross_entropy(logits.float(), targets, reduction="sum"))
@@ -35,7 +35,7 @@ def test_the_gradient_is_softmax_minus_one_at_the_target_in_the_type_of_the_logi
 
 def test_ignored_targets_alone_have_no_loss_and_no_gradient() -> None:
     hidden, weight = torch.ones(4, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
-    loss = summed_loss(hidden, weight, torch.full((4,), IGNORED), chunks=2)
+    loss = summed_loss(hidden, weight, torch.full((4,), IGNORE_INDEX), chunks=2)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0
     assert hidden.grad is not None

@@ -8,7 +8,7 @@ ONE = train_config.load("fsdp-mistral-7b", ["model.layers=1"]).architecture().pa
 
 def cut(ranks: int, gib: float) -> int | None:
     room = memory.ROOM * gib * 2**30 * ranks / memory.STATE
-    return memory.cut(SHAPE.num_hidden_layers, SHAPE.parameters, ONE, room)
+    return memory.layers_within(SHAPE.num_hidden_layers, SHAPE.parameters, ONE, room)
 
 
 def test_a_7b_is_cut_where_it_does_not_fit() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from seatrial.model import SeatrialError
 from seatrial.train import metrics
-from seatrial.train.data import Facts
+from seatrial.train.data import DatasetInfo
 from seatrial.train.parallel import World
 from tests.train.ranks import config
 
@@ -28,7 +28,7 @@ from tests.train.ranks import config
     ],
 )
 def test_remedies_are_those_that_are_left(changes: dict[str, Any], parts: list[str]) -> None:
-    with pytest.raises(SeatrialError) as caught, metrics.explained_memory(config(**changes), torch.device("cpu")):
+    with pytest.raises(SeatrialError) as caught, metrics.explain_out_of_memory(config(**changes), torch.device("cpu")):
         torch.empty(2**60)  # which is real, and the CPU's
     assert "you tried to allocate" in str(caught.value)
     for part in parts:
@@ -36,7 +36,7 @@ def test_remedies_are_those_that_are_left(changes: dict[str, Any], parts: list[s
 
 
 def test_what_is_no_lack_of_memory_is_left_alone() -> None:
-    with pytest.raises(RuntimeError, match="other"), metrics.explained_memory(config(), torch.device("cpu")):
+    with pytest.raises(RuntimeError, match="other"), metrics.explain_out_of_memory(config(), torch.device("cpu")):
         raise RuntimeError("other")
 
 
@@ -47,8 +47,8 @@ def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
 
 def test_the_slowest_rank_is_named_by_its_own_pace() -> None:
     said = [{"rank": rank, "host": f"n{rank // 2}", "forward_p50_s": 1.0 + (rank == 2)} for rank in range(4)]
-    assert metrics.slowest(said) == {"rank": 2, "host": "n1", "times_median": 2.0}
-    assert metrics.slowest([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # stack hf does not time it
+    assert metrics.slowest_rank(said) == {"rank": 2, "host": "n1", "ratio_to_median": 2.0}
+    assert metrics.slowest_rank([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # stack hf does not time it
 
 
 class Zero3(nn.Module):
@@ -61,13 +61,13 @@ class Zero3(nn.Module):
         self.frozen = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16), requires_grad=False)
 
 
-def run_of(model: nn.Module, strategy: str = "ddp", optimizer: Any = None) -> metrics.Run:
-    facts = Facts(source="generated", rows=1, tokens=1, vocabulary=257)
-    return metrics.Run([], model, optimizer, strategy, "bf16", facts, trained_tokens=0, checkpoints=[])
+def run_of(model: nn.Module, strategy: str = "ddp", optimizer: Any = None) -> metrics.TrainingRun:
+    facts = DatasetInfo(source="generated", rows=1, tokens=1, vocabulary=257)
+    return metrics.TrainingRun([], model, optimizer, strategy, "bf16", facts, trained_tokens=0, checkpoints=[])
 
 
 def test_parameters_are_counted_whole_and_the_trained_ones_apart() -> None:
-    assert metrics.counts(Zero3()) == (40, 45)
+    assert metrics.parameter_counts(Zero3()) == (40, 45)
 
 
 def test_precision_names_frozen_trained_and_master_weights_and_adam() -> None:
@@ -75,15 +75,15 @@ def test_precision_names_frozen_trained_and_master_weights_and_adam() -> None:
     model.bias.requires_grad_(False)
     master = torch.zeros(2, 2, requires_grad=True)
     optimizer = torch.optim.AdamW([master])
-    assert metrics.precision(run_of(model, optimizer=optimizer)) == (
+    assert metrics.describe_precision(run_of(model, optimizer=optimizer)) == (
         "bf16 compute, bf16 frozen weights, bf16 trained weights, unknown Adam"
     )
     master.grad = torch.ones(2, 2)
     optimizer.step()
-    assert metrics.precision(run_of(model, optimizer=optimizer)) == (
+    assert metrics.describe_precision(run_of(model, optimizer=optimizer)) == (
         "bf16 compute, bf16 frozen weights, bf16 trained weights, fp32 master weights, fp32 Adam"
     )
-    assert metrics.short(torch.int8) == "torch.int8"
+    assert metrics.dtype_name(torch.int8) == "torch.int8"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ FOUND: dict[str, Any] = {
     "exposed_communication_method": "profile",
     "loss_first": 5.0,
     "loss_last": 1.5,
-    "loss_floor": 1.25,
+    "loss_entropy_bound": 1.25,
     "memory_peak_gib": 70.04,
     "allocation_retries": 0,
     "tokens_per_second_per_gpu": 12345.6,
@@ -136,7 +136,7 @@ FOUND: dict[str, Any] = {
 
 
 def test_the_summary_states_speed_memory_and_loss() -> None:
-    assert metrics.summary(FOUND).splitlines() == [
+    assert metrics.summary_text(FOUND).splitlines() == [
         "night: qwen2-7b, stack native, fsdp2, bf16 compute",
         "12,346 tok/s/GPU on 16 × NVIDIA H200, MFU 41.3 % of 989.5 TFLOP/s",
         "step p50 0.5000 s, p99 0.6000 s over 20 steps; compile 30.0 s; peak memory 70.0 GiB",
@@ -153,15 +153,15 @@ def test_the_summary_states_speed_memory_and_loss() -> None:
         ({"strategy": "ddp", "replicas": 2}, "stack native, ddp, bf16"),
         ({"allocation_retries": 3}, "gave unused blocks back 3 times"),
         ({"exposed_communication_percent": 7.25}, "exposed communication 7.2 % of a step (profile)"),
-        ({"loss_floor": None}, "→ 1.5000; weights"),
+        ({"loss_entropy_bound": None}, "→ 1.5000; weights"),
     ],
 )
 def test_the_summary_says_what_is_special(changes: dict[str, Any], part: str) -> None:
-    assert part in metrics.summary(FOUND | changes)
-    assert part not in metrics.summary(FOUND)
+    assert part in metrics.summary_text(FOUND | changes)
+    assert part not in metrics.summary_text(FOUND)
 
 
 def test_metrics_are_written_for_programs_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics.write(FOUND, tmp_path)
     assert json.loads((tmp_path / "metrics.json").read_text()) == FOUND
-    assert (tmp_path / "summary.txt").read_text() == metrics.summary(FOUND) == capsys.readouterr().err
+    assert (tmp_path / "summary.txt").read_text() == metrics.summary_text(FOUND) == capsys.readouterr().err

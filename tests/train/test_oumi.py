@@ -23,14 +23,14 @@ def config(*overrides: str) -> TrainConfig:
 
 @pytest.mark.parametrize(("name", "overrides"), [("nothing-at-hand", ()), ("local", LOCAL), ("hub", HUB)])
 def test_the_config_as_it_was_read(name: str, overrides: tuple[str, ...]) -> None:
-    golden, text = GOLDEN / f"{name}.yaml", oumi.rendered(config(*overrides), Path("/shared/run"))
+    golden, text = GOLDEN / f"{name}.yaml", oumi.render(config(*overrides), Path("/shared/run"))
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
 
 
 def test_weights_that_are_trained_in_bf16_are_loaded_so_and_need_no_mixed_precision() -> None:
-    text = oumi.rendered(config("master_dtype=bf16"), Path("/shared/run"))
+    text = oumi.render(config("master_dtype=bf16"), Path("/shared/run"))
     assert "torch_dtype_str: bfloat16\n" in text
     assert "mixed_precision_dtype: NONE\n" in text
 
@@ -47,14 +47,14 @@ def test_weights_that_are_trained_in_bf16_are_loaded_so_and_need_no_mixed_precis
 )
 def test_what_is_not_rendered_is_refused(overrides: list[str], reason: str) -> None:
     with pytest.raises(UsageError, match="cannot be rendered for Oumi") as refused:
-        oumi.rendered(config(*overrides), Path("/shared/run"))
+        oumi.render(config(*overrides), Path("/shared/run"))
     assert reason in str(refused.value)
 
 
 def test_rows_of_no_robots_keep_only_their_messages() -> None:
     """A column prompt beside them makes TRL look for a column completion."""
     read = [json.loads(line) for line in (FIXTURES / "no_robots" / "train.jsonl").read_text().splitlines()]
-    converted = [oumi.row_of("no_robots", row) for row in read]
+    converted = [oumi.convert_row("no_robots", row) for row in read]
     assert [list(row) for row in converted] == [["messages"]] * 5
     assert {tuple(sorted(message)) for row in converted for message in row["messages"]} == {("content", "role")}
     assert [message["role"] for message in converted[2]["messages"]] == ["system", *["user", "assistant"] * 2]
@@ -63,13 +63,13 @@ def test_rows_of_no_robots_keep_only_their_messages() -> None:
 
 def test_rows_of_alpaca_have_all_keys_by_which_oumi_knows_the_layout() -> None:
     row = {"instruction": "Add 1 and 2.", "output": "3", "text": "the same in one"}
-    assert oumi.row_of("alpaca", row) == {"instruction": "Add 1 and 2.", "input": "", "output": "3"}
+    assert oumi.convert_row("alpaca", row) == {"instruction": "Add 1 and 2.", "input": "", "output": "3"}
 
 
 @pytest.mark.parametrize("layout", ["no_robots", "alpaca"])
 def test_rows_of_another_layout_are_refused(layout: str) -> None:
     with pytest.raises(ValueError, match=r"no messages|no instruction"):
-        oumi.row_of(layout, {"prompt": "Hello", "completion": "Ahoy"})
+        oumi.convert_row(layout, {"prompt": "Hello", "completion": "Ahoy"})
 
 
 def test_the_command_line_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:

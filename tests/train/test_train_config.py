@@ -78,11 +78,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, overrides: list[str],
 )
 def test_near_names_come_first_then_all_of_them_in_lines_that_fit(name: str, meant: str) -> None:
     with pytest.raises(UsageError) as refused:
-        train_config.find(name)
+        train_config.config_path(name)
     first, *lines = str(refused.value).splitlines()
     assert first == f"no training config called {name!r}{meant} a .yaml file, or one of"
     assert all(line.startswith("  ") and len(line) <= 80 for line in lines)
-    assert ", ".join(train_config.shipped()) == " ".join(line.strip() for line in lines)
+    assert ", ".join(train_config.shipped_configs()) == " ".join(line.strip() for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_every_setting_has_its_words() -> None:
 
 
 def test_a_config_that_ships_is_found_by_its_name() -> None:
-    assert train_config.find("throughput") == train_config.CONFIGS / "throughput.yaml"
+    assert train_config.config_path("throughput") == train_config.CONFIGS_FOLDER / "throughput.yaml"
     assert train_config.load("tiny/throughput") == train_config.load(CONFIGS / "tiny" / "throughput.yaml")
     with pytest.raises(UsageError, match=r"no training config called 'thruput'"):
-        train_config.find("thruput")
+        train_config.config_path("thruput")
 
 
 def test_deepspeeds_file_is_the_one_beside_the_config(tmp_path: Path) -> None:
-    beside = train_config.CONFIGS / "deepspeed" / "zero3.json"
-    for name in ("toolcalls-qwen2-7b", "tiny/toolcalls-qwen2-7b"):
+    beside = train_config.CONFIGS_FOLDER / "deepspeed" / "zero3.json"
+    for name in ("function-calling-qwen2-7b", "tiny/function-calling-qwen2-7b"):
         assert train_config.load(name).parallel.deepspeed == str(beside)
     own = tmp_path / "own.json"
-    assert train_config.load("toolcalls-qwen2-7b", [f"parallel.deepspeed={own}"]).parallel.deepspeed == str(own)
+    assert train_config.load("function-calling-qwen2-7b", [f"parallel.deepspeed={own}"]).parallel.deepspeed == str(own)
 
 
 def test_a_model_is_cut_to_some_of_its_layers() -> None:

@@ -26,8 +26,8 @@ def test_what_transformers_wrote_is_read() -> None:
     assert all(step.finite and step.learning_rate is not None and step.epoch for step in state.steps)
     assert state.summary
     assert state.summary.step == state.global_step == state.max_steps == 12
-    assert state.thirds
-    first, last = state.thirds
+    assert state.first_last_third_loss
+    first, last = state.first_last_third_loss
     losses = [step.loss for step in state.steps]
     assert first == (sorted(losses[:4])[1] + sorted(losses[:4])[2]) / 2
     assert first > last
@@ -39,13 +39,13 @@ def test_nan_is_read_and_is_not_finite(tmp_path: Path) -> None:
     history[3]["loss"] = float("inf")
     state = trainer_state.read(written(tmp_path, log_history=history))
     assert [step.finite for step in state.steps] == [True, True, False, False]
-    assert state.thirds == (2.0, 0.0)
+    assert state.first_last_third_loss == (2.0, 0.0)
     assert state.summary is None
 
 
 def test_two_steps_have_no_thirds(tmp_path: Path) -> None:
     history = [{"step": step, "loss": 1.0} for step in (1, 2)]
-    assert trainer_state.read(written(tmp_path, log_history=history)).thirds is None
+    assert trainer_state.read(written(tmp_path, log_history=history)).first_last_third_loss is None
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def test_a_file_that_is_missing_or_far_too_large(tmp_path: Path) -> None:
         trainer_state.read(tmp_path / "trainer_state.json")
     path = tmp_path / "trainer_state.json"
     with path.open("wb") as file:
-        file.truncate(trainer_state.MOST_BYTES + 1)
+        file.truncate(trainer_state.MAX_BYTES + 1)
     with pytest.raises(SeatrialError, match="more than"):
         trainer_state.read(path)

@@ -14,17 +14,19 @@ from tests.train.decoders import CPU, filled
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     weights_of = filled("mistral-tiny").state_dict()
-    save_file({weights.published(name): weight for name, weight in weights_of.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {weights.huggingface_name(name): weight for name, weight in weights_of.items()}, tmp_path / "model.safetensors"
+    )
     for name, complaint in (("qwen2-tiny", "is \\[256, 64\\], the model's is \\[257, 64\\]"),):
-        model = weights.build(architecture.find(name), torch.float, torch.float).to_empty(device="cpu")
+        model = weights.build_on_meta(architecture.load(name), torch.float, torch.float).to_empty(device="cpu")
         with pytest.raises(UsageError, match=complaint):
-            weights.fill(model, weights.from_folder(str(tmp_path), weights.random(0, 0.02)), CPU)
+            weights.fill(model, weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02)), CPU)
     with pytest.raises(UsageError, match=r"no \*\.safetensors"):
-        weights.from_folder(str(tmp_path / "nowhere"), weights.random(0, 0.02))
+        weights.from_folder(str(tmp_path / "nowhere"), weights.random_weights(0, 0.02))
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UsageError, match="cannot read the weights"):
-        weights.from_folder(str(tmp_path), weights.random(0, 0.02))
+        weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02))
 
 
 def test_the_same_seed_draws_the_same_weights() -> None:
@@ -37,7 +39,7 @@ def test_the_same_seed_draws_the_same_weights() -> None:
 
 
 def test_norms_begin_as_one_biases_and_lora_b_as_zero_and_lora_a_within_its_bound() -> None:
-    draw = weights.random(0, 0.02)
+    draw = weights.random_weights(0, 0.02)
     assert torch.equal(draw("layers.0.input_layernorm.norm.weight", torch.Size([4]), CPU), torch.ones(4))
     assert torch.equal(draw("layers.0.self_attn.q_proj.bias", torch.Size([4]), CPU), torch.zeros(4))
     assert torch.equal(draw("layers.0.self_attn.q_proj.lora_B", torch.Size([4, 2]), CPU), torch.zeros(4, 2))
@@ -54,11 +56,11 @@ def test_norms_begin_as_one_biases_and_lora_b_as_zero_and_lora_a_within_its_boun
     ],
 )
 def test_published_names(name: str, expected: str) -> None:
-    assert weights.published(name) == expected
+    assert weights.huggingface_name(name) == expected
 
 
 def test_a_model_without_memory_has_the_type_that_it_holds_weights_in() -> None:
-    model = weights.build(architecture.find("mistral-tiny"), torch.float, torch.bfloat16)
+    model = weights.build_on_meta(architecture.load("mistral-tiny"), torch.float, torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
 
 
@@ -67,11 +69,11 @@ def test_the_index_says_which_file_holds_a_weight(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.full((3,), 8.0)}, tmp_path / "two.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "one.safetensors"}}))
-    read = weights.from_folder(str(tmp_path), weights.random(0, 0.02))
+    read = weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02))
     assert read("output.norm.weight", torch.Size([3]), CPU).tolist() == [7.0] * 3
     index.write_text("{}")
     with pytest.raises(UsageError, match=r"cannot read the weights in .*weight_map"):
-        weights.from_folder(str(tmp_path), weights.random(0, 0.02))
+        weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02))
 
 
 def test_adapters_are_drawn_and_a_missing_weight_is_named(tmp_path: Path) -> None:

@@ -95,13 +95,13 @@ def test_a_child_ends_when_we_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_short_command_answers_or_is_ended(tmp_path: Path) -> None:
-    answer = processes.ask(
+    answer = processes.run_command(
         [sys.executable, "-c", "import sys; print('yes'); print('no', file=sys.stderr); sys.exit(3)"], 30
     )
-    assert answer == processes.Answer(3, "yes\n", "no\n")
+    assert answer == processes.CommandResult(3, "yes\n", "no\n")
     pid_file = tmp_path / "pid"
     script = 'echo $$ >"$0"; echo on; exec sleep 600'
-    answer = processes.ask(["sh", "-c", script, str(pid_file)], 2)
+    answer = processes.run_command(["sh", "-c", script, str(pid_file)], 2)
     assert (answer.code, answer.out) == (None, "on\n")
     assert not alive(int(pid_file.read_text()))
 
@@ -109,7 +109,7 @@ def test_a_short_command_answers_or_is_ended(tmp_path: Path) -> None:
 def test_what_a_short_command_leaves_to_live_on_lives_on(tmp_path: Path) -> None:
     """sbatch hands its environment to the job, our tag with it; the job may run on this machine."""
     code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
-    pid = int(processes.ask([sys.executable, "-c", code], 30).out)
+    pid = int(processes.run_command([sys.executable, "-c", code], 30).out)
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
 

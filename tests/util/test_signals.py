@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from seatrial.util.signals import STOPS, SigtermWatch, end_on_sigterm, interrupt_once, uninterrupted
+from seatrial.util.signals import STOPS, SigtermWatch, end_on_sigterm, interrupt_once, signals_deferred
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 def test_what_must_end_is_not_interrupted() -> None:
     interrupt_once()
     handler = signal.getsignal(signal.SIGTERM)
-    with uninterrupted():
+    with signals_deferred():
         for number in STOPS:
             os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is handler

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from seatrial.analysis.insights import insights
+from seatrial.analysis.insights import performance_insights
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
 from seatrial.hardware import links
-from seatrial.hardware.references import known_for
+from seatrial.hardware.references import references_for
 from seatrial.judge import error_counters
 from seatrial.model import Baseline, Insight, Measurement
 
 
-def read(
+def trial_insights(
     config: Config,
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
@@ -21,5 +21,5 @@ def read(
 ) -> tuple[Insight, ...]:
     """Every insight of a trial; see ``insights``."""
     found = links.read(measurements, checks)
-    figures = insights(config, measurements, checks, known_for(found, site), found)
+    figures = performance_insights(config, measurements, checks, references_for(found, site), found)
     return (*figures, *error_counters.insights(measurements))

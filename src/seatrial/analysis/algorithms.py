@@ -10,12 +10,12 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from seatrial.hardware.links import Declaring, FactRole, facts_of, with_roles
+from seatrial.hardware.links import FactRole, HasFactRoles, measurements_with_roles, role_facts
 from seatrial.model import Measurement, format_bytes, parse_bytes
 
-Way = tuple[str, str]  # algorithm and protocol; empty where the log does not say
-Shape = tuple[str, str, str]  # operation, type, buffers
-Chosen = Mapping[Shape, Mapping[str, Way]]  # … → size label → way
+AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where the log does not say
+OperationKey = tuple[str, str, str]  # operation, type, buffers
+Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # … → size label → way
 
 # NCCL's log has them in capitals; the variable by which a person forces one, as here
 _AS_NCCL_ALGO = {
@@ -26,13 +26,13 @@ _AS_NCCL_ALGO = {
     "COLLNET_DIRECT": "CollNetDirect",
 }
 _NONE = ("not told", "not measured", "point to point")  # what these checks say where there is none
-_CONTRASTED: Shape = ("all_reduce", "float32", "torch's allocator")  # what a contrast measures, and no other
+_CONTRASTED: OperationKey = ("all_reduce", "float32", "torch's allocator")  # what a contrast measures, and no other
 
 
-def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Chosen:
+def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Choices:
     """Of every operation that a check asked NCCL for; a contrast knows of one, and is all that older runs have."""
-    telling = with_roles(measurements, checks)
-    chosen: dict[Shape, dict[str, Way]] = {}
+    telling = measurements_with_roles(measurements, checks)
+    chosen: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
     for by_case in _distinct("contrast_algorithms", telling, checks):
         chosen.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
     for by_operation in _distinct("algorithms", telling, checks):
@@ -43,14 +43,14 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -
 
 
 def _distinct(
-    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Declaring]
+    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[Mapping[str, Any]]:
     """The facts of this role, once where one node after the other has the same; most ranks have none."""
-    every = (_mapping(value) for _, value in facts_of(role, measurements, checks))
+    every = (_mapping(value) for _, value in role_facts(role, measurements, checks))
     return (value for value, _ in groupby(filter(None, every)))
 
 
-def of(chosen: Chosen, operation: str, facts: Mapping[str, Any]) -> Mapping[str, Way]:
+def choices_for(chosen: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
     """Those of one measurement, by the type and the buffers that its ``facts`` name."""
     return chosen.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
 
@@ -62,7 +62,7 @@ def size_label(size: float) -> str:
     return f"{int(size)}B" if "." in short or parse_bytes(short) != int(size) else short
 
 
-def _ways(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Way]]:
+def _ways(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:
     """Under the size that was asked for, and under the exact one."""
     for name, choice in by_size.items():
         algorithm = str(_mapping(choice).get("algorithm") or _NONE[0])

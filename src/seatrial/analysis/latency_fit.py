@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-ENOUGH = 3  # sizes: two lie on a line always, so that the third is the first that says anything
+MIN_SIZES = 3  # sizes: two lie on a line always, so that the third is the first that says anything
 Point = tuple[float, float, str]  # bytes, us, algorithm and protocol ("" where unknown)
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """One regime: the sizes in it (bytes), α in us, β in GB/s of algorithm bandwidth, the worst relative residual.
 
     ``alpha_us`` is None where the line does not meet the axis above zero: too small beside the sizes to be seen.
@@ -26,19 +26,19 @@ class Line:
     sizes: tuple[float, ...]
     alpha_us: float | None
     gbps: float | None
-    residual: float
+    max_relative_error: float
 
 
-def regimes(points: Sequence[Point]) -> tuple[Line, ...]:
+def fit_regimes(points: Sequence[Point]) -> tuple[FittedLine, ...]:
     """A line for each run of sizes of one algorithm and protocol that has enough of them.
 
     ``points`` are in the order of size, every time above zero.
     """
     runs = [(name, list(run)) for name, run in groupby(points, key=lambda point: point[2])]
-    return tuple(_line(name, run) for name, run in runs if len(run) >= ENOUGH)
+    return tuple(_line(name, run) for name, run in runs if len(run) >= MIN_SIZES)
 
 
-def _line(regime: str, points: Sequence[Point]) -> Line:
+def _line(regime: str, points: Sequence[Point]) -> FittedLine:
     """The line with the least relative errors: each point has the weight 1/T²."""
     weights = [us**-2 for _, us, _ in points]
     total = sum(weights)
@@ -49,4 +49,4 @@ def _line(regime: str, points: Sequence[Point]) -> Line:
     alpha = time - slope * size
     residual = max(abs((alpha + slope * x) / us - 1) for x, us, _ in points)
     gbps = 1 / slope / 1e3 if slope > 0 else None  # B/us → GB/s
-    return Line(regime, tuple(x for x, _, _ in points), alpha if alpha > 0 else None, gbps, residual)
+    return FittedLine(regime, tuple(x for x, _, _ in points), alpha if alpha > 0 else None, gbps, residual)

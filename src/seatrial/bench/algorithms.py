@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seatrial.bench import fresh_ranks, group
-from seatrial.bench.buffers import open_buffers
+from seatrial.bench import child_ranks, group
+from seatrial.bench.buffers import buffer_allocator
 from seatrial.bench.collectives import DTYPES
-from seatrial.bench.operations import OPERATIONS, calls_on
-from seatrial.bench.rank import least_free_memory
+from seatrial.bench.operations import OPERATIONS, collective_api
+from seatrial.bench.rank import min_free_memory
 
 ROOM = 0.7  # of the free memory may be the buffers: NCCL needs some too
 
@@ -27,23 +27,23 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     Where NCCL's log is and, for each of these, ``told``: its exact bytes, and from which byte to which the log is about
     it; without the latter two where it does not fit into memory.
     """
-    log, target = group.nccl_log(), torch.device(device)
-    room = ROOM * least_free_memory(device)  # of all: all make the same calls
+    log, target = group.nccl_log_path(), torch.device(device)
+    room = ROOM * min_free_memory(device)  # of all: all make the same calls
     return {"log": str(log), "told": [_once(ask, target, log, room) for ask in task["asks"]]}
 
 
 def _once(ask: Mapping[str, Any], device: torch.device, log: Path, room: float) -> list[int]:
     operation, dtype = OPERATIONS[ask["operation"]], DTYPES[ask["dtype"]]
-    count = operation.elements(ask["size"], dtype.itemsize, dist.get_world_size())
+    count = operation.element_count(ask["size"], dtype.itemsize, dist.get_world_size())
     size = count * dtype.itemsize
     if size * (1 if operation.in_place else 2) > room:
         return [size]
-    source = open_buffers(ask["buffers"], device)
+    source = buffer_allocator(ask["buffers"], device)
     prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
-    with source.registered():
+    with source.registration():
         start = _written(log)
         prepared.run()
-        calls_on(device).wait()
+        collective_api(device).wait()
         end = _written(log)
     del prepared  # its buffers, before the pool that they are of
     return [size, start, end]
@@ -55,4 +55,4 @@ def _written(log: Path) -> int:
 
 
 if __name__ == "__main__":
-    fresh_ranks.serve(run)
+    child_ranks.child_rank_main(run)

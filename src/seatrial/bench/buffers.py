@@ -12,28 +12,28 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.torchcalls import backend_of
+from seatrial.bench.torch_api import process_group_backend
 from seatrial.model import SeatrialError
 
-SOURCES = {
+ALLOCATORS = {
     "torch": "torch's allocator",
     "nccl": "NCCL's allocator (ncclMemAlloc)",
     "nccl_registered": "NCCL's allocator (ncclMemAlloc), registered with the communicator",
 }
 
 
-class TorchBuffers:
+class TorchAllocator:
     """Buffers as a training has them."""
 
     def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(count, dtype=dtype, device=device)
 
     @contextmanager
-    def registered(self) -> Iterator[None]:
+    def registration(self) -> Iterator[None]:
         yield
 
 
-class NcclBuffers:
+class NcclAllocator:
     """Buffers of a pool that NCCL allocates. The pool must outlive them: drop them first.
 
     Raises SeatrialError where NCCL does not move the data, or has no allocator.
@@ -45,7 +45,7 @@ class NcclBuffers:
                 f"the option buffers asks for NCCL's allocator, and here {dist.get_backend()} moves the data: "
                 "it has none; leave buffers at torch"
             )
-        self._backend, self._register = backend_of(device), register
+        self._backend, self._register = process_group_backend(device), register
         try:
             self._pool = torch.cuda.MemPool(self._backend.mem_allocator)
         except RuntimeError as error:
@@ -56,7 +56,7 @@ class NcclBuffers:
             return torch.empty(count, dtype=dtype, device=device)
 
     @contextmanager
-    def registered(self) -> Iterator[None]:
+    def registration(self) -> Iterator[None]:
         """Registers, where that is wanted, what was allocated by now."""
         if not self._register:
             yield
@@ -69,6 +69,6 @@ class NcclBuffers:
             self._backend.deregister_mem_pool(self._pool)
 
 
-def open_buffers(source: str, device: torch.device) -> TorchBuffers | NcclBuffers:
+def buffer_allocator(source: str, device: torch.device) -> TorchAllocator | NcclAllocator:
     """``source`` is a key of SOURCES."""
-    return TorchBuffers() if source == "torch" else NcclBuffers(device, register=source == "nccl_registered")
+    return TorchAllocator() if source == "torch" else NcclAllocator(device, register=source == "nccl_registered")

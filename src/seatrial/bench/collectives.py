@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench import group
-from seatrial.bench.buffers import NcclBuffers, TorchBuffers, open_buffers
-from seatrial.bench.data_check import CHUNK, Mismatch, Part, blank, fill, verify
-from seatrial.bench.operations import Operation, Prepared, calls_on
+from seatrial.bench.buffers import NcclAllocator, TorchAllocator, buffer_allocator
+from seatrial.bench.data_check import CHUNK_ELEMENTS, ExpectedPart, Mismatch, fill_input, fill_with_nan, verify
+from seatrial.bench.operations import Operation, PreparedOperation, collective_api
 from seatrial.bench.rank import gather
-from seatrial.bench.timing import drift, settled
-from seatrial.util.gc_pause import uncollected
+from seatrial.bench.timing import drift, median_converged
+from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
 
 T = TypeVar("T")
@@ -40,11 +40,11 @@ T = TypeVar("T")
 # all-reduce of 64 MiB on H200 was 1.1 % under nccl-tests', with 50 ms 0.03 % over: docs/results); ten fit in LEAST_S
 WINDOW_S = 0.05
 # Ten windows may agree and still be one moment: medians of 0.2 s were up to 3.6 % apart (all-to-all of 64 MiB, 4 H200)
-LEAST_S = 0.5
+MIN_TIMED_S = 0.5
 MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
 
-PER_GRAPH = 100  # operations: against them, what starting the graph takes is lost
-SAMPLES = 300  # the 99th percentile is known from 299 on (one-sided 95 %, order statistics)
+OPERATIONS_PER_GRAPH = 100  # operations: against them, what starting the graph takes is lost
+PERCENTILE_SAMPLES = 300  # the 99th percentile is known from 299 on (one-sided 95 %, order statistics)
 
 _NAMED = 4  # ranks in a sentence
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -56,16 +56,16 @@ TIMING = (
 )
 
 
-class NoMemory(Exception):
+class AllocationError(Exception):
     """A buffer did not fit on some ranks; raised on all of them. ``refusals`` says why, by rank."""
 
     def __init__(self, refusals: dict[int, str]) -> None:
-        self.refusals = refusals
-        super().__init__(f"no memory on {self.told()}")
+        self.reasons = refusals
+        super().__init__(f"no memory on {self.summary()}")
 
-    def told(self, called: Callable[[int], str] = "rank {}".format) -> str:
+    def summary(self, called: Callable[[int], str] = "rank {}".format) -> str:
         """Where and why, of the first few ranks: every rank tells it, and there may be thousands."""
-        return and_more([f"{called(rank)}: {why}" for rank, why in self.refusals.items()], _NAMED, "; ")
+        return and_more([f"{called(rank)}: {why}" for rank, why in self.reasons.items()], _NAMED, "; ")
 
 
 @dataclass(frozen=True)
@@ -77,40 +77,40 @@ class Timings:
     warmup: int
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         return len(self.windows[0])
 
     @property
-    def means(self) -> tuple[float, ...]:
+    def window_means(self) -> tuple[float, ...]:
         """One figure a window, the mean over ranks: the default of nccl-tests (``-a 1``)."""
         return tuple(fmean(window) for window in self.windows)
 
     @property
-    def maxima(self) -> tuple[float, ...]:
+    def window_maxima(self) -> tuple[float, ...]:
         """One figure a window, the slowest rank's: what a step of training waits for (``-a 3`` of nccl-tests)."""
         return tuple(max(window) for window in self.windows)
 
     @property
     def drift(self) -> float:
-        return drift(self.means)
+        return drift(self.window_means)
 
-    def of_rank(self, rank: int) -> tuple[float, ...]:
+    def rank_windows(self, rank: int) -> tuple[float, ...]:
         return tuple(window[rank] for window in self.windows)
 
     @property
-    def slowest(self) -> int:
+    def slowest_rank(self) -> int:
         """The rank with the longest median time."""
-        return max(range(self.ranks), key=lambda rank: median(self.of_rank(rank)))
+        return max(range(self.rank_count), key=lambda rank: median(self.rank_windows(rank)))
 
     @property
-    def most_often_slowest(self) -> tuple[int, float]:
+    def most_often_slowest_rank(self) -> tuple[int, float]:
         """The rank that took longest in most windows, and in which share of them."""
         ((rank, count),) = Counter(window.index(max(window)) for window in self.windows).most_common(1)
         return rank, count / len(self.windows)
 
 
 @dataclass(frozen=True)
-class Result:
+class CollectiveResult:
     """One operation at one size, in exact bytes: its times, and the ranks whose data was wrong."""
 
     size: int
@@ -123,36 +123,36 @@ def algorithm_bandwidth(size: int, seconds: float) -> float:
     return size / seconds / 1e9
 
 
-def measure(
+def measure_back_to_back(
     operation: Operation,
     size: int,
     dtype: str,
     device: str,
     seconds: float,
-    at_least: float = 0.0,
+    min_seconds: float = 0.0,
     *,
     buffers: str = "torch",
-) -> Result:
+) -> CollectiveResult:
     """Time ``operation`` at about ``size`` bytes as ``time_operation`` does, then check one result bit by bit.
 
     ``buffers`` is a key of ``buffers.SOURCES``. Raises NoMemory on all ranks when they do not fit on one of them,
     SeatrialError where there is no such source.
     """
 
-    def time_it(prepared: Prepared, target: torch.device) -> Timings:
-        return time_operation(prepared.run, target, seconds, at_least)
+    def time_it(prepared: PreparedOperation, target: torch.device) -> Timings:
+        return time_operation(prepared.run, target, seconds, min_seconds)
 
     return _measure(operation, size, dtype, device, buffers, time_it)
 
 
-def measure_replayed(
+def measure_cuda_graph(
     operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
-) -> Result:
+) -> CollectiveResult:
     """As ``measure``, of operations in a CUDA graph, which the device starts by itself; NCCL only."""
 
-    def time_it(prepared: Prepared, target: torch.device) -> Timings:
+    def time_it(prepared: PreparedOperation, target: torch.device) -> Timings:
         time_window(prepared.run, 1, target)  # connections and buffers are made before the capture
-        count = max(1, min(PER_GRAPH, ceil(WINDOW_S / _estimate(prepared.run, target))))
+        count = max(1, min(OPERATIONS_PER_GRAPH, ceil(WINDOW_S / _estimate(prepared.run, target))))
         with _captured(prepared.run, count) as replay:
             graphs = time_operation(replay, target, seconds)
         windows = tuple(tuple(value / count for value in window) for window in graphs.windows)
@@ -161,14 +161,14 @@ def measure_replayed(
     return _measure(operation, size, dtype, device, buffers, time_it, replayed=True)
 
 
-def measure_each(
+def measure_each_operation(
     operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
-) -> Result:
+) -> CollectiveResult:
     """Time every one of SAMPLES operations, or of as many as ``seconds`` allow: a window is one of them."""
 
-    def time_it(prepared: Prepared, target: torch.device) -> Timings:
+    def time_it(prepared: PreparedOperation, target: torch.device) -> Timings:
         time_window(prepared.run, 1, target)
-        count = max(1, min(SAMPLES, int(seconds / _estimate(prepared.run, target))))
+        count = max(1, min(PERCENTILE_SAMPLES, int(seconds / _estimate(prepared.run, target))))
         by_rank = gather(_time_each(prepared.run, count, target))
         return Timings(tuple(zip(*by_rank, strict=True)), per_window=1, warmup=4)
 
@@ -180,11 +180,11 @@ def check_data(
 ) -> dict[int, Mismatch]:
     """What is wrong, by rank, when ``operation`` moves about ``size`` bytes once; nothing is timed. Raises NoMemory."""
     kind, target = DTYPES[dtype], torch.device(device)
-    count = operation.elements(size, kind.itemsize, dist.get_world_size())
-    source = open_buffers(buffers, target)
+    count = operation.element_count(size, kind.itemsize, dist.get_world_size())
+    source = buffer_allocator(buffers, target)
     prepared = _prepare(operation, count, kind, target, source)
-    with source.registered():
-        return _check(prepared, prepared.run)
+    with source.registration():
+        return _check_result(prepared, prepared.run)
 
 
 def _measure(
@@ -193,16 +193,16 @@ def _measure(
     dtype: str,
     device: str,
     buffers: str,
-    time_it: Callable[[Prepared, torch.device], Timings],
+    time_it: Callable[[PreparedOperation, torch.device], Timings],
     *,
     replayed: bool = False,
-) -> Result:
+) -> CollectiveResult:
     kind, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
-    count = operation.elements(size, kind.itemsize, ranks)
+    count = operation.element_count(size, kind.itemsize, ranks)
     # the pool outlives what is allocated from it, which ends with the call
-    source = open_buffers(buffers, target)
+    source = buffer_allocator(buffers, target)
     timings, mismatches = _time_and_check(operation, count, kind, target, source, time_it, replayed)
-    return Result(count * kind.itemsize, timings, mismatches)
+    return CollectiveResult(count * kind.itemsize, timings, mismatches)
 
 
 def _time_and_check(
@@ -210,37 +210,37 @@ def _time_and_check(
     count: int,
     dtype: torch.dtype,
     device: torch.device,
-    source: TorchBuffers | NcclBuffers,
-    time_it: Callable[[Prepared, torch.device], Timings],
+    source: TorchAllocator | NcclAllocator,
+    time_it: Callable[[PreparedOperation, torch.device], Timings],
     replayed: bool,
 ) -> tuple[Timings, dict[int, Mismatch]]:
     prepared = _prepare(operation, count, dtype, device, source)
-    with source.registered():
+    with source.registration():
         timings = time_it(prepared, device)
         if not replayed:
-            return timings, _check(prepared, prepared.run)
+            return timings, _check_result(prepared, prepared.run)
         with _captured(prepared.run, 1) as replay:
-            return timings, _check(prepared, replay)
+            return timings, _check_result(prepared, replay)
 
 
-def _check(prepared: Prepared, run: Callable[[], object]) -> dict[int, Mismatch]:
+def _check_result(prepared: PreparedOperation, run: Callable[[], object]) -> dict[int, Mismatch]:
     """Run once on known data: what is wrong, by rank."""
-    blank(prepared.received)  # before the rest: in place, what is sent lies in there
-    fill(prepared.sent, dist.get_rank(), prepared.added)
+    fill_with_nan(prepared.received)  # before the rest: in place, what is sent lies in there
+    fill_input(prepared.sent, dist.get_rank(), prepared.summed_ranks)
     run()
-    found = gather(verify(prepared.received, prepared.added, prepared.parts))
+    found = gather(verify(prepared.received, prepared.summed_ranks, prepared.expected))
     return {rank: mismatch for rank, mismatch in enumerate(found) if mismatch}
 
 
 def time_operation(
-    operation: Callable[[], object], device: torch.device, seconds: float, at_least: float = 0.0
+    operation: Callable[[], object], device: torch.device, seconds: float, min_seconds: float = 0.0
 ) -> Timings:
     """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
 
     Not before LEAST_S or ``at_least`` seconds of timed operations, however: a burn-in is to last. All ranks see all
     times, so all take the same decisions and run the same number of operations.
     """
-    window_s = max(WINDOW_S, at_least / MAX_WINDOWS)
+    window_s = max(WINDOW_S, min_seconds / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
     warmup, per_window = 1, 1
     for _ in range(2):  # a guess from one operation, then a better one from a window of them
@@ -249,7 +249,7 @@ def time_operation(
         per_window = max(1, ceil(window_s / estimate))
     windows: list[tuple[float, ...]] = []
     spent = 0.0
-    while spent < at_least or not _enough(windows, spent, seconds):
+    while spent < min_seconds or not _enough(windows, spent, seconds):
         windows.append(tuple(gather(time_window(operation, per_window, device))))
         spent += max(windows[-1]) * per_window
     return Timings(tuple(windows), per_window, warmup)
@@ -257,9 +257,9 @@ def time_operation(
 
 def time_window(operation: Callable[[], object], count: int, device: torch.device) -> float:
     """Seconds per operation of ``count`` back to back on this rank, to the end of the last."""
-    wait = calls_on(device).wait
+    wait = collective_api(device).wait
     _align(device)
-    with uncollected():  # it would stop the host for as long as hundreds of small operations take
+    with gc_paused():  # it would stop the host for as long as hundreds of small operations take
         start = time.perf_counter()
         for _ in range(count):
             operation()
@@ -269,9 +269,9 @@ def time_window(operation: Callable[[], object], count: int, device: torch.devic
 
 def _time_each(operation: Callable[[], object], count: int, device: torch.device) -> list[float]:
     """Seconds of each of ``count`` operations back to back on this rank: between two events of its stream."""
-    wait = calls_on(device).wait
+    wait = collective_api(device).wait
     _align(device)
-    with uncollected():  # it would stop the host for as long as hundreds of small operations take
+    with gc_paused():  # it would stop the host for as long as hundreds of small operations take
         if device.type != "cuda":
             ends = [time.perf_counter()]
             for _ in range(count):
@@ -323,26 +323,26 @@ def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[
 def _enough(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
     if spent >= seconds or len(windows) >= MAX_WINDOWS:
         return True
-    return spent >= LEAST_S and settled([fmean(window) for window in windows])
+    return spent >= MIN_TIMED_S and median_converged([fmean(window) for window in windows])
 
 
 def _prepare(
-    operation: Operation, count: int, dtype: torch.dtype, device: torch.device, source: TorchBuffers | NcclBuffers
-) -> Prepared:
+    operation: Operation, count: int, dtype: torch.dtype, device: torch.device, source: TorchAllocator | NcclAllocator
+) -> PreparedOperation:
     """The operation with filled buffers; NoMemory on all ranks unless all have them."""
 
-    def prepare() -> Prepared:
+    def prepare() -> PreparedOperation:
         prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
         # the scratch memory of the data check must fit as well, that of filling and that of comparing
-        rank, first = dist.get_rank(), prepared.sent[:CHUNK]
-        fill(prepared.sent, rank, prepared.added)
-        verify(first, prepared.added, [Part(first.numel(), 0, rank)])
+        rank, first = dist.get_rank(), prepared.sent[:CHUNK_ELEMENTS]
+        fill_input(prepared.sent, rank, prepared.summed_ranks)
+        verify(first, prepared.summed_ranks, [ExpectedPart(first.numel(), 0, rank)])
         return prepared
 
-    return on_all_or_none(prepare, device)
+    return allocate_on_all_ranks(prepare, device)
 
 
-def on_all_or_none(make: Callable[[], T], device: torch.device) -> T:
+def allocate_on_all_ranks(make: Callable[[], T], device: torch.device) -> T:
     """What ``make`` allocates; NoMemory on all ranks where it does not fit on one of them. Called by all together."""
     made, refusal = None, ""
     try:
@@ -358,18 +358,18 @@ def on_all_or_none(make: Callable[[], T], device: torch.device) -> T:
         del made
         if device.type == "cuda":
             torch.cuda.empty_cache()  # NCCL, for its own buffers, takes none of what torch keeps for later
-        raise NoMemory(refusals)
+        raise AllocationError(refusals)
     return made
 
 
-def describe_calls(device: str) -> str:
+def describe_api(device: str) -> str:
     """What ``measure`` and its like call here, several joined by " + " where ranks differ. Called by all together."""
-    return " + ".join(sorted(set(gather(calls_on(torch.device(device)).described))))
+    return " + ".join(sorted(set(gather(collective_api(torch.device(device)).description))))
 
 
-def has_two_buffers(device: str) -> bool:
+def supports_out_of_place(device: str) -> bool:
     """Whether every operation can be called out of place here. Called by all together: the same on all ranks."""
-    return all(gather(calls_on(torch.device(device)).two_buffers))
+    return all(gather(collective_api(torch.device(device)).supports_out_of_place))
 
 
 def describe_group() -> dict[str, object]:
@@ -383,7 +383,7 @@ def describe_group() -> dict[str, object]:
     facts: dict[str, object] = {"backend": backend, "world_size": dist.get_world_size(), "timing": TIMING}
     if backend == dist.Backend.NCCL:
         facts["gpu"] = " + ".join(sorted(set(models)))
-        facts["set_by_seatrial"] = sorted(group.set_here)
+        facts["set_by_seatrial"] = sorted(group.set_by_seatrial)
         facts["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_")
     facts["backend_environment"] = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}

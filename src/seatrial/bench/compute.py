@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 import torch
 
-from seatrial.bench.timing import Timed, time_alone
+from seatrial.bench.timing import DeviceTiming, time_on_device
 
 # How the inputs are held and multiplied; tf32 is float32 data through tensor cores that keep 10 bits of mantissa.
-TYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
+DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 SEED = 20_24
 # Every so many rows one of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on
 # one multiprocessor: so every tile is looked at; and as 61 is prime, at another place within it each time.
-STRIDE = 61
-NOT_A_NUMBER = 1e30  # stands for an error that is none: a figure must be finite to be judged
+CHECKED_ROW_STRIDE = 61
+NON_FINITE_ERROR = 1e30  # stands for an error that is none: a figure must be finite to be judged
 
 Multiply = Callable[[], torch.Tensor]
 
 
-def why_not(kind: str, device: str) -> str | None:
+def unsupported_reason(kind: str, device: str) -> str | None:
     """Why this device does not multiply ``kind`` in hardware; None where it does (CUDA C++ guide, arithmetic types)."""
     if not device.startswith("cuda"):
         return None if kind == "fp32" else "measured on GPUs only: a CPU may emulate it"
@@ -40,7 +40,7 @@ def flops(size: int) -> int:
     return 2 * size**3
 
 
-def time_product(kind: str, size: int, device: str, seconds: float, least_s: float = 0.0) -> Timed:
+def time_matmul(kind: str, size: int, device: str, seconds: float, least_s: float = 0.0) -> DeviceTiming:
     """Time products of two ``size`` × ``size`` matrices of normally distributed numbers, written into one buffer.
 
     fp8 sums as cuBLAS does without ``fast_accum``: as exactly as the hardware can, which is slower than the peak.
@@ -48,7 +48,7 @@ def time_product(kind: str, size: int, device: str, seconds: float, least_s: flo
     (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data").
     """
     with _precision(kind):
-        return time_alone(_product(kind, *_inputs(kind, size, device)), device, seconds, least_s=least_s)
+        return time_on_device(_product(kind, *_inputs(kind, size, device)), device, seconds, min_seconds=least_s)
 
 
 def relative_error(kind: str, size: int, device: str) -> float:
@@ -59,21 +59,21 @@ def relative_error(kind: str, size: int, device: str) -> float:
 
 
 def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
-    exact = a[::STRIDE].double() @ b.double()
-    error = float((product[::STRIDE].double() - exact).abs().max() / exact.abs().max())
-    return error if math.isfinite(error) else NOT_A_NUMBER
+    exact = a[::CHECKED_ROW_STRIDE].double() @ b.double()
+    error = float((product[::CHECKED_ROW_STRIDE].double() - exact).abs().max() / exact.abs().max())
+    return error if math.isfinite(error) else NON_FINITE_ERROR
 
 
 @dataclass(frozen=True)
-class Burned:
+class BurnResult:
     """``changed``: windows whose last product was not, bit by bit, that of the first. ``error``: as relative_error."""
 
-    timed: Timed
-    changed: int
+    timing: DeviceTiming
+    changed_products: int
     error: float
 
 
-def burn(kind: str, size: int, device: str, seconds: float) -> Burned:
+def burn(kind: str, size: int, device: str, seconds: float) -> BurnResult:
     """Multiply the same two matrices for so long, and look after every window whether the product is the same still."""
     a, b = _inputs(kind, size, device)
     changed = 0
@@ -90,8 +90,8 @@ def burn(kind: str, size: int, device: str, seconds: float) -> Burned:
             nonlocal changed
             changed += not torch.equal(_bits(product), _bits(first))
 
-        timed = time_alone(work, device, seconds, least_s=seconds, between=compare)
-    return Burned(timed, changed, _error(product, a, b))
+        timed = time_on_device(work, device, seconds, min_seconds=seconds, after_window=compare)
+    return BurnResult(timed, changed, _error(product, a, b))
 
 
 def chain_digest(kind: str, size: int, device: str, links: int) -> str:

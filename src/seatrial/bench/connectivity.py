@@ -16,10 +16,10 @@ from functools import partial
 from statistics import median
 from threading import Thread
 
-from seatrial.bench.one_rank_per_node import ANSWER_S, Actors, reason, start
+from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants, error_text, start_in_thread
 
-RESOLVE_S = 10.0  # a resolver's own default is 5 s a server: longer than two of them no rendezvous waits gladly
-CONNECT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
+RESOLVE_TIMEOUT_S = 10.0  # a resolver's own default is 5 s a server: longer than two of them no rendezvous waits gladly
+CONNECT_TIMEOUT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
 DIALS_AT_ONCE = 32
 EXCHANGES = 10  # a pair, so that one of them meets no queue
 _TIMES = struct.Struct("!dd")
@@ -33,20 +33,20 @@ class Lookup:
     problem: str | None = None
 
 
-def look_up(names: Sequence[str], resolve: Callable[[str], Sequence[str]]) -> dict[str, Lookup]:
+def resolve_names(names: Sequence[str], resolve: Callable[[str], Sequence[str]]) -> dict[str, Lookup]:
     """Resolve all names at once, here. A name that has no answer within 10 s counts as unresolved."""
-    pending = {name: start(partial(resolve, name)) for name in names}
-    wait(pending.values(), timeout=RESOLVE_S)
+    pending = {name: start_in_thread(partial(resolve, name)) for name in names}
+    wait(pending.values(), timeout=RESOLVE_TIMEOUT_S)
     return {name: _lookup(future) for name, future in pending.items()}
 
 
 def _lookup(pending: Future[Sequence[str]]) -> Lookup:
     if not pending.done():
-        return Lookup((), f"not resolved within {RESOLVE_S:g} s")
+        return Lookup((), f"not resolved within {RESOLVE_TIMEOUT_S:g} s")
     try:
         found = pending.result()
     except OSError as error:
-        return Lookup((), reason(error))
+        return Lookup((), error_text(error))
     usable = tuple(address for address in found if _reaches_out(address))
     return Lookup(usable, None if usable else f"resolves to {', '.join(found)}, which no other node can reach")
 
@@ -57,7 +57,7 @@ def _reaches_out(address: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Card:
+class Endpoint:
     """Where an actor can be reached. ``address`` is for those who cannot resolve its name; None: it knows none."""
 
     port: int
@@ -66,7 +66,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Link:
+class Connection:
     """A connection as one end of it saw it, in seconds.
 
     ``offset`` is the other's clock minus ours, true to ± ``uncertainty`` (RFC 5905, section 8: the offset is
@@ -74,37 +74,39 @@ class Link:
     """
 
     round_trip: float
-    offset: float
-    uncertainty: float
+    clock_offset: float
+    clock_uncertainty: float
 
 
 @dataclass(frozen=True)
-class Survey:
+class ConnectivityResult:
     """What actor ``i`` found: ``lookups[i][name]``, and ``links[i][name]``: a Link, or why there is none."""
 
     lookups: list[dict[str, Lookup]]
-    links: list[dict[str, Link | str]]
+    connections: list[dict[str, Connection | str]]
 
 
-def survey(actors: Actors, resolve: Callable[[str], Sequence[str]]) -> Survey:
+def measure_connectivity(actors: Participants, resolve: Callable[[str], Sequence[str]]) -> ConnectivityResult:
     """Let every node resolve the names of all, connect to all others by TCP and exchange time stamps with them.
 
     Raises Trouble when a node cannot listen.
     """
-    station = Station(actors.me, actors.names)
+    station = ConnectivityProbe(actors.index, actors.names)
     try:
-        cards = actors.together(station.open)
-        lookups = actors.together(lambda: look_up(actors.names, resolve), RESOLVE_S + ANSWER_S)
-        patience = ANSWER_S + 2 * CONNECT_S * len(actors.names)
-        failures = actors.together(lambda: station.dial(cards, lookups[actors.me]), patience)
-        links = actors.together(station.measure, patience)
+        cards = actors.run_on_all(station.listen)
+        lookups = actors.run_on_all(lambda: resolve_names(actors.names, resolve), RESOLVE_TIMEOUT_S + STEP_TIMEOUT_S)
+        patience = STEP_TIMEOUT_S + 2 * CONNECT_TIMEOUT_S * len(actors.names)
+        failures = actors.run_on_all(lambda: station.connect_all(cards, lookups[actors.index]), patience)
+        links = actors.run_on_all(station.measure, patience)
     finally:
         station.close()
-    merged: list[dict[str, Link | str]] = [{**failed, **good} for failed, good in zip(failures, links, strict=True)]
-    return Survey(lookups, merged)
+    merged: list[dict[str, Connection | str]] = [
+        {**failed, **good} for failed, good in zip(failures, links, strict=True)
+    ]
+    return ConnectivityResult(lookups, merged)
 
 
-class Station:
+class ConnectivityProbe:
     """One actor's end of the lines to all others: it listens, dials and measures."""
 
     def __init__(self, me: int, names: Sequence[str]) -> None:
@@ -115,28 +117,28 @@ class Station:
         self._socket: socket.socket | None = None
         self._lines: dict[str, socket.socket] = {}
 
-    def open(self) -> Card:
+    def listen(self) -> Endpoint:
         """Listen on a free port of all addresses. Raises OSError."""
         self._socket = _listen()
         Thread(target=self._serve, args=(self._socket,), daemon=True).start()
-        return Card(self._socket.getsockname()[1], self._token, own_address())
+        return Endpoint(self._socket.getsockname()[1], self._token, local_address())
 
-    def dial(self, cards: Sequence[Card], lookups: Mapping[str, Lookup]) -> dict[str, str]:
+    def connect_all(self, cards: Sequence[Endpoint], lookups: Mapping[str, Lookup]) -> dict[str, str]:
         """Connect to all others; why it failed, by name."""
         failures: dict[str, str] = {}
 
         def one(other: int) -> None:
             name, card = self._names[other], cards[other]
             try:
-                self._lines[name] = connect(lookups[name].addresses or _known(card), card)
+                self._lines[name] = open_connection(lookups[name].addresses or _known(card), card)
             except OSError as error:
-                failures[name] = reason(error)
+                failures[name] = error_text(error)
 
         with ThreadPoolExecutor(DIALS_AT_ONCE) as pool:
             list(pool.map(one, self._others))
         return failures
 
-    def measure(self) -> dict[str, Link | str]:
+    def measure(self) -> dict[str, Connection | str]:
         """Exchange time stamps over every line, one after the other; by name."""
         names = [self._names[other] for other in self._others if self._names[other] in self._lines]
         return {name: _measure(self._lines[name]) for name in names}
@@ -177,7 +179,7 @@ def _listen() -> socket.socket:
     return socket.create_server(("", 0), backlog=1024)
 
 
-def own_address() -> str | None:
+def local_address() -> str | None:
     """The address from which this node speaks to the first one (MASTER_ADDR); None where that is a loopback one."""
     try:
         family, kind, *_, target = socket.getaddrinfo(os.environ.get("MASTER_ADDR"), 9, type=socket.SOCK_DGRAM)[0]
@@ -189,18 +191,18 @@ def own_address() -> str | None:
     return address if _reaches_out(address) else None
 
 
-def _known(card: Card) -> tuple[str, ...]:
+def _known(card: Endpoint) -> tuple[str, ...]:
     if card.address is None:
         raise OSError("its name does not resolve, and it knows no address of its own")
     return (card.address,)
 
 
-def connect(addresses: Sequence[str], card: Card) -> socket.socket:
+def open_connection(addresses: Sequence[str], card: Endpoint) -> socket.socket:
     """A line to whoever holds the card's token, by the first address that leads there. Raises ConnectionError."""
     failures = []
     for address in addresses:
         try:
-            line = socket.create_connection((address, card.port), timeout=CONNECT_S)
+            line = socket.create_connection((address, card.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
             failures.append(f"{address}: {_how(error)}")
             continue
@@ -220,16 +222,16 @@ def _greeting(line: socket.socket) -> bytes:
 
 
 def _how(error: OSError) -> str:
-    return f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else reason(error)
+    return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error_text(error)
 
 
-def _measure(line: socket.socket) -> Link | str:
+def _measure(line: socket.socket) -> Connection | str:
     try:
         samples = [_exchange(line) for _ in range(EXCHANGES)]
     except (OSError, struct.error) as error:
         return f"connected, then: {_how(error) if isinstance(error, OSError) else 'hung up'}"
     round_trip, offset = min(samples)
-    return Link(median(sample[0] for sample in samples), offset, round_trip / 2)
+    return Connection(median(sample[0] for sample in samples), offset, round_trip / 2)
 
 
 def _exchange(line: socket.socket) -> tuple[float, float]:

@@ -14,7 +14,9 @@ from math import isqrt
 
 import torch
 
-CHUNK = 2**24  # elements whose expected values are held at once: an 8 GiB buffer is checked with 0.5 GiB of scratch
+CHUNK_ELEMENTS = (
+    2**24
+)  # elements whose expected values are held at once: an 8 GiB buffer is checked with 0.5 GiB of scratch
 STRIDE = 1_000_000_007  # prime, and no divisor of a period in use: a pattern visits all values of its period
 APART = 2_654_435_761  # prime: as far as the patterns of two ranks that follow each other are from one another
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -34,7 +36,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExpectedPart:
     """``length`` elements that must be those of position ``position`` and onwards, of ``rank`` or of all ranks' sum."""
 
     length: int
@@ -42,7 +44,7 @@ class Part:
     rank: int = 0
 
 
-def fill(buffer: torch.Tensor, rank: int, added: int) -> None:
+def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
     """Write what this rank has to give: other bits than any other rank at each position, and than its neighbours.
 
     ``added``: the number of ranks whose contributions will be summed up, small integers then, of which no partial sum
@@ -50,24 +52,24 @@ def fill(buffer: torch.Tensor, rank: int, added: int) -> None:
     up to 63,486 differ.
     """
     for start, chunk in _chunks(buffer):
-        if added == 1:
+        if summed_ranks == 1:
             _as_bits(chunk).copy_(_marks(start, chunk, rank))
         else:
-            chunk.copy_(_contributions(start, chunk, rank, added))
+            chunk.copy_(_contributions(start, chunk, rank, summed_ranks))
 
 
-def blank(buffer: torch.Tensor) -> None:
+def fill_with_nan(buffer: torch.Tensor) -> None:
     """Write what no contribution and no sum is anywhere, a NaN: what is not overwritten shows."""
     bits = _as_bits(buffer)
     bits.fill_(torch.iinfo(bits.dtype).max)
 
 
-def verify(buffer: torch.Tensor, added: int, parts: Sequence[Part] | None = None) -> Mismatch | None:
+def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart] | None = None) -> Mismatch | None:
     """Compare bit by bit with what ``parts`` say; without them, with the whole. None when all is right."""
-    parts = [Part(buffer.numel(), 0)] if parts is None else parts
+    parts = [ExpectedPart(buffer.numel(), 0)] if parts is None else parts
     found, offset = [], 0
     for part in parts:
-        found.append(_verify_part(buffer[offset : offset + part.length], added, part, offset))
+        found.append(_verify_part(buffer[offset : offset + part.length], summed_ranks, part, offset))
         offset += part.length
     wrong = [mismatch for mismatch in found if mismatch]
     if not wrong:
@@ -76,7 +78,7 @@ def verify(buffer: torch.Tensor, added: int, parts: Sequence[Part] | None = None
     return Mismatch(sum(one.wrong for one in wrong), first.offset, first.expected, first.got, first.xor)
 
 
-def _verify_part(buffer: torch.Tensor, added: int, part: Part, offset: int) -> Mismatch | None:
+def _verify_part(buffer: torch.Tensor, added: int, part: ExpectedPart, offset: int) -> Mismatch | None:
     wrong, first = 0, None
     for start, chunk in _chunks(buffer):
         expected = _expected(part.position + start, chunk, added, part.rank)
@@ -141,7 +143,7 @@ def _positions(start: int, chunk: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(buffer: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    return ((start, buffer[start : start + CHUNK]) for start in range(0, buffer.numel(), CHUNK))
+    return ((start, buffer[start : start + CHUNK_ELEMENTS]) for start in range(0, buffer.numel(), CHUNK_ELEMENTS))
 
 
 def _as_bits(values: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,10 @@ import torch.distributed as dist
 _SUBSYSTEMS = "INIT,NET,P2P,ENV"
 GRAPH_MIXING = "NCCL_GRAPH_MIXING_SUPPORT"
 
-set_here: set[str] = set()  # variables of the environment that are seatrial's choice and nobody else's
+set_by_seatrial: set[str] = set()  # variables of the environment that are seatrial's choice and nobody else's
 
 
-def keep_nccl_log(folder: Path) -> None:
+def enable_nccl_log(folder: Path) -> None:
     """Have NCCL write what it does to a file of this process in ``folder``: call it before the group is opened.
 
     At least INFO: where nobody asked for more, and where WARN was asked for, which INFO holds as well. A file that the
@@ -35,7 +35,7 @@ def keep_nccl_log(folder: Path) -> None:
 
 def _set(name: str, value: str) -> None:
     os.environ[name] = value
-    set_here.add(name)
+    set_by_seatrial.add(name)
 
 
 def disable_graph_mixing() -> None:
@@ -69,13 +69,13 @@ def open_group(device: str, timeout_s: float) -> None:
         raise ValueError(f"no process group for device {device!r}: expected 'cpu' or 'cuda:N'")
 
 
-def nccl_log() -> Path:
+def nccl_log_path() -> Path:
     """Where NCCL writes the log of this process (NCCL User Guide, NCCL_DEBUG_FILE: %h is the host, %p the process)."""
     host = socket.gethostname().partition(".")[0]
     return Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", host).replace("%p", str(os.getpid())))
 
 
-def connect(device: str) -> None:
+def connect_all_ranks(device: str) -> None:
     """Have every rank connect to its neighbours and to every other: NCCL does so at the first use."""
     ranks = dist.get_world_size()
     dist.all_reduce(torch.ones(2**20, device=device))
@@ -93,7 +93,7 @@ def close_group() -> None:
     dist.destroy_process_group()
 
 
-def end_process() -> NoReturn:
+def exit_without_teardown() -> NoReturn:
     """End this process, successfully, without tearing the interpreter down.
 
     torch's threads sometimes abort while it is torn down (seen with torch 2.13, gloo and DDP: "terminate called without

@@ -9,17 +9,17 @@ from functools import partial
 import psutil
 import torch
 
-from seatrial.bench.timing import Timed, time_alone
+from seatrial.bench.timing import DeviceTiming, time_on_device
 
-BLOCK = 2**28  # bytes that are compared at a time: the comparison needs an eighth of that as scratch
+BLOCK_BYTES = 2**28  # bytes that are compared at a time: the comparison needs an eighth of that as scratch
 # All bits clear, all set, and neighbours unlike in both phases (as memtest86's fixed patterns); the random one follows.
-FIXED = (0, -1, 0x5555555555555555, -0x5555555555555556)
+FIXED_PATTERNS = (0, -1, 0x5555555555555555, -0x5555555555555556)
 
 _Fill = Callable[[torch.Tensor, int], torch.Tensor]  # writes a pattern to a block, by its number
 
 
 @dataclass(frozen=True)
-class Wrong:
+class PatternError:
     """``words`` of 8 bytes that did not keep a pattern, and the first of them; ``xor``: the bits that differ."""
 
     pattern: str
@@ -29,27 +29,27 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Tested:
+class PatternTestResult:
     """What a pattern test covered, in bytes, and what it found."""
 
     size: int
-    free: int
-    wrong: tuple[Wrong, ...]
+    free_bytes: int
+    errors: tuple[PatternError, ...]
 
 
-def time_copy(size: int, device: str, seconds: float) -> Timed:
+def time_copy(size: int, device: str, seconds: float) -> DeviceTiming:
     """Time copies of ``size`` bytes within the device's memory: each moves twice as many, a read and a write.
 
     What a CPU's cache reads of lines that are only written is not counted, as in STREAM.
     """
     source, target = _arrays(2, size, device)
-    return time_alone(lambda: target.copy_(source), device, seconds)
+    return time_on_device(lambda: target.copy_(source), device, seconds)
 
 
-def time_triad(size: int, device: str, seconds: float) -> Timed:
+def time_triad(size: int, device: str, seconds: float) -> DeviceTiming:
     """Time a = b + s·c over arrays of ``size`` bytes: three times as many are moved (STREAM, McCalpin)."""
     a, b, c = _arrays(3, size, device)
-    return time_alone(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds)
+    return time_on_device(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds)
 
 
 def _arrays(count: int, size: int, device: str) -> list[torch.Tensor]:
@@ -64,21 +64,21 @@ def free_bytes(device: str) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def try_patterns(size: int, device: str) -> Tested:
+def run_pattern_test(size: int, device: str) -> PatternTestResult:
     """Write each pattern to all of ``size`` bytes, then read all of them: a bit that two addresses share shows too.
 
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) when so much cannot be had.
     """
     free = free_bytes(device)
-    whole, rest = divmod(size - size % 8, BLOCK)
-    lengths = [BLOCK] * whole + [rest] * (rest > 0)
+    whole, rest = divmod(size - size % 8, BLOCK_BYTES)
+    lengths = [BLOCK_BYTES] * whole + [rest] * (rest > 0)
     blocks = [torch.empty(length // 8, dtype=torch.int64, device=device) for length in lengths]
     wrong = [found for name, fill in _patterns(device) for found in _test(name, fill, blocks)]
-    return Tested(sum(block.nbytes for block in blocks), free, tuple(wrong))
+    return PatternTestResult(sum(block.nbytes for block in blocks), free, tuple(wrong))
 
 
 def _patterns(device: str) -> Iterator[tuple[str, _Fill]]:
-    for word in FIXED:
+    for word in FIXED_PATTERNS:
         yield f"{word % 2**64:#018x}", partial(_fill_with, word)
     generator = torch.Generator(device)
 
@@ -94,7 +94,7 @@ def _fill_with(word: int, block: torch.Tensor, _number: int) -> torch.Tensor:
     return block.fill_(word)
 
 
-def _test(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[Wrong]:
+def _test(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[PatternError]:
     for number, block in enumerate(blocks):
         fill(block, number)
     expected = torch.empty_like(blocks[0])
@@ -105,7 +105,7 @@ def _test(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[Wr
         count = int(differs.sum())
         if count and first is None:
             index = int(differs.to(torch.uint8).argmax())  # of several largest the first; nonzero() takes 8 times more
-            first = (number * BLOCK + 8 * index, int(block[index] ^ right[index]) % 2**64)
+            first = (number * BLOCK_BYTES + 8 * index, int(block[index] ^ right[index]) % 2**64)
         words += count
     if first:
-        yield Wrong(name, words, first[0], f"{first[1]:#018x}")
+        yield PatternError(name, words, first[0], f"{first[1]:#018x}")

@@ -19,16 +19,16 @@ from seatrial.bench.rank import gather
 
 T = TypeVar("T")
 
-ANSWER_S = 30.0  # a step is a few system calls: what has not answered by then hangs, as a dead file server does
+STEP_TIMEOUT_S = 30.0  # a step is a few system calls: what has not answered by then hangs, as a dead file server does
 
 
-class Trouble(Exception):
+class ParticipantError(Exception):
     """Some actors could not do their part. Raised on all ranks alike, so that all go on (or stop) together."""
 
     def __init__(self, reasons: Mapping[str, str], stuck: bool) -> None:
-        super().__init__(by_reason(reasons))
+        super().__init__(group_by_reason(reasons))
         self.reasons = dict(reasons)
-        self.stuck = stuck  # some did not come back: what they do may still go on
+        self.timed_out = stuck  # some did not come back: what they do may still go on
 
 
 @dataclass(frozen=True)
@@ -43,46 +43,46 @@ class _Failed:
 
 
 @dataclass(frozen=True)
-class Actors:
+class Participants:
     """The ranks that act, one a node. ``me`` is our place among them; -1 on a rank that only takes part in gathers."""
 
     names: tuple[str, ...]
-    me: int
+    index: int
     several_nodes: bool
 
     @property
-    def leader(self) -> Actors:
+    def first_only(self) -> Participants:
         """The first actor alone."""
-        return Actors(self.names[:1], 0 if self.me == 0 else -1, self.several_nodes)
+        return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
 
-    def together(self, work: Callable[[], T], seconds: float = ANSWER_S) -> list[T]:
+    def run_on_all(self, work: Callable[[], T], seconds: float = STEP_TIMEOUT_S) -> list[T]:
         """Run ``work`` on all actors, who begin within milliseconds of each other; the results of all, on all ranks.
 
         Raises Trouble on all ranks when ``work`` raised OSError or ValueError on some actor, or took longer than
         ``seconds`` there.
         """
-        outcomes = [outcome for outcome in gather(_attempt(work, seconds) if self.me >= 0 else None) if outcome]
+        outcomes = [outcome for outcome in gather(_attempt(work, seconds) if self.index >= 0 else None) if outcome]
         failed = {
             name: outcome for name, outcome in zip(self.names, outcomes, strict=True) if isinstance(outcome, _Failed)
         }
         if failed:
             reasons = {name: failure.reason for name, failure in failed.items()}
-            raise Trouble(reasons, stuck=any(failure.stuck for failure in failed.values()))
+            raise ParticipantError(reasons, stuck=any(failure.stuck for failure in failed.values()))
         return [outcome.value for outcome in outcomes if isinstance(outcome, _Done)]
 
 
-def muster(node: str, at_least: int = 1) -> Actors:
+def select_participants(node: str, min_count: int = 1) -> Participants:
     """The lowest rank of each node acts. Where that is fewer than ``at_least``, the first ranks do, several a node."""
     nodes = gather(node)
     lowest = [rank for rank, name in enumerate(nodes) if nodes.index(name) == rank]
-    short = len(lowest) < at_least
-    ranks = list(range(min(at_least, len(nodes)))) if short else lowest
+    short = len(lowest) < min_count
+    ranks = list(range(min(min_count, len(nodes)))) if short else lowest
     names = tuple(f"{nodes[rank]}/rank{rank}" if short else nodes[rank] for rank in ranks)
     me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
-    return Actors(names, me, several_nodes=len(lowest) > 1)
+    return Participants(names, me, several_nodes=len(lowest) > 1)
 
 
-def by_reason(reasons: Mapping[str, str]) -> str:
+def group_by_reason(reasons: Mapping[str, str]) -> str:
     """``{"a": "full", "b": "full"}`` → ``full (a, b)``: on a large cluster many fail for one reason."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
@@ -90,21 +90,21 @@ def by_reason(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{reason} ({', '.join(those)})" for reason, those in names.items())
 
 
-def bounded(work: Callable[[], T], seconds: float) -> T:
+def run_with_timeout(work: Callable[[], T], seconds: float) -> T:
     """``work()``, in a thread of its own. Raises what it raises, or TimeoutError when the time is up."""
-    return start(work).result(seconds)
+    return start_in_thread(work).result(seconds)
 
 
 def _attempt(work: Callable[[], T], seconds: float) -> _Done[T] | _Failed:
-    pending = start(work)
+    pending = start_in_thread(work)
     try:
         return _Done(pending.result(seconds))
     except (OSError, ValueError) as error:
         stuck = not pending.done()
-        return _Failed(f"no answer within {seconds:g} s" if stuck else reason(error), stuck)
+        return _Failed(f"no answer within {seconds:g} s" if stuck else error_text(error), stuck)
 
 
-def start(work: Callable[[], T]) -> Future[T]:
+def start_in_thread(work: Callable[[], T]) -> Future[T]:
     """``work`` in a daemon thread: one that never returns does not keep the process alive."""
     future: Future[T] = Future()
 
@@ -118,7 +118,7 @@ def start(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def reason(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Why a call failed, in a line: ``/mnt/x: Permission denied``."""
     if isinstance(error, OSError) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename is not None else error.strerror

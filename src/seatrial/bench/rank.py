@@ -20,7 +20,7 @@ from seatrial.model import SeatrialError
 T = TypeVar("T")
 
 
-def physical_index(device: str) -> int | None:
+def nvml_index(device: str) -> int | None:
     """NVML's index of a CUDA device, found by its UUID: CUDA_VISIBLE_DEVICES renumbers, a UUID stays. None on a CPU."""
     if not device.startswith("cuda"):
         return None
@@ -28,7 +28,7 @@ def physical_index(device: str) -> int | None:
         return int(nvml.nvmlDeviceGetIndex(handle))
 
 
-def cpus_beside(device: str) -> set[int]:
+def numa_cpus(device: str) -> set[int]:
     """The CPUs of a CUDA device's own NUMA node, as NVML has them. Raises SeatrialError where it does not tell."""
     words = -(-(os.cpu_count() or 1) // 64)
     with _nvml(device) as (nvml, handle):
@@ -57,7 +57,7 @@ def _nvml(device: str) -> Iterator[tuple[Any, Any]]:
         pynvml.nvmlShutdown()
 
 
-def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_torchrun_error_file(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` with torchrun's error file: an exception that ends it is written there, with its traceback."""
     wrapped: Callable[..., Any] = record(function)
     return wrapped
@@ -74,7 +74,7 @@ _waits = itertools.count()  # all ranks wait equally often, so that their number
 _PATIENCE = timedelta(hours=6)  # who does not come is the watcher's to tell, long before
 
 
-def wait_for_all() -> None:
+def store_barrier() -> None:
     """Returns when every rank has come here.
 
     They meet in the store of the rendezvous: in a collective, the kernel of those who wait would run on their GPUs and
@@ -113,7 +113,7 @@ def _processor() -> str:
     return named[0] if named else f"{platform.machine()}, unnamed"
 
 
-def least_free_memory(device: str) -> float:
+def min_free_memory(device: str) -> float:
     """Free bytes of the GPU that has the least; infinite on CPUs. Called by all ranks together."""
     return min(gather(float(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else math.inf))
 

@@ -17,30 +17,32 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from seatrial.bench.one_rank_per_node import by_reason
-from seatrial.bench.storage import Site, write
+from seatrial.bench.one_rank_per_node import group_by_reason
+from seatrial.bench.storage import SharedFolder, write_and_sync
 
-WAIT_S = 5.0  # for what another node has written. NFS hides a new name for up to 30 s by default (acdirmin, nfs(5))
+VISIBILITY_TIMEOUT_S = (
+    5.0  # for what another node has written. NFS hides a new name for up to 30 s by default (acdirmin, nfs(5))
+)
 POLL_S = 0.001
 ATTEMPTS = 5  # to catch two processes at it in the same moment, without which nothing is proven
-REPLACED_FOR_S = 0.2
+REPLACE_S = 0.2
 PAGE_RECORDS = 1024  # of 4 bytes: one page
 RECORDS = 50  # appended by each actor
 RECORD = 64  # bytes
 APPEND_EVERY_S = 0.001  # so that the records of one actor do not go out as one
 TURNS = 20  # that each of few actors takes at a lock
 HOLD_S = 0.001
-LOCK_S = 20.0  # a lock that nobody holds for longer than HOLD_S must come within this
+LOCK_TIMEOUT_S = 20.0  # a lock that nobody holds for longer than HOLD_S must come within this
 
 
-class Unproven(Exception):
+class Untested(Exception):
     """A probe did not come to an answer. Raised on all ranks alike."""
 
 
 def write_random(path: Path) -> str:
     """Write something that nobody else can have written; its SHA-256."""
     data = os.urandom(RECORD)
-    write(path, data)
+    write_and_sync(path, data)
     return _digest(data)
 
 
@@ -48,47 +50,49 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def separated(site: Site) -> str | None:
+def invisible_files(site: SharedFolder) -> str | None:
     """Does every actor see what every other one wrote? By content: a file of the same name is not enough."""
-    digests = site.together(lambda: write_random(site.mine("mark")))
-    seen = site.together(lambda: tuple(sorted(wait_for(site.files("mark"), digests))))
+    digests = site.run_on_all(lambda: write_random(site.file("mark")))
+    seen = site.run_on_all(lambda: tuple(sorted(wait_for_contents(site.files("mark"), digests))))
     readers: dict[tuple[int, ...], list[int]] = {}
     for reader, writers in enumerate(seen):
         readers.setdefault(writers, []).append(reader)
     partly = {writers: group for writers, group in readers.items() if len(writers) < len(site.names)}
-    texts = [f"{site.who(group)} saw only what {site.who(writers)} wrote" for writers, group in partly.items()]
+    texts = [
+        f"{site.join_names(group)} saw only what {site.join_names(writers)} wrote" for writers, group in partly.items()
+    ]
     return "; ".join(texts) or None
 
 
-def visibility(site: Site) -> list[float]:
+def visibility_delays(site: SharedFolder) -> list[float]:
     """Seconds until each actor saw the files of all others, after these were closed; WAIT_S is that or longer.
 
     Each has asked for the names before they existed, as a program that waits for a file does. The count begins when
     the last writer has told all others that it is done: no clock of another node is in it.
     """
-    site.together(lambda: [path.exists() for path in site.files("late")])
-    digests = site.together(lambda: write_random(site.mine("late")))
+    site.run_on_all(lambda: [path.exists() for path in site.files("late")])
+    digests = site.run_on_all(lambda: write_random(site.file("late")))
 
     def delay() -> float:
-        found = wait_for(site.files("late"), digests)
-        return max(found.values()) if len(found) == len(digests) else WAIT_S
+        found = wait_for_contents(site.files("late"), digests)
+        return max(found.values()) if len(found) == len(digests) else VISIBILITY_TIMEOUT_S
 
-    return site.together(delay)
+    return site.run_on_all(delay)
 
 
-def wait_for(paths: Sequence[Path], digests: Sequence[str]) -> dict[int, float]:
+def wait_for_contents(paths: Sequence[Path], digests: Sequence[str]) -> dict[int, float]:
     """Which of the files hold what they should, by number, and after how many seconds. Gives up after WAIT_S."""
     began, found = time.monotonic(), dict[int, float]()
     while True:
         for number, (path, digest) in enumerate(zip(paths, digests, strict=True)):
-            if number not in found and content_is(path, digest):
+            if number not in found and has_content(path, digest):
                 found[number] = time.monotonic() - began
-        if len(found) == len(digests) or time.monotonic() - began > WAIT_S:
+        if len(found) == len(digests) or time.monotonic() - began > VISIBILITY_TIMEOUT_S:
             return found
         time.sleep(POLL_S)
 
 
-def content_is(path: Path, digest: str) -> bool:
+def has_content(path: Path, digest: str) -> bool:
     try:
         return _digest(path.read_bytes()) == digest
     except FileNotFoundError:
@@ -98,23 +102,23 @@ def content_is(path: Path, digest: str) -> bool:
 # Do the guarantees hold that programs rely on?
 
 
-def rename_fault(site: Site) -> str | None:
+def rename_fault(site: SharedFolder) -> str | None:
     """Is a file that one actor replaces again and again always whole for all others? Raises Unproven."""
-    target = site.folder / "whole"
-    site.first(lambda: replace(target, _page(0)))
+    target = site.path / "whole"
+    site.run_on_first(lambda: replace(target, _page(0)))
     for attempt in range(ATTEMPTS):  # ever longer: a client may know a name for seconds before it asks again
-        found = site.together(partial(_take_part, target, site.me, REPLACED_FOR_S * 2**attempt))
+        found = site.run_on_all(partial(_take_part, target, site.index, REPLACE_S * 2**attempt))
         readings = {name: reading for name, reading in zip(site.names, found, strict=True) if reading}
         bad = [f"{reading.bad} of {reading.reads} reads by {name}" for name, reading in readings.items() if reading.bad]
         if bad:
             return f"missing or partial while {site.names[0]} replaced it: {', '.join(bad)}"
         if any(reading.versions > 1 for reading in readings.values()):
             return None
-    raise Unproven("no reader met the writer at work")
+    raise Untested("no reader met the writer at work")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadCounts:
     reads: int
     bad: int
     versions: int
@@ -131,10 +135,10 @@ def _page(version: int) -> bytes:
     return version.to_bytes(4, "little") * PAGE_RECORDS
 
 
-def _take_part(target: Path, actor: int, seconds: float) -> Reading | None:
+def _take_part(target: Path, actor: int, seconds: float) -> ReadCounts | None:
     """The first actor writes, all others read and say what they found."""
     if actor:
-        return read_often(target, seconds)
+        return read_repeatedly(target, seconds)
     _replace_often(target, seconds)
     return None
 
@@ -147,7 +151,7 @@ def _replace_often(target: Path, seconds: float) -> None:
         replace(target, _page(version))
 
 
-def read_often(target: Path, seconds: float) -> Reading:
+def read_repeatedly(target: Path, seconds: float) -> ReadCounts:
     end, reads, bad, versions = time.monotonic() + seconds, 0, 0, set[bytes]()
     while time.monotonic() < end:
         reads += 1
@@ -162,23 +166,23 @@ def read_often(target: Path, seconds: float) -> Reading:
         whole = bool(data) and data == data[:4] * PAGE_RECORDS
         bad += not whole
         versions.add(data[:4])
-    return Reading(reads, bad, len(versions))
+    return ReadCounts(reads, bad, len(versions))
 
 
-def append_fault(site: Site) -> str | None:
+def append_fault(site: SharedFolder) -> str | None:
     """Do all records arrive that all actors append to one file (O_APPEND) at the same time?"""
-    path = site.folder / "log"
-    site.first(lambda: write(path, b""))
-    site.together(lambda: _append_records(path, site.me))
-    lines = site.first(lambda: path.read_bytes().splitlines(keepends=True))
-    expected = {record(actor, number) for actor in range(len(site.names)) for number in range(RECORDS)}
+    path = site.path / "log"
+    site.run_on_first(lambda: write_and_sync(path, b""))
+    site.run_on_all(lambda: _append_records(path, site.index))
+    lines = site.run_on_first(lambda: path.read_bytes().splitlines(keepends=True))
+    expected = {append_record(actor, number) for actor in range(len(site.names)) for number in range(RECORDS)}
     lost, torn = len(expected - set(lines)), sum(line not in expected for line in lines)
     if not lost and not torn:
         return None
     return f"{lost} of {len(expected)} records lost, {torn} torn, appended by {', '.join(site.names)}"
 
 
-def record(actor: int, number: int) -> bytes:
+def append_record(actor: int, number: int) -> bytes:
     return f"actor {actor} record {number} ".ljust(RECORD - 1, ".").encode() + b"\n"
 
 
@@ -186,7 +190,7 @@ def _append_records(path: Path, actor: int) -> None:
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         for number in range(RECORDS):
-            append(file, record(actor, number))
+            append(file, append_record(actor, number))
             time.sleep(APPEND_EVERY_S)
         os.fsync(file)
     finally:
@@ -197,17 +201,17 @@ def append(file: int, data: bytes) -> None:
     os.write(file, data)
 
 
-def flock_fault(site: Site) -> str | None:
+def flock_fault(site: SharedFolder) -> str | None:
     """Does flock(2) keep the actors apart? Raises Unproven."""
-    return _lock_fault(site, "flock", take_flock)
+    return _lock_fault(site, "flock", try_flock)
 
 
-def fcntl_fault(site: Site) -> str | None:
+def fcntl_fault(site: SharedFolder) -> str | None:
     """Does fcntl(2), the lock of POSIX, keep the actors apart? Raises Unproven."""
-    return _lock_fault(site, "fcntl", take_fcntl)
+    return _lock_fault(site, "fcntl", try_fcntl)
 
 
-def take_flock(file: int) -> bool:
+def try_flock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -215,7 +219,7 @@ def take_flock(file: int) -> bool:
     return True
 
 
-def take_fcntl(file: int) -> bool:
+def try_fcntl(file: int) -> bool:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES
@@ -224,31 +228,31 @@ def take_fcntl(file: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Contest:
+class LockCounts:
     """``busy``: how often the lock was another's. ``clashes``: how often two held it at once."""
 
     busy: int
-    clashes: int
+    conflicts: int
 
 
-def _lock_fault(site: Site, kind: str, take: Callable[[int], bool]) -> str | None:
-    path, count = site.folder / f"lock.{kind}", len(site.names)
-    site.first(lambda: write(path, b"\0"))
+def _lock_fault(site: SharedFolder, kind: str, take: Callable[[int], bool]) -> str | None:
+    path, count = site.path / f"lock.{kind}", len(site.names)
+    site.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):
-        contests = site.together(lambda: contend(path, take, count), 3 * LOCK_S)
+        contests = site.run_on_all(lambda: contend_for_lock(path, take, count), 3 * LOCK_TIMEOUT_S)
         clashes = [
-            f"{found.clashes} times by {name}"
+            f"{found.conflicts} times by {name}"
             for name, found in zip(site.names, contests, strict=True)
-            if found.clashes
+            if found.conflicts
         ]
         if clashes:
             return f"granted while another held it: {', '.join(clashes)}"
         if any(contest.busy for contest in contests):
             return None
-    raise Unproven("no two actors ever met at the lock")
+    raise Untested("no two actors ever met at the lock")
 
 
-def contend(path: Path, take: Callable[[int], bool], count: int) -> Contest:
+def contend_for_lock(path: Path, take: Callable[[int], bool], count: int) -> LockCounts:
     """Take the lock again and again. Raises TimeoutError when it does not come.
 
     Under it each makes and removes one and the same file, so that who finds it there already is not alone. The server
@@ -259,16 +263,16 @@ def contend(path: Path, take: Callable[[int], bool], count: int) -> Contest:
         with path.open("rb+") as file:  # closing it gives the lock back, of both kinds
             busy += _obtain(file.fileno(), take, HOLD_S * count)
             clashes += not _alone(path.with_suffix(".held"))
-    return Contest(busy, clashes)
+    return LockCounts(busy, clashes)
 
 
 def _obtain(file: int, take: Callable[[int], bool], pause: float) -> int:
     """Wait for the lock; how often it was another's."""
-    end, busy = time.monotonic() + LOCK_S, 0
+    end, busy = time.monotonic() + LOCK_TIMEOUT_S, 0
     while not take(file):
         busy += 1
         if time.monotonic() > end:
-            raise TimeoutError(f"the lock did not come within {LOCK_S:g} s")
+            raise TimeoutError(f"the lock did not come within {LOCK_TIMEOUT_S:g} s")
         time.sleep(pause)
     return busy
 
@@ -284,16 +288,16 @@ def _alone(path: Path) -> bool:
     return True
 
 
-def mmap_fault(site: Site) -> str | None:
+def mmap_fault(site: SharedFolder) -> str | None:
     """Does a file that its writer wrote anew read as new when another maps it, even where that one knew the old one?"""
-    site.together(lambda: write_random(site.mine("map")))
-    site.together(lambda: [mapped_digest(path) for path in site.files("map")])  # fills the readers' caches
-    written = site.together(lambda: write_random(site.mine("map")))
-    seen = site.together(lambda: [mapped_digest(path) for path in site.files("map")])
+    site.run_on_all(lambda: write_random(site.file("map")))
+    site.run_on_all(lambda: [mapped_digest(path) for path in site.files("map")])  # fills the readers' caches
+    written = site.run_on_all(lambda: write_random(site.file("map")))
+    seen = site.run_on_all(lambda: [mapped_digest(path) for path in site.files("map")])
     texts = []
     for name, digests in zip(site.names, seen, strict=True):
         stale = [writer for writer, digest in enumerate(digests) if digest != written[writer]]
-        texts += [f"{name} read old content of {site.who(stale)}"] if stale else []
+        texts += [f"{name} read old content of {site.join_names(stale)}"] if stale else []
     return "; ".join(texts) or None
 
 
@@ -302,19 +306,19 @@ def mapped_digest(path: Path) -> str:
         return _digest(mapped[:])
 
 
-def owner_fault(site: Site) -> str | None:
+def owner_fault(site: SharedFolder) -> str | None:
     """Do all actors see the same owner of a file, and is that who wrote it?
 
     Files of root may belong to another: NFS maps root to nobody unless told otherwise (root_squash, exports(5)).
     """
-    uids = site.together(os.geteuid)
-    seen = site.together(lambda: [owner(path) for path in site.files("mark")])
+    uids = site.run_on_all(os.geteuid)
+    seen = site.run_on_all(lambda: [owner(path) for path in site.files("mark")])
     faults = []
     for writer, name in enumerate(site.names):
         views = {reader: owners[writer] for reader, owners in zip(site.names, seen, strict=True)}
         if len(set(views.values())) > 1:
             texts = {reader: f"{uid}:{gid}" for reader, (uid, gid) in views.items()}
-            faults.append(f"the file of {name} belongs to {by_reason(texts)}")
+            faults.append(f"the file of {name} belongs to {group_by_reason(texts)}")
         elif uids[writer] not in (0, views[name][0]):
             faults.append(f"the file of {name}, who writes as uid {uids[writer]}, belongs to {views[name][0]}")
     return "; ".join(faults) or None
@@ -325,7 +329,7 @@ def owner(path: Path) -> tuple[int, int]:
     return found.st_uid, found.st_gid
 
 
-PROBES: dict[str, Callable[[Site], str | None]] = {
+PROBES: dict[str, Callable[[SharedFolder], str | None]] = {
     "rename": rename_fault,
     "append": append_fault,
     "flock": flock_fault,

@@ -14,86 +14,86 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from seatrial.bench.one_rank_per_node import ANSWER_S, Actors, bounded
+from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants, run_with_timeout
 from seatrial.model import format_bytes
 
 T = TypeVar("T")
 
-CHUNK = 2**22  # bytes of one read or write: 4 MiB is beyond the stripe size of the usual parallel filesystems
-SMALL = 4096  # bytes of a small file
+CHUNK_BYTES = 2**22  # bytes of one read or write: 4 MiB is beyond the stripe size of the usual parallel filesystems
+SMALL_FILE_BYTES = 4096  # bytes of a small file
 
 
 @dataclass(frozen=True)
-class Site:
+class SharedFolder:
     """A folder that all actors share, or should share. Each has files of its own there, one of a kind."""
 
-    folder: Path
-    actors: Actors
+    path: Path
+    participants: Participants
 
     @property
-    def me(self) -> int:
-        return self.actors.me
+    def index(self) -> int:
+        return self.participants.index
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.actors.names
+        return self.participants.names
 
-    def who(self, actors: Iterable[int]) -> str:
+    def join_names(self, actors: Iterable[int]) -> str:
         return ", ".join(self.names[actor] for actor in actors)
 
     def files(self, kind: str) -> list[Path]:
-        return [self.folder / f"{kind}.{actor}" for actor in range(len(self.names))]
+        return [self.path / f"{kind}.{actor}" for actor in range(len(self.names))]
 
-    def mine(self, kind: str) -> Path:
-        return self.files(kind)[self.me]
+    def file(self, kind: str) -> Path:
+        return self.files(kind)[self.index]
 
-    def of_next(self, kind: str) -> Path:
+    def next_file(self, kind: str) -> Path:
         """The file of the actor after us: for one actor alone, its own."""
-        return self.files(kind)[(self.me + 1) % len(self.names)]
+        return self.files(kind)[(self.index + 1) % len(self.names)]
 
-    def together(self, work: Callable[[], T], seconds: float = ANSWER_S) -> list[T]:
+    def run_on_all(self, work: Callable[[], T], seconds: float = STEP_TIMEOUT_S) -> list[T]:
         """``work`` on all actors; see Actors."""
-        return self.actors.together(work, seconds)
+        return self.participants.run_on_all(work, seconds)
 
-    def first(self, work: Callable[[], T]) -> T:
+    def run_on_first(self, work: Callable[[], T]) -> T:
         """``work`` on the first actor alone, while the others wait."""
-        return self.actors.leader.together(work)[0]
+        return self.participants.first_only.run_on_all(work)[0]
 
 
 @contextmanager
-def opened(path: str, actors: Actors) -> Iterator[Site]:
+def temporary_folder(path: str, actors: Participants) -> Iterator[SharedFolder]:
     """A fresh folder below ``path``, removed with all that is in it at the end, however that comes.
 
     Called by all ranks. Raises Trouble on all of them where an actor cannot make it, or cannot write a file there.
     """
-    name = actors.together(lambda: f"seatrial-{secrets.token_hex(6)}")[0]
-    site = Site(Path(path) / name, actors)
+    name = actors.run_on_all(lambda: f"seatrial-{secrets.token_hex(6)}")[0]
+    site = SharedFolder(Path(path) / name, actors)
     try:
-        site.together(lambda: site.folder.mkdir(exist_ok=True))
-        site.together(lambda: write(site.mine("first"), name.encode()))
+        site.run_on_all(lambda: site.path.mkdir(exist_ok=True))
+        site.run_on_all(lambda: write_and_sync(site.file("first"), name.encode()))
         yield site
     finally:
-        if actors.me >= 0:
-            _remove(site.folder)
+        if actors.index >= 0:
+            _remove(site.path)
 
 
-def is_shared(site: Site) -> bool:
+def is_shared(site: SharedFolder) -> bool:
     """Whether each actor sees the file of the next: enough for those who only want to know what to read."""
-    return all(site.together(lambda: site.of_next("first").exists()))
+    return all(site.run_on_all(lambda: site.next_file("first").exists()))
 
 
 def _remove(folder: Path) -> None:
     """All actors do this at once, and find it half gone: what remains after that is for ``left_behind`` to tell."""
     with suppress(TimeoutError):  # a filesystem that hangs has been told already
-        bounded(lambda: shutil.rmtree(folder, ignore_errors=True), ANSWER_S)
+        run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
 
 
-def left_behind(site: Site) -> bool:
+def still_exists(site: SharedFolder) -> bool:
     """Whether some actor still sees the folder, after its end."""
-    return any(site.together(site.folder.exists))
+    return any(site.run_on_all(site.path.exists))
 
 
-def write(path: Path, data: bytes) -> None:
+def write_and_sync(path: Path, data: bytes) -> None:
     """Write a file anew and store it (fsync). Raises OSError."""
     with path.open("wb") as file:
         file.write(data)
@@ -102,35 +102,35 @@ def write(path: Path, data: bytes) -> None:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class StreamResult:
     """``seconds`` that it took, and whether it went past the page cache (O_DIRECT)."""
 
     seconds: float
     direct: bool
 
 
-def write_stream(path: Path, size: int) -> Transfer:
+def write_stream(path: Path, size: int) -> StreamResult:
     """Write ``size`` bytes (a multiple of SMALL) one after the other, and wait until they are stored (fsync).
 
     They are 4 MiB of random bytes over and over: not to be compressed, though a store that looks for duplicates finds
     them. Raises OSError.
     """
-    with mmap.mmap(-1, CHUNK) as buffer, memoryview(buffer) as view:
-        buffer.write(os.urandom(CHUNK))
+    with mmap.mmap(-1, CHUNK_BYTES) as buffer, memoryview(buffer) as view:
+        buffer.write(os.urandom(CHUNK_BYTES))
         file, direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             began, left = time.perf_counter(), size
             while left:
-                left -= os.write(file, view[: min(left, CHUNK)])
+                left -= os.write(file, view[: min(left, CHUNK_BYTES)])
             os.fsync(file)
-            return Transfer(time.perf_counter() - began, direct)
+            return StreamResult(time.perf_counter() - began, direct)
         finally:
             os.close(file)
 
 
-def read_stream(path: Path, size: int) -> Transfer:
+def read_stream(path: Path, size: int) -> StreamResult:
     """Read a file of ``size`` bytes from its beginning to its end. Raises OSError, also when it ends before."""
-    with mmap.mmap(-1, CHUNK) as buffer:
+    with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         file, direct = _open(path, os.O_RDONLY)
         try:
             if not direct:
@@ -141,7 +141,7 @@ def read_stream(path: Path, size: int) -> Transfer:
                 if not got:
                     raise OSError(errno.EIO, f"ended {left} bytes before its end", str(path))
                 left -= got
-            return Transfer(time.perf_counter() - began, direct)
+            return StreamResult(time.perf_counter() - began, direct)
         finally:
             os.close(file)
 
@@ -156,18 +156,18 @@ def _open(path: Path, flags: int) -> tuple[int, bool]:
         return os.open(path, flags, 0o600), False
 
 
-def create_small(folder: Path, count: int) -> float:
+def create_small_files(folder: Path, count: int) -> float:
     """Seconds to make ``count`` files of 4 KiB in a new folder, without fsync. Raises OSError."""
     folder.mkdir()
-    data = os.urandom(SMALL)
+    data = os.urandom(SMALL_FILE_BYTES)
     return _timed(lambda path: path.write_bytes(data), folder, count)
 
 
-def stat_small(folder: Path, count: int) -> float:
+def stat_small_files(folder: Path, count: int) -> float:
     return _timed(Path.stat, folder, count)
 
 
-def unlink_small(folder: Path, count: int) -> float:
+def unlink_small_files(folder: Path, count: int) -> float:
     return _timed(Path.unlink, folder, count)
 
 
@@ -179,7 +179,7 @@ def _timed(action: Callable[[Path], object], folder: Path, count: int) -> float:
     return time.perf_counter() - began
 
 
-def require_room(folder: Path, needed: int) -> None:
+def require_free_space(folder: Path, needed: int) -> None:
     """Raises OSError where fewer bytes are free to this user: better no figure than a filesystem run full."""
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize

@@ -22,15 +22,15 @@ PRECISION = 0.01  # windows are added until the median is known to 1 %, or the t
 
 
 @dataclass(frozen=True)
-class Timed:
+class DeviceTiming:
     """Seconds per operation, one figure a window of ``per_window`` operations back to back, in the order measured."""
 
     windows: tuple[float, ...]
     per_window: int
-    heat_up_s: float
-    began: float  # time.perf_counter() when the first window did
+    warmup_s: float
+    started: float  # time.perf_counter() when the first window did
     ended: float = 0.0  # and when the last one did
-    left: float = 0.0  # and when the work that went on after it did
+    load_ended: float = 0.0  # and when the work that went on after it did
 
     @property
     def median(self) -> float:
@@ -58,7 +58,7 @@ class Timed:
         return {
             "windows": len(self.windows),
             "per_window": self.per_window,
-            "heat_up_s": round(self.heat_up_s, 3),
+            "heat_up_s": round(self.warmup_s, 3),
             "median_s": self.median,
             "ci95_of_median_s": list(interval) if interval else None,
             "drift": self.drift,
@@ -71,23 +71,25 @@ def drift(windows: Sequence[float]) -> float:
     return median(windows[-third:]) / median(windows[:third]) - 1
 
 
-def all_at_once(timed: Sequence[Timed]) -> bool:
+def ran_concurrently(timed: Sequence[DeviceTiming]) -> bool:
     """Whether each of these, of processes with one clock, was at work in every window of every other."""
-    came = max(one.began - one.heat_up_s for one in timed)
-    return came <= min(one.began for one in timed) and max(one.ended for one in timed) <= min(one.left for one in timed)
+    came = max(one.started - one.warmup_s for one in timed)
+    return came <= min(one.started for one in timed) and max(one.ended for one in timed) <= min(
+        one.load_ended for one in timed
+    )
 
 
-def time_alone(
+def time_on_device(
     operation: Callable[[], object],
     device: str,
     seconds: float,
     *,
-    least_s: float = 0.0,
-    heat_up_s: float = 0.5,
-    run_on_s: float = 0.0,
-    between: Callable[[], object] = lambda: None,
-    inside: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Timed:
+    min_seconds: float = 0.0,
+    warmup_s: float = 0.5,
+    trailing_s: float = 0.0,
+    after_window: Callable[[], object] = lambda: None,
+    window_context: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> DeviceTiming:
     """Time windows of back-to-back operations until their median is known to 1 %, or ``seconds`` are used up.
 
     ``least_s`` keeps on measuring so long however sure the median is: a burn. ``heat_up_s`` of the same work go ahead,
@@ -96,17 +98,17 @@ def time_alone(
     """
     with _current(device):
         started = time.perf_counter()
-        window = partial(_window, operation, device=device, inside=inside)
-        per_window = _heat_up(window, heat_up_s)
+        window = partial(_window, operation, device=device, inside=window_context)
+        per_window = _heat_up(window, warmup_s)
         windows: list[float] = []
         began = time.perf_counter()
-        while _goes_on(windows, time.perf_counter() - began, seconds, least_s):
+        while _goes_on(windows, time.perf_counter() - began, seconds, min_seconds):
             windows.append(window(per_window))
-            between()
+            after_window()
         ended = time.perf_counter()
-        while time.perf_counter() - ended < run_on_s:
+        while time.perf_counter() - ended < trailing_s:
             window(per_window)
-    return Timed(tuple(windows), per_window, began - started, began, ended, time.perf_counter())
+    return DeviceTiming(tuple(windows), per_window, began - started, began, ended, time.perf_counter())
 
 
 def _current(device: str) -> AbstractContextManager[object]:
@@ -133,10 +135,10 @@ def _goes_on(windows: list[float], spent: float, seconds: float, least_s: float)
         return True
     if spent >= seconds or len(windows) >= MAX_WINDOWS:
         return False
-    return len(windows) % MIN_WINDOWS > 0 or not settled(windows)  # seldom asked: meanwhile the device cools
+    return len(windows) % MIN_WINDOWS > 0 or not median_converged(windows)  # seldom asked: meanwhile the device cools
 
 
-def settled(windows: list[float]) -> bool:
+def median_converged(windows: list[float]) -> bool:
     """Whether the 95 % interval of the median lies within 1 % of it."""
     if len(windows) < MIN_WINDOWS:
         return False

@@ -18,25 +18,25 @@ from typing import Any
 import torch
 
 from seatrial.bench import rank
-from seatrial.bench.timing import Timed, time_alone
+from seatrial.bench.timing import DeviceTiming, time_on_device
 from seatrial.model import SeatrialError
 
 SIZE = 2**28  # bytes of one copy over PCIe, some 5 ms: starting it does not count
 PEER_SIZE = 2**30
 
-HEAT_UP_S = 0.05  # a copy engine does not grow hot: this is for peer access and page tables
+WARMUP_S = 0.05  # a copy engine does not grow hot: this is for peer access and page tables
 # Where GPUs share what is measured: longer than processes of a node are apart, so that each works in all windows of all
-TOGETHER_S = 0.3
+OVERLAP_S = 0.3
 
 
-class Lanes:
+class ParallelStreams:
     """Streams that work side by side, from where the current stream stands to where it goes on."""
 
     def __init__(self, *devices: str) -> None:
         self.streams = [torch.cuda.Stream(device) for device in devices]  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def side_by_side(self) -> Iterator[None]:
+    def concurrent(self) -> Iterator[None]:
         current = torch.cuda.current_stream()
         for stream in self.streams:
             stream.wait_stream(current)
@@ -45,7 +45,7 @@ class Lanes:
             current.wait_stream(stream)
 
 
-class Pinned:
+class PinnedBuffers:
     """Buffers in page-locked host memory beside some of the same size on a GPU: copies between them are DMA.
 
     The copies run inside ``side_by_side``. ``placement`` says on which CPUs the host's memory was asked for.
@@ -53,11 +53,11 @@ class Pinned:
 
     def __init__(self, device: str, size: int = SIZE) -> None:
         self.size = size
-        with _near(device) as self.placement:
+        with _near(device) as self.host_placement:
             self._host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._gpu = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._lanes = Lanes(device, device)
-        self.side_by_side = self._lanes.side_by_side
+        self._lanes = ParallelStreams(device, device)
+        self.concurrent = self._lanes.concurrent
 
     def h2d(self) -> None:
         with torch.cuda.stream(self._lanes.streams[0]):
@@ -67,7 +67,7 @@ class Pinned:
         with torch.cuda.stream(self._lanes.streams[1]):
             self._host[1].copy_(self._gpu[1], non_blocking=True)
 
-    def both(self) -> None:
+    def bidirectional(self) -> None:
         """One copy each way, on two streams: neither waits for the other's."""
         self.h2d()
         self.d2h()
@@ -82,7 +82,7 @@ def _near(device: str) -> Iterator[str]:
     """
     allowed = os.sched_getaffinity(0)
     try:
-        beside = rank.cpus_beside(device) & allowed
+        beside = rank.numa_cpus(device) & allowed
     except SeatrialError as reason:
         yield f"asked for on any CPU of this process: {reason}"
         return
@@ -102,12 +102,12 @@ class PeerCopy:
 
     source: int
     target: int
-    direct: bool
-    one_way: Timed
-    both_ways: Timed
+    peer_access: bool
+    unidirectional: DeviceTiming
+    bidirectional: DeviceTiming
 
 
-def time_peers(gpus: int, seconds: float, note: Callable[[str], None], size: int = PEER_SIZE) -> list[PeerCopy]:
+def time_peer_copies(gpus: int, seconds: float, note: Callable[[str], None], size: int = PEER_SIZE) -> list[PeerCopy]:
     """Every ordered pair of the ``gpus`` first GPUs that this process sees, one after the other."""
     found = []
     for source, target in permutations(range(gpus), 2):
@@ -123,15 +123,15 @@ def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
     back = [torch.empty(size, dtype=torch.uint8, device=device) for device in (there, here)]
     for sent, received in (out, back):
         received.copy_(sent)  # torch lets the two GPUs reach each other's memory at the first copy
-    lanes = Lanes(here, there)
+    lanes = ParallelStreams(here, there)
     forth, home = _copying(out[0], out[1], lanes.streams[0]), _copying(back[0], back[1], lanes.streams[1])
 
     def both() -> None:
         forth()
         home()
 
-    def timed(operation: Callable[[], None]) -> Timed:
-        return time_alone(operation, here, seconds, heat_up_s=HEAT_UP_S, inside=lanes.side_by_side)
+    def timed(operation: Callable[[], None]) -> DeviceTiming:
+        return time_on_device(operation, here, seconds, warmup_s=WARMUP_S, window_context=lanes.concurrent)
 
     return PeerCopy(source, target, torch.cuda.can_device_access_peer(source, target), timed(forth), timed(both))
 

@@ -18,12 +18,12 @@ from pydantic import JsonValue
 from seatrial.hardware.links import FactRole
 from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
 
-Of = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
-NEW_ERRORS = "new_errors."  # metrics: by how much an error counter grew meanwhile
+SubjectKind = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
+NEW_ERRORS_PREFIX = "new_errors."  # metrics: by how much an error counter grew meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Context:
     """Where a check finds itself: one process of ``world_size``, on one device of one node."""
 
     node: str
@@ -31,14 +31,16 @@ class Place:
     world_size: int
     local_rank: int
     device: str  # "cuda:3" or "cpu"
-    promised_gpus: int | None  # GPUs a node is said to have; None where nobody said
-    out: Path  # this check's own folder for artifacts, the same on all ranks; exists
+    expected_gpus: int | None  # GPUs a node is said to have; None where nobody said
+    artifacts_dir: Path  # this check's own folder for artifacts, the same on all ranks; exists
     run_dir: Path  # artifacts are named relative to it
     root: Path = Path("/")  # of /proc, /sys and /etc: tests point it elsewhere
-    note: Callable[[str], None] = lambda _text: None  # a word on progress, shown live
-    promised_nodes: int = 1
-    planned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # every check of this job, with its options
-    gpu_index: int | None = None  # NVML's index of our GPU, which CUDA_VISIBLE_DEVICES may have renumbered
+    progress: Callable[[str], None] = lambda _text: None  # a word on progress, shown live
+    expected_nodes: int = 1
+    options_by_check: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # every check of this job, with its options
+    nvml_index: int | None = None  # NVML's index of our GPU, which CUDA_VISIBLE_DEVICES may have renumbered
 
     @property
     def on_gpu(self) -> bool:
@@ -49,7 +51,7 @@ class Place:
         """This process as a subject: ``node3/gpu5``, or ``node3/rank1`` without a GPU."""
         if not self.on_gpu:
             return f"{self.node}/rank{self.rank}"
-        index = self.device.partition(":")[2] if self.gpu_index is None else self.gpu_index
+        index = self.device.partition(":")[2] if self.nvml_index is None else self.nvml_index
         return f"{self.node}/gpu{index}"
 
 
@@ -79,7 +81,7 @@ def _nothing(_options: Any) -> dict[str, JsonValue]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Location:
+class FindingTemplate:
     """What it means that a metric of a place, or of a pair of places, falls short: a finding of the diagnosis.
 
     ``first_command`` may name ``{node}``, that of the place, and ``{pair}``, both ends. ``whole_node``: the places of a
@@ -87,10 +89,10 @@ class Location:
     bad places (of such a check: nodes) are found exactly.
     """
 
-    what: str
+    title: str
     first_command: str
-    whole_node: str = ""
-    distinguishable: str = ""
+    whole_node_title: str = ""
+    max_distinguishable_fact: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +104,8 @@ class Comparison:
     """
 
     part: str
-    network: bool = False
-    gain: bool = False
+    inter_node: bool = False
+    is_speedup: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class Needs:
     """What must be there for a check to apply. What is missing gives SKIP, or ERROR where it was promised."""
 
     gpus: bool = False
-    ranks: int = 1
+    min_ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,23 +126,23 @@ class Check:
     scope: Scope
     metrics: Mapping[str, str]  # name (or a pattern such as "busbw.*") → unit
     rules: tuple[Rule, ...]
-    measure: Callable[[Place, Any], Iterator[Observation]]
+    measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # after so long the check is given up; generous: a limit is for hangs, not for slowness
     needs: Needs = field(default_factory=Needs)
     options: type[Options] = Options
     # Metrics, or families such as "busbw.*", that differ from run to run: a shortfall of these fails only when a second
     # measurement shows it too, as one of a rule with a baseline does. Of all others, corruption say, once is enough.
-    performance: tuple[str, ...] = ()
+    performance_metrics: tuple[str, ...] = ()
     # Metrics, or families, that are given of every one: of every place that took part in a CLUSTER check, of every two
     # places of a node, once or in either order, of every node or rail; of every GPU of a NODE check that its fact
     # GPUS_USED lists. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
-    per: Mapping[str, Of] = field(default_factory=dict)
+    required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # Of a CLUSTER check: each node is judged by itself. Its ranks work among themselves, the first of them tells for
     # all of it, and the facts gpu, world_size and nodes are those of that node: what ONE node reaches is the reference.
-    by_node: bool = False
+    per_node: bool = False
     # Facts that the options alone decide, as far as anybody can tell before anything is measured, such as what a
     # training has to compute for a token: a trial's thresholds are weighed by them when it is loaded
-    foretold: Callable[[Any], Mapping[str, JsonValue]] = _nothing
+    facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _nothing
 
     # Which of its facts tell what joins the GPUs and what NCCL chose: role → name of the fact
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
@@ -151,9 +153,11 @@ class Check:
     # Metrics that compare parts of the machine with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Metrics that tell which place is at fault: a FAIL or a WARN on one of them becomes a finding there
-    locations: Mapping[str, Location] = field(default_factory=dict)
+    finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
 
     @property
-    def counted(self) -> bool:
+    def reads_error_counters(self) -> bool:
         """Whether error counters are read around it: it puts GPUs to work, and gives no finer account itself."""
-        return self.phase is not Phase.ENVIRONMENT and not any(name.startswith(NEW_ERRORS) for name in self.metrics)
+        return self.phase is not Phase.ENVIRONMENT and not any(
+            name.startswith(NEW_ERRORS_PREFIX) for name in self.metrics
+        )

@@ -14,7 +14,7 @@ import typer
 from seatrial import __version__
 from seatrial.cli import machine, training, trial
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
-from seatrial.model import SeatrialError, UsageError, Verb
+from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def main() -> None:
     except UsageError as error:
         code = _say(str(error), EXIT_USAGE)
     except SeatrialError as error:
-        code = _say(str(error), EXIT_CODES[Verb.INCOMPLETE])
+        code = _say(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
     except BrokenPipeError:  # who reads our output has gone, as `| head` does; that says nothing of the cluster
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
@@ -94,5 +94,5 @@ def main() -> None:
             error.show()
             code = EXIT_USAGE
         else:  # a defect of ours, or a full disk behind stdout: Python's own exit code 1 would read as REJECTED
-            code = _say(traceback.format_exc(), EXIT_CODES[Verb.INCOMPLETE])
+            code = _say(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
     sys.exit(code)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from seatrial.model import Verb
+from seatrial.model import DecisionValue
 
-EXIT_CODES = {Verb.ACCEPTED: 0, Verb.REJECTED: 1, Verb.INCOMPLETE: 3}
+EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell reports a program that the signal ended
 

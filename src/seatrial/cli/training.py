@@ -9,7 +9,7 @@ import typer
 
 from seatrial.cli.options import EXIT_CODES, AsJson
 from seatrial.cli.output import print_json
-from seatrial.model import Verb
+from seatrial.model import DecisionValue
 
 
 def train(
@@ -22,14 +22,16 @@ def train(
     from seatrial.train import command
 
     command.train(config, set_ or [], out, as_json)
-    from seatrial.bench.group import end_process  # not before: where torch is missing, the word says it better
+    from seatrial.bench.group import (
+        exit_without_teardown,  # not before: where torch is missing, the word says it better
+    )
 
-    end_process()
+    exit_without_teardown()
 
 
 def evaluate(
     config: Annotated[
-        Path, typer.Argument(help="A training config that ships, such as toolcalls-qwen2-7b, or a file.")
+        Path, typer.Argument(help="A training config that ships, such as function-calling-qwen2-7b, or a file.")
     ],
     out: Annotated[Path, typer.Option(help="The training's --out.")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
@@ -44,4 +46,4 @@ def evaluate(
         print_json(record)
     else:
         print(*score.table(record), f"Results: {out}/evaluation.json", sep="\n")
-    raise typer.Exit(EXIT_CODES[Verb.ACCEPTED if record["gate"]["passed"] else Verb.REJECTED])
+    raise typer.Exit(EXIT_CODES[DecisionValue.ACCEPTED if record["gate"]["passed"] else DecisionValue.REJECTED])

@@ -75,11 +75,13 @@ def run(
         run_dir.discard()
         raise
     print_result(result, as_json, report if _version(report) != before else None)
-    if result.stopped or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
+    if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
             again = f"To measure what is missing: seatrial run --resume {run_dir.path}"
             print(f"{again} (with the same settings; to change one, start a new run)", file=sys.stderr)
-    raise typer.Exit(EXIT_INTERRUPTED if result.stopped == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value])
+    raise typer.Exit(
+        EXIT_INTERRUPTED if result.stop_reason == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value]
+    )
 
 
 def _refuse_with_resume(trial: bool, overrides: list[Any], *others: object) -> None:
@@ -137,7 +139,7 @@ def render(
     if launcher == "oumi":
         from seatrial.train import oumi, train_config
 
-        print(oumi.rendered(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
+        print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
     from seatrial.pipeline.preview import prepare, preview, resolve
     from seatrial.pipeline.run_directory import Request

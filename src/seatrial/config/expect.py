@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
-from seatrial.model import Limit, format_bytes, parse_bytes
+from seatrial.model import Threshold, format_bytes, parse_bytes
 
 
-def wrong_metric(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
+def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
     """Why this check, with these options, will not measure a metric of that name; empty when it will."""
     name, _, member = metric.partition(".")
     if member in ("", "*") and f"{name}.*" in metrics:
@@ -49,7 +49,7 @@ def _wrong_size(member: str) -> str:
     return "" if member == spelling else f"{member!r} is written {spelling!r} in the name of a metric"
 
 
-def wrong_limit(limit: Limit, declared: str | None) -> str:
+def limit_error(limit: Threshold, declared: str | None) -> str:
     """Why a threshold cannot be meant for a metric in the unit ``declared``; empty when it can."""
     if limit.unit != declared and (limit.unit or declared == "%"):  # 0.9 alone could be a share, or under one percent
         return f"the threshold is in {limit.unit!r}, but the metric is measured in {declared!r}"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from seatrial.config.expect import declared_unit, nearest, wrong_limit, wrong_metric
+from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import UsageError, format_bytes
@@ -45,7 +45,7 @@ class Source:
     file: str
     origins: Mapping[str, str]
 
-    def of(self, path: Iterable[str]) -> str:
+    def origin(self, path: Iterable[str]) -> str:
         """Who set the value at ``path``, the group around it, or something in it; the file where nobody else did."""
         parts = list(path)
         around = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
@@ -165,7 +165,7 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
 
 
 def _dotted(name: str) -> str:
-    """``LIMITS__SILENCE_S`` → ``limits.silence_s``; what stands under ``ENV__`` names a variable and stays as it is."""
+    """``LIMITS__SILENCE_S`` → ``limits.heartbeat_timeout_s``; what stands under ``ENV__`` names a variable and stays as it is."""
     group, separator, variable = name.partition("__")
     if separator and group.lower() == "env":
         return f"env.{variable}"
@@ -222,7 +222,7 @@ def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> C
     checks = tree.get("checks")
     if not isinstance(checks, dict) or not checks:
         raise UsageError(
-            f"{source.of(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings"
+            f"{source.origin(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings"
         )
     for name, settings in checks.items():
         checks[name] = _validated_check(name, {} if settings is None else settings, source, known)
@@ -232,13 +232,13 @@ def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> C
 def _validated_check(name: str, settings: Any, source: Source, known: Mapping[str, CheckSchema]) -> Tree:
     if name not in known:
         near = nearest(name, known)
-        who = source.of(["checks", name])
+        who = source.origin(["checks", name])
         raise UsageError(f"{who}: unknown check {name!r}{near}; `seatrial checks` lists them all")
     path = ("checks", name)
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
         raise UsageError(
-            f"{source.of(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})"
+            f"{source.origin(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})"
         )
     _refuse_unknown(settings, CheckSettings, source, path)
     checked = _build(CheckSettings, settings, source, path)
@@ -248,10 +248,10 @@ def _validated_check(name: str, settings: Any, source: Source, known: Mapping[st
     _refuse_harmful(chosen.model_dump(), source, (*path, "options"))  # "inf" is a number only now
     for metric, limit in checked.expect.items():
         where = ".".join((*path, "expect", metric))
-        if wrong := wrong_metric(metric, chosen, known[name].metrics) or wrong_limit(
+        if wrong := metric_error(metric, chosen, known[name].metrics) or limit_error(
             limit, declared_unit(metric, known[name].metrics)
         ):
-            raise UsageError(f"{source.of([*path, 'expect', metric])}: {where}: {wrong}")
+            raise UsageError(f"{source.origin([*path, 'expect', metric])}: {where}: {wrong}")
     return settings
 
 
@@ -272,7 +272,7 @@ def _refuse_harmful(value: Any, source: Source, path: tuple[str, ...]) -> None:
     elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
         problem = f"control characters and line breaks have no place here (got {value[:80]!r})"
     if problem:
-        raise UsageError(f"{source.of(path)}: {'.'.join(path) or 'trial'}: {problem}")
+        raise UsageError(f"{source.origin(path)}: {'.'.join(path) or 'trial'}: {problem}")
 
 
 def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
@@ -281,7 +281,7 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: Sou
         if field is None:
             where = ".".join((*path, key))
             near, valid = nearest(key, model.model_fields), ", ".join(model.model_fields) or "none"
-            raise UsageError(f"{source.of([*path, key])}: unknown key {where!r}{near} (valid: {valid})")
+            raise UsageError(f"{source.origin([*path, key])}: unknown key {where!r}{near} (valid: {valid})")
         inner = field.annotation
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
             _refuse_unknown(value, inner, source, (*path, key))
@@ -296,6 +296,8 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         said = first["msg"].removeprefix("Value error, ")
         # of the whole, what it holds says nothing
         told = f"{'.'.join(where)}: {said} (got {str(first['input'])[:80]!r})" if where else said
-        raise UsageError(f"{source.of(where)}: {told}") from error
+        raise UsageError(f"{source.origin(where)}: {told}") from error
     except OverflowError as error:
-        raise UsageError(f"{source.of(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}") from error
+        raise UsageError(
+            f"{source.origin(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}"
+        ) from error

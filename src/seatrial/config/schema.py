@@ -7,17 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from seatrial.model import Frozen, ParsedLimit
+from seatrial.model import Frozen, ParsedThreshold
 
-MOST_NAME = 200  # bytes: with the time before it, a file name of 255 bytes can hold it
+MAX_NAME_BYTES = 200  # bytes: with the time before it, a file name of 255 bytes can hold it
 
 # A month: whatever is meant to wait for longer is a slip of the pen, and the system's timers take no 1e300 seconds.
 Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
 
 
 def _folder_name(name: str) -> str:
-    if not name.strip() or "/" in name or len(name.encode()) > MOST_NAME:
-        raise ValueError(f"runs lie in a folder of this name: expected 1 to {MOST_NAME} bytes without '/'")
+    if not name.strip() or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"runs lie in a folder of this name: expected 1 to {MAX_NAME_BYTES} bytes without '/'")
     return name
 
 
@@ -40,7 +40,7 @@ class Limits(Frozen):
     # importing torch from a cold network filesystem on many nodes has been seen to take minutes
     startup_s: Seconds = 180
     # every rank gives a sign of life each second from a thread of its own; a minute of silence is no hiccup
-    silence_s: Seconds = 60
+    heartbeat_timeout_s: Seconds = 60
 
 
 class Telemetry(Frozen):
@@ -56,7 +56,7 @@ class CheckSettings(Frozen):
 
     required: bool = True
     limit_s: Seconds | None = Field(default=None, description="in place of the check's own time limit")
-    expect: dict[str, ParsedLimit] = {}
+    expect: dict[str, ParsedThreshold] = {}
     # off: who writes a threshold wants to know that it holds, and a check that did not apply has not shown it
     may_skip: bool = Field(
         default=False,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seatrial.checks.base import Check
-from seatrial.diagnose.localize import localize, source_of
+from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.signatures import Match, search
 from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict, format_bytes
 
@@ -25,17 +25,17 @@ def diagnose(
     run_dir: Path,
 ) -> tuple[Finding, ...]:
     """Findings for a trial, the surest first, each once per place. A symptom shows only where no cause was found."""
-    findings = {(finding.what, finding.where): finding for finding in _from_errors([*measurements, *repeats])}
+    findings = {(finding.title, finding.subject): finding for finding in _from_errors([*measurements, *repeats])}
     explained = {what for what, _ in findings}
     for finding in _from_jobs(results, run_dir):  # only what no error explains
-        if finding.what not in explained:
-            findings.setdefault((finding.what, finding.where), finding)
+        if finding.title not in explained:
+            findings.setdefault((finding.title, finding.subject), finding)
     return (*findings.values(), *localize(verdicts, measurements, checks))
 
 
-def relocated(trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> tuple[Finding, ...]:
+def refreshed_findings(trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> tuple[Finding, ...]:
     """The findings of a recorded trial, those that came from its verdicts made anew from ``verdicts``."""
-    sources = {source_of(check, metric) for check in checks.values() for metric in check.locations}
+    sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
     kept = [finding for finding in trial.findings if finding.source not in sources]
     return (*kept, *localize(verdicts, trial.measurements, checks))
 
@@ -64,7 +64,7 @@ def _from_jobs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]
             yield from _survived(logs, run_dir, result.job)
         else:
             for match in _causes(match for log in logs for match in _read(log, run_dir)):
-                yield _finding(match, result.culprit or result.job, "medium")
+                yield _finding(match, result.failed_subject or result.job, "medium")
 
 
 def _survived(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _survived(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding
     for match in (match for log in logs for match in _read(log, run_dir, but="NCCL INFO")):
         if match.signature.role == "cause":
             finding = _finding(match, job, "low")
-            yield finding.model_copy(update={"why": f"The job came to its end all the same. {finding.why}"})
+            yield finding.model_copy(update={"evidence": f"The job came to its end all the same. {finding.evidence}"})
 
 
 def _causes(matches: Iterable[Match]) -> list[Match]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from seatrial.checks.base import Check, Location
+from seatrial.checks.base import Check, FindingTemplate
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.util.text import and_more
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 Confidence = Literal["high", "medium", "low"]
 Trouble = list[tuple[Metric, Verdict]]
 _WEAKEST: tuple[Confidence, ...] = ("low", "medium", "high")
@@ -23,11 +23,11 @@ def localize(
     Confidence: high for a FAIL that was reproduced, medium for a FAIL that was measured once, low for a WARN and where
     more places are in trouble than the check can tell apart. ``measurements`` are the first ones, without retries.
     """
-    locating = {name: check for name, check in checks.items() if check.locations}
+    locating = {name: check for name, check in checks.items() if check.finding_templates}
     troubled = _troubled(verdicts, locating)
     for measurement in (one for one in measurements if one.check in locating):
         check = locating[measurement.check]
-        for name, location in check.locations.items():
+        for name, location in check.finding_templates.items():
             metrics = [metric for metric in measurement.metrics if metric.name == name]
             trouble = [
                 (metric, troubled[check.name, name, metric.subject])
@@ -39,7 +39,7 @@ def localize(
                 yield _finding(check, location, metrics, place, certain=certain)
 
 
-def source_of(check: Check, metric: str) -> str:
+def finding_source(check: Check, metric: str) -> str:
     """The source of a finding that a verdict on ``metric`` gave."""
     return f"{metric} of {check.name}"
 
@@ -49,23 +49,23 @@ def _troubled(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> dict[
     worst: dict[tuple[str, str, str], Verdict] = {}
     for outcome in (Outcome.FAIL, Outcome.WARN):
         for one in verdicts:
-            if one.outcome is outcome and one.check in checks and one.metric in checks[one.check].locations:
+            if one.outcome is outcome and one.check in checks and one.metric in checks[one.check].finding_templates:
                 worst.setdefault((one.check, one.metric, one.subject), one)
     return worst
 
 
-def _distinguishable(location: Location, measurement: Measurement, trouble: Trouble) -> bool:
+def _distinguishable(location: FindingTemplate, measurement: Measurement, trouble: Trouble) -> bool:
     """Whether so few are in trouble that none of them can have been slow only because of its partners."""
-    if not location.distinguishable:
+    if not location.max_distinguishable_fact:
         return True
-    most = measurement.facts.get(location.distinguishable)
+    most = measurement.facts.get(location.max_distinguishable_fact)
     nodes = {_node(metric.subject) for metric, _ in trouble}
-    return isinstance(most, int) and len(nodes if location.whole_node else trouble) <= most
+    return isinstance(most, int) and len(nodes if location.whole_node_title else trouble) <= most
 
 
-def _places(location: Location, trouble: Trouble) -> Iterator[Trouble]:
+def _places(location: FindingTemplate, trouble: Trouble) -> Iterator[Trouble]:
     """What makes one finding: a place or pair by itself, or all of a node, without its WARNs where any FAILs."""
-    if not location.whole_node:
+    if not location.whole_node_title:
         yield from ([one] for one in trouble)
         return
     for node in dict.fromkeys(_node(metric.subject) for metric, _ in trouble):
@@ -73,23 +73,25 @@ def _places(location: Location, trouble: Trouble) -> Iterator[Trouble]:
         yield [(metric, verdict) for metric, verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
 
 
-def _finding(check: Check, location: Location, metrics: Sequence[Metric], place: Trouble, *, certain: bool) -> Finding:
+def _finding(
+    check: Check, location: FindingTemplate, metrics: Sequence[Metric], place: Trouble, *, certain: bool
+) -> Finding:
     subjects = [metric.subject for metric, _ in place]
     node, (metric, verdict) = _node(subjects[0]), place[0]
-    whole = location.whole_node and len(place) == sum(_node(one.subject) == node for one in metrics)
-    figures = and_more([f"{format_value(one.value, one.unit)} at {one.subject}" for one, _ in place], MOST_NAMED)
+    whole = location.whole_node_title and len(place) == sum(_node(one.subject) == node for one in metrics)
+    figures = and_more([f"{format_value(one.value, one.unit)} at {one.subject}" for one, _ in place], MAX_NAMED)
     rule = next(rule for rule in check.rules if rule.metric == metric.name)
-    why = f"{metric.name} {figures}: {rule.why}"
+    why = f"{metric.name} {figures}: {rule.meaning}"
     if not certain:
         why += "; more are in trouble than this check tells apart: some may only have met slow partners"
     return Finding(
-        what=location.whole_node if whole else location.what,
-        where=node if whole else ", ".join(subjects),
+        title=location.whole_node_title if whole else location.title,
+        subject=node if whole else ", ".join(subjects),
         confidence=min((_confidence(one) for _, one in place), key=_WEAKEST.index) if certain else "low",
-        why=why,
+        evidence=why,
         first_command=location.first_command.format(node=node, pair=" and ".join(subjects[0].split("->"))),
         fix=verdict.fix,
-        source=source_of(check, metric.name),
+        source=finding_source(check, metric.name),
     )
 
 

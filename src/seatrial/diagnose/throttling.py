@@ -8,7 +8,7 @@ from seatrial.model import Finding
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.util.text import and_more
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 _SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled beside the job"
 _HEAT = (
     "nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
@@ -33,25 +33,25 @@ _MEANING = {
 }
 
 
-def throttled(telemetry: Telemetry | None) -> tuple[Finding, ...]:
+def throttling_findings(telemetry: Telemetry | None) -> tuple[Finding, ...]:
     """A finding for each reason of heat or of the power supply that any GPU gave during a check. Pure."""
     loads = telemetry.loads if telemetry else ()
-    by_reason = {reason: [load for load in loads if reason in load.throttled] for reason in _MEANING}
+    by_reason = {reason: [load for load in loads if reason in load.throttled_share] for reason in _MEANING}
     return tuple(_finding(reason, throttled_loads) for reason, throttled_loads in by_reason.items() if throttled_loads)
 
 
 def _finding(reason: str, loads: Sequence[Load]) -> Finding:
     meaning, command, fix = _MEANING[reason]
     gpus = list(dict.fromkeys(load.gpu for load in loads))
-    worst = max(loads, key=lambda load: (load.throttled[reason], load.samples))
-    most_samples = max(round(load.samples * load.throttled[reason]) for load in loads)
+    worst = max(loads, key=lambda load: (load.throttled_share[reason], load.samples))
+    most_samples = max(round(load.samples * load.throttled_share[reason]) for load in loads)
     heat = f", at up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
     looks = f"{worst.samples} looks" if worst.samples > 1 else "one look"
     return Finding(
-        what=f"GPUs were throttled: {reason}",
-        where=and_more(gpus, MOST_NAMED),
+        title=f"GPUs were throttled: {reason}",
+        subject=and_more(gpus, MAX_NAMED),
         confidence="high" if most_samples > 1 else "medium",
-        why=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled[reason]:.0%} of "
+        evidence=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled_share[reason]:.0%} of "
         f"{looks}{heat}.",
         first_command=command,
         fix=fix,

@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from seatrial.discover.reading import Attempts, line
+from seatrial.discover.file_readers import FieldReader, read_line
 from seatrial.model import Frozen
 
 # adjtimex(2): the clock is not synchronised. So it stands after boot until a time daemon says otherwise (STA_UNSYNC),
@@ -20,7 +20,7 @@ class ClockFacts(Frozen):
     synchronised: bool | None
     max_error_s: float | None
     source: str | None
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class _Timex(ctypes.Structure):
@@ -51,12 +51,12 @@ def adjtimex() -> tuple[bool, float]:
 
 
 def read(root: Path = Path("/")) -> ClockFacts:
-    attempt = Attempts()
+    attempt = FieldReader()
     answer = attempt("synchronised", adjtimex)
     clocksource = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     return ClockFacts(
         synchronised=answer[0] if answer else None,
         max_error_s=answer[1] if answer else None,
-        source=attempt("source", lambda: line(clocksource)),
-        unread=attempt.unread,
+        source=attempt("source", lambda: read_line(clocksource)),
+        unreadable=attempt.unreadable,
     )

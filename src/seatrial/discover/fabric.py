@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.discover.reading import Attempts, line, names, number, printable
+from seatrial.discover.file_readers import FieldReader, list_names, printable, read_line, read_number
 from seatrial.model import Frozen
 
 
@@ -25,15 +25,15 @@ class Nic(Frozen):
     driver: str | None
     numa_node: int | None
     addresses: tuple[str, ...]
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class NicFacts(Frozen):
     """Every physical interface, and the virtual ones that carry an address; the rest (veth and such) is counted."""
 
     interfaces: tuple[Nic, ...]
-    left_out_virtual: int
-    unread: dict[str, str] = {}
+    omitted_virtual: int
+    unreadable: dict[str, str] = {}
 
 
 class RdmaPort(Frozen):
@@ -41,11 +41,11 @@ class RdmaPort(Frozen):
 
     port: str
     state: str | None
-    physical: str | None
+    physical_state: str | None
     rate: str | None
     link_layer: str | None
     netdev: str | None
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class RdmaDevice(Frozen):
@@ -55,9 +55,9 @@ class RdmaDevice(Frozen):
     model: str | None
     firmware: str | None
     numa_node: int | None
-    verbs: bool | None
+    verbs_accessible: bool | None
     ports: tuple[RdmaPort, ...]
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class RdmaFacts(Frozen):
@@ -65,25 +65,27 @@ class RdmaFacts(Frozen):
 
     devices: tuple[RdmaDevice, ...]
     peermem: bool  # the module nvidia_peermem is loaded: GPUDirect RDMA without dma-buf
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
     @property
-    def known(self) -> bool:
+    def status_readable(self) -> bool:
         """Whether the devices, the access to them and the states of their ports could all be read."""
         ports = [port for device in self.devices for port in device.ports]
-        doubtful = [device for device in self.devices if device.verbs is None or "ports" in device.unread]
-        return "devices" not in self.unread and not doubtful and all(port.state for port in ports)
+        doubtful = [
+            device for device in self.devices if device.verbs_accessible is None or "ports" in device.unreadable
+        ]
+        return "devices" not in self.unreadable and not doubtful and all(port.state for port in ports)
 
     @property
-    def closed_devices(self) -> list[str]:
+    def inaccessible_devices(self) -> list[str]:
         """The devices that /sys shows and that no program here can open."""
-        return [device.name for device in self.devices if device.verbs is False]
+        return [device.name for device in self.devices if device.verbs_accessible is False]
 
     @property
-    def idle_ports(self) -> list[str]:
+    def inactive_ports(self) -> list[str]:
         """The ports that no traffic can use now, with their states: ``mlx5_3/1 (DOWN, Polling)``."""
         return [
-            f"{device.name}/{port.port} ({port.state}, {port.physical or 'physical state unknown'})"
+            f"{device.name}/{port.port} ({port.state}, {port.physical_state or 'physical state unknown'})"
             for device in self.devices
             for port in device.ports
             if port.state not in (None, "ACTIVE")
@@ -91,26 +93,26 @@ class RdmaFacts(Frozen):
 
 
 def read_nics(root: Path = Path("/")) -> NicFacts:
-    attempt = Attempts()
+    attempt = FieldReader()
     folder = root / "sys/class/net"
     found = [
         name
-        for name in attempt("interfaces", lambda: names(folder)) or []
+        for name in attempt("interfaces", lambda: list_names(folder)) or []
         if os.path.isdir(folder / name) and name != "lo"
     ]
-    assigned = attempt("addresses", addresses) or {}
+    assigned = attempt("addresses", interface_addresses) or {}
     routable = {
         name for name, given in assigned.items() if not all(ipaddress.ip_address(one).is_link_local for one in given)
     }
     shown = [name for name in found if name in routable or os.path.exists(folder / name / "device")]
     return NicFacts(
         interfaces=tuple(_nic(folder / name, assigned.get(name, ())) for name in shown),
-        left_out_virtual=len(found) - len(shown),
-        unread=attempt.unread,
+        omitted_virtual=len(found) - len(shown),
+        unreadable=attempt.unreadable,
     )
 
 
-def addresses() -> dict[str, tuple[str, ...]]:
+def interface_addresses() -> dict[str, tuple[str, ...]]:
     """The IPv4 and IPv6 addresses of each interface of this machine."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
@@ -120,33 +122,33 @@ def addresses() -> dict[str, tuple[str, ...]]:
 
 
 def read_rdma(root: Path = Path("/")) -> RdmaFacts:
-    attempt = Attempts()
+    attempt = FieldReader()
     return RdmaFacts(
         devices=tuple(_device(root, name) for name in attempt("devices", lambda: _device_names(root)) or []),
         peermem=os.path.exists(root / "sys/module/nvidia_peermem"),
-        unread=attempt.unread,
+        unreadable=attempt.unreadable,
     )
 
 
 def _nic(folder: Path, assigned: tuple[str, ...]) -> Nic:
-    attempt = Attempts()
+    attempt = FieldReader()
     physical = os.path.exists(folder / "device")
     driver = folder / "device" / "driver"
     return Nic(
         name=printable(folder.name),
-        state=attempt("state", lambda: line(folder / "operstate")),
+        state=attempt("state", lambda: read_line(folder / "operstate")),
         speed_mbps=attempt("speed_mbps", lambda: _speed(folder)),
-        mtu=attempt("mtu", lambda: number(folder / "mtu")),
-        mac=attempt("mac", lambda: line(folder / "address")),
+        mtu=attempt("mtu", lambda: read_number(folder / "mtu")),
+        mac=attempt("mac", lambda: read_line(folder / "address")),
         driver=attempt("driver", lambda: printable(driver.resolve(strict=True).name)) if physical else None,
         numa_node=attempt("numa_node", lambda: _numa_node(folder)),
         addresses=assigned,
-        unread=attempt.unread,
+        unreadable=attempt.unreadable,
     )
 
 
 def _speed(folder: Path) -> int:
-    speed = number(folder / "speed")  # EINVAL where the link is down
+    speed = read_number(folder / "speed")  # EINVAL where the link is down
     if speed < 0:
         raise ValueError("the driver does not know its speed")
     return speed
@@ -155,7 +157,7 @@ def _speed(folder: Path) -> int:
 def _numa_node(folder: Path) -> int | None:
     """The NUMA node of a device; None for one that is not on PCI, and where the firmware does not say (-1)."""
     path = folder / "device" / "numa_node"
-    node = number(path) if path.exists() else -1
+    node = read_number(path) if path.exists() else -1
     return node if node >= 0 else None
 
 
@@ -163,23 +165,23 @@ def _device_names(root: Path) -> list[str]:
     """The RDMA devices. Without the folder there are none, provided that /sys is there to say so."""
     folder = root / "sys/class/infiniband"
     if not folder.exists():
-        names(root / "sys/class")
+        list_names(root / "sys/class")
         return []
-    return names(folder)
+    return list_names(folder)
 
 
 def _device(root: Path, name: str) -> RdmaDevice:
-    attempt = Attempts()
+    attempt = FieldReader()
     folder = root / "sys/class/infiniband" / name
-    ports = attempt("ports", lambda: sorted(names(folder / "ports"))) or []
+    ports = attempt("ports", lambda: sorted(list_names(folder / "ports"))) or []
     return RdmaDevice(
         name=printable(name),
-        model=attempt("model", lambda: line(folder / "hca_type")),
-        firmware=attempt("firmware", lambda: line(folder / "fw_ver")),
+        model=attempt("model", lambda: read_line(folder / "hca_type")),
+        firmware=attempt("firmware", lambda: read_line(folder / "fw_ver")),
         numa_node=attempt("numa_node", lambda: _numa_node(folder)),
-        verbs=attempt("verbs", lambda: _has_verbs(root, name)),
+        verbs_accessible=attempt("verbs", lambda: _has_verbs(root, name)),
         ports=tuple(_port(folder / "ports" / port) for port in ports),
-        unread=attempt.unread,
+        unreadable=attempt.unreadable,
     )
 
 
@@ -191,27 +193,31 @@ def _has_verbs(root: Path, device: str) -> bool:
     folder = root / "sys/class/infiniband_verbs"
     if not folder.exists():  # the module ib_uverbs is not loaded
         return False
-    nodes = [name for name in names(folder) if name.startswith("uverbs") and line(folder / name / "ibdev") == device]
+    nodes = [
+        name
+        for name in list_names(folder)
+        if name.startswith("uverbs") and read_line(folder / name / "ibdev") == device
+    ]
     return any(os.access(root / "dev/infiniband" / node, os.R_OK | os.W_OK) for node in nodes)
 
 
 def _port(folder: Path) -> RdmaPort:
-    attempt = Attempts()
-    layer = attempt("link_layer", lambda: line(folder / "link_layer"))
+    attempt = FieldReader()
+    layer = attempt("link_layer", lambda: read_line(folder / "link_layer"))
     return RdmaPort(
         port=printable(folder.name),
         state=attempt("state", lambda: _state(folder / "state")),
-        physical=attempt("physical", lambda: _state(folder / "phys_state")),
-        rate=attempt("rate", lambda: line(folder / "rate")),
+        physical_state=attempt("physical", lambda: _state(folder / "phys_state")),
+        rate=attempt("rate", lambda: read_line(folder / "rate")),
         link_layer=layer,
-        netdev=attempt("netdev", lambda: line(folder / "gid_attrs/ndevs/0")) if layer == "Ethernet" else None,
-        unread=attempt.unread,
+        netdev=attempt("netdev", lambda: read_line(folder / "gid_attrs/ndevs/0")) if layer == "Ethernet" else None,
+        unreadable=attempt.unreadable,
     )
 
 
 def _state(path: Path) -> str:
     """The word of ``4: ACTIVE``. Raises ValueError on anything else."""
-    value = line(path)
+    value = read_line(path)
     found = re.fullmatch(r"\d+: (\w+)", value)
     if not found:
         raise ValueError(f"{path}: expected a state such as '4: ACTIVE', found {value[:60]!r}")

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.discover.reading import Attempts, T, printable, start, text, under
+from seatrial.discover.file_readers import FieldReader, T, path_under, printable, read_text, start_in_thread
 from seatrial.model import Frozen
 
 # Filesystems without storage behind them. A type that is not named here is shown: unknown is not unimportant.
@@ -30,11 +30,11 @@ class Mount(Frozen):
     options: str
     size_bytes: int | None
     free_bytes: int | None
-    answers: bool
-    unread: dict[str, str] = {}
+    responding: bool
+    unreadable: dict[str, str] = {}
 
 
-class Space(Frozen):
+class DirectorySpace(Frozen):
     """A folder, the filesystem it lies on, and what this user may still write there (bytes; 0 where it is missing)."""
 
     path: str
@@ -43,23 +43,23 @@ class Space(Frozen):
     size_bytes: int | None
     free_bytes: int | None
     writable: bool | None
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class MountFacts(Frozen):
     """``filesystems`` holds each real filesystem once; the two ``left_out`` counts are the rest."""
 
     filesystems: tuple[Mount, ...]
-    left_out_pseudo: int
-    left_out_repeated: int
-    shm: Space
-    tmp: Space
-    home: Space
-    root: Space
-    unread: dict[str, str] = {}
+    omitted_pseudo: int
+    omitted_duplicates: int
+    shm: DirectorySpace
+    tmp: DirectorySpace
+    home: DirectorySpace
+    root: DirectorySpace
+    unreadable: dict[str, str] = {}
 
 
-class Entry(NamedTuple):
+class MountEntry(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
     device: str
@@ -81,13 +81,13 @@ class Usage(NamedTuple):
 
 
 def read(root: Path = Path("/")) -> MountFacts:
-    attempt = Attempts()
-    entries = attempt("filesystems", lambda: mountinfo(text(root / "proc/self/mountinfo"))) or []
+    attempt = FieldReader()
+    entries = attempt("filesystems", lambda: mountinfo(read_text(root / "proc/self/mountinfo"))) or []
     real = [entry for entry in entries if not entry.pseudo]
     shown = _once_each(real)
 
     def ask(path: str) -> Future[Usage]:
-        return start(lambda: usage(root, path))
+        return start_in_thread(lambda: usage(root, path))
 
     asked = [ask(entry.target) for entry in shown]
     places = {
@@ -100,32 +100,32 @@ def read(root: Path = Path("/")) -> MountFacts:
     wait([*asked, *spaces.values()], timeout=_ANSWER_S)
     return MountFacts(
         filesystems=tuple(_mount(entry, answer) for entry, answer in zip(shown, asked, strict=True)),
-        left_out_pseudo=len(entries) - len(real),
-        left_out_repeated=len(real) - len(shown),
+        omitted_pseudo=len(entries) - len(real),
+        omitted_duplicates=len(real) - len(shown),
         **{name: _space(path, spaces[name], entries) for name, path in places.items()},
-        unread=attempt.unread,
+        unreadable=attempt.unreadable,
     )
 
 
-def mountinfo(content: str) -> list[Entry]:
+def mountinfo(content: str) -> list[MountEntry]:
     """The mounts in view, from the text of /proc/self/mountinfo: where one hides another, the upper one.
 
     Raises ValueError on a line that proc_pid_mountinfo(5) does not describe.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, MountEntry] = {}
     for row in content.splitlines():
         before, dash, after = row.partition(" - ")
         fields, tail = before.split(" "), after.split(" ")
         if not dash or len(fields) < 6 or len(tail) < 3:
             raise ValueError(f"/proc/self/mountinfo: expected a mount, found {row[:60]!r}")
         target = _unescape(fields[4])
-        entries[target] = Entry(fields[2], target, _options(fields[5], tail[2]), tail[0], _unescape(tail[1]))
+        entries[target] = MountEntry(fields[2], target, _options(fields[5], tail[2]), tail[0], _unescape(tail[1]))
     return list(entries.values())
 
 
 def usage(root: Path, path: str) -> Usage:
     """What ``df`` and ``test -w`` say of a path. Raises OSError; may never return."""
-    place = under(root, path)
+    place = path_under(root, path)
     found = os.statvfs(place)
     resolved = "/" + os.path.relpath(os.path.realpath(place), os.path.realpath(root)).removeprefix(".")
     writable = os.access(place, os.W_OK | os.X_OK)
@@ -145,12 +145,12 @@ def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
-def _once_each(entries: list[Entry]) -> list[Entry]:
+def _once_each(entries: list[MountEntry]) -> list[MountEntry]:
     """One mount a filesystem and set of options, at its shortest path.
 
     A Kubernetes node or a container mounts the same disk dozens of times.
     """
-    first: dict[tuple[str, str], Entry] = {}
+    first: dict[tuple[str, str], MountEntry] = {}
     for entry in sorted(entries, key=lambda entry: len(entry.target)):
         first.setdefault((entry.device, entry.options), entry)
     return sorted(first.values(), key=lambda entry: entry.target)
@@ -163,8 +163,8 @@ def _answer(asked: Future[T]) -> T:
     return asked.result()
 
 
-def _mount(entry: Entry, asked: Future[Usage]) -> Mount:
-    attempt = Attempts()
+def _mount(entry: MountEntry, asked: Future[Usage]) -> Mount:
+    attempt = FieldReader()
     found = attempt("size_bytes", lambda: _answer(asked))
     return Mount(
         target=printable(entry.target),
@@ -173,29 +173,29 @@ def _mount(entry: Entry, asked: Future[Usage]) -> Mount:
         options=entry.options,
         size_bytes=found.size if found else None,
         free_bytes=found.free if found else None,
-        answers=asked.done(),
-        unread=attempt.unread,
+        responding=asked.done(),
+        unreadable=attempt.unreadable,
     )
 
 
-def _space(path: str, asked: Future[Usage], entries: list[Entry]) -> Space:
-    attempt = Attempts()
+def _space(path: str, asked: Future[Usage], entries: list[MountEntry]) -> DirectorySpace:
+    attempt = FieldReader()
     found = attempt("size_bytes", lambda: _answer(asked))
     missing = asked.done() and isinstance(asked.exception(), FileNotFoundError)
     nothing = Usage(0, 0, False, path) if missing else None
     known = found or nothing
-    return Space(
+    return DirectorySpace(
         path=printable(path),
         exists=not missing if known else None,
         type=_type_at(found.path, entries) if found else None,
         size_bytes=known.size if known else None,
         free_bytes=known.free if known else None,
         writable=known.writable if known else None,
-        unread=attempt.unread,
+        unreadable=attempt.unreadable,
     )
 
 
-def _type_at(path: str, entries: list[Entry]) -> str | None:
+def _type_at(path: str, entries: list[MountEntry]) -> str | None:
     """The type of the filesystem that a path lies on: the one mounted closest above it."""
     above = [entry for entry in entries if Path(path).is_relative_to(entry.target)]
     return printable(max(above, key=lambda entry: len(entry.target)).type) if above else None

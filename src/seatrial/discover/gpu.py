@@ -10,22 +10,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seatrial.discover import reading
+from seatrial.discover import file_readers
 from seatrial.discover.nvml import (
     Fabric,
     Gpu,
     GpuProcess,
-    Interview,
     NvLink,
+    NvmlReader,
     NvmlUnavailableError,
-    interview_gpu,
-    kind_of,
-    session,
+    error_kind,
+    nvml_session,
+    read_gpu,
 )
 from seatrial.model import Frozen, UsageError
 from seatrial.util import processes
 
-__all__ = ["Fabric", "Gpu", "GpuFacts", "GpuProcess", "NvLink", "order_caveat", "read", "read_within", "visible"]
+__all__ = [
+    "Fabric",
+    "Gpu",
+    "GpuFacts",
+    "GpuProcess",
+    "NvLink",
+    "cuda_order_warning",
+    "cuda_visible",
+    "read",
+    "read_with_timeout",
+]
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; NVSwitches and audio functions are other classes
@@ -47,39 +57,39 @@ class GpuFacts(Frozen):
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     cuda_driver: str | None = None  # the newest CUDA that the driver runs
-    unavailable: str | None = None
+    nvml_unavailable: str | None = None
     lost: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
+    permission_denied: tuple[str, ...] = ()
     pci_devices: tuple[str, ...] = ()
-    withheld: tuple[str, ...] = ()
+    not_assigned: tuple[str, ...] = ()
     topology: tuple[tuple[str, ...], ...] = ()
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
     @property
-    def present(self) -> int:
+    def installed_gpus(self) -> int:
         """How many GPUs should be usable here: by the driver's list or by the PCI bus, whichever has more.
 
         Where the driver denies some, a job was given a part of the machine, and the bus cannot tell which part.
         """
-        on_the_bus = 0 if self.denied else len(self.pci_devices) - len(self.withheld)
+        on_the_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_the_bus, len(self.gpus) + len(self.lost))
 
     @property
-    def untold(self) -> str | None:
+    def detection_error(self) -> str | None:
         """Why nobody can say whether there are GPUs; None where the driver or, without one, the bus has answered.
 
         An empty bus proves little where a driver hangs: a virtual machine may hand GPUs in by another way.
         """
-        unseen = [self.unread[name] for name in ("nvml", "pci_devices") if name in self.unread]
-        if not self.unavailable or not unseen:
+        unseen = [self.unreadable[name] for name in ("nvml", "pci_devices") if name in self.unreadable]
+        if not self.nvml_unavailable or not unseen:
             return None
-        return f"whether there are GPUs is not known: {'; '.join(dict.fromkeys([self.unavailable, *unseen]))}"
+        return f"whether there are GPUs is not known: {'; '.join(dict.fromkeys([self.nvml_unavailable, *unseen]))}"
 
     @property
-    def unaccounted(self) -> tuple[str, ...]:
+    def not_usable(self) -> tuple[str, ...]:
         """PCI addresses of GPUs that should be usable here and are not among ``gpus``."""
         used = {gpu.pci_bus_id for gpu in self.gpus}
-        return tuple(device for device in self.pci_devices if device not in self.withheld and device not in used)
+        return tuple(device for device in self.pci_devices if device not in self.not_assigned and device not in used)
 
 
 def read(root: Path = Path("/")) -> GpuFacts:
@@ -87,38 +97,40 @@ def read(root: Path = Path("/")) -> GpuFacts:
     return _beside_the_bus(root, _of_driver())
 
 
-def read_within(limit_s: float = _DRIVER_ANSWERS_S, root: Path = Path("/")) -> GpuFacts:
+def read_with_timeout(limit_s: float = _DRIVER_ANSWERS_S, root: Path = Path("/")) -> GpuFacts:
     """The same, but a driver that does not answer within ``limit_s`` seconds is told as unavailable.
 
     It is asked by a process of its own: a thread that is stuck in the kernel would keep our own process from ending.
     """
-    answer = processes.ask([sys.executable, "-P", "-m", "seatrial.discover.gpu"], limit_s)
+    answer = processes.run_command([sys.executable, "-P", "-m", "seatrial.discover.gpu"], limit_s)
     if answer.code == 0:
         return _beside_the_bus(root, GpuFacts.model_validate_json(answer.out))
     last = (answer.err.strip().splitlines() or ["no word"])[-1]
     how = f"did not answer within {limit_s:g} s" if answer.code is None else f"ended its reader ({answer.code}): {last}"
-    return _beside_the_bus(root, GpuFacts(unavailable=f"NVML {how}", unread={"nvml": f"NVML {how}"}))
+    return _beside_the_bus(root, GpuFacts(nvml_unavailable=f"NVML {how}", unreadable={"nvml": f"NVML {how}"}))
 
 
 def _of_driver() -> GpuFacts:
     try:
-        with session() as nvml:
+        with nvml_session() as nvml:
             return _ask_driver(nvml)
     except NvmlUnavailableError as reason:
-        return GpuFacts(unavailable=str(reason))
+        return GpuFacts(nvml_unavailable=str(reason))
 
 
 def _beside_the_bus(root: Path, facts: GpuFacts) -> GpuFacts:
     """What the driver said, and what the PCI bus has."""
-    attempt = reading.Attempts()
+    attempt = file_readers.FieldReader()
     devices = _pci_gpus(root, attempt)
     used = {gpu.pci_bus_id for gpu in facts.gpus}
-    withheld = tuple(d for d in devices if d not in used and _is_withheld(root, d, nvml_works=not facts.unavailable))
-    unread = {**facts.unread, **attempt.unread}
-    return facts.model_copy(update={"pci_devices": devices, "withheld": withheld, "unread": unread})
+    withheld = tuple(
+        d for d in devices if d not in used and _is_withheld(root, d, nvml_works=not facts.nvml_unavailable)
+    )
+    unread = {**facts.unreadable, **attempt.unreadable}
+    return facts.model_copy(update={"pci_devices": devices, "withheld": withheld, "unreadable": unread})
 
 
-def visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
+def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA would use, in its order, by ``CUDA_VISIBLE_DEVICES``.
 
     Raises UsageError on an entry that names no usable GPU, or names one twice: CUDA would not complain, but use the
@@ -138,7 +150,7 @@ def visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def order_caveat(facts: GpuFacts, env: Mapping[str, str]) -> str | None:
+def cuda_order_warning(facts: GpuFacts, env: Mapping[str, str]) -> str | None:
     """Why CUDA's index of a GPU may differ from NVML's here; None where it cannot."""
     models = sorted({gpu.name or "unknown" for gpu in facts.gpus})
     if len(models) < 2 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
@@ -164,7 +176,7 @@ def _named(facts: GpuFacts, entry: str, value: str) -> Gpu:
 
 
 def _bad_entry(facts: GpuFacts, value: str, problem: str) -> UsageError:
-    here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus) or facts.unavailable or "none"
+    here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus) or facts.nvml_unavailable or "none"
     lost = f"; not usable: {'; '.join(facts.lost)}" if facts.lost else ""
     return UsageError(
         f"CUDA_VISIBLE_DEVICES={value} {problem}. Usable GPUs: {here}{lost}. CUDA would silently use only the entries "
@@ -173,23 +185,25 @@ def _bad_entry(facts: GpuFacts, value: str, problem: str) -> UsageError:
 
 
 def _ask_driver(nvml: Any) -> GpuFacts:
-    machine = Interview(nvml)
-    driver = machine.ask("driver", "nvmlSystemGetDriverVersion")
-    cuda = machine.ask("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2")
+    machine = NvmlReader(nvml)
+    driver = machine.query("driver", "nvmlSystemGetDriverVersion")
+    cuda = machine.query("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2")
     gpus: list[Gpu] = []
     handles: list[Any] = []
     lost: list[str] = []
     denied: list[str] = []
-    for index in range(machine.ask("gpus", "nvmlDeviceGetCount") or 0):
+    for index in range(machine.query("gpus", "nvmlDeviceGetCount") or 0):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
-            (denied if kind_of(error) == "NoPermission" else lost).append(f"gpu{index}: {error}")
+            (denied if error_kind(error) == "NoPermission" else lost).append(f"gpu{index}: {error}")
             continue
-        interview = Interview(nvml)
-        gpu = interview_gpu(interview, index, handle)
-        if interview.gone:
-            lost.append(f"gpu{index} ({gpu.uuid or 'UUID unread'}, PCI {gpu.pci_bus_id or 'unread'}): {interview.gone}")
+        interview = NvmlReader(nvml)
+        gpu = read_gpu(interview, index, handle)
+        if interview.gpu_lost:
+            lost.append(
+                f"gpu{index} ({gpu.uuid or 'UUID unread'}, PCI {gpu.pci_bus_id or 'unread'}): {interview.gpu_lost}"
+            )
             continue
         gpus.append(gpu)
         handles.append(handle)
@@ -197,15 +211,15 @@ def _ask_driver(nvml: Any) -> GpuFacts:
         gpus=tuple(gpus),
         driver=driver,
         cuda_driver=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        unavailable=machine.unread.get("gpus"),
+        nvml_unavailable=machine.unreadable.get("gpus"),
         lost=tuple(lost),
-        denied=tuple(denied),
+        permission_denied=tuple(denied),
         topology=_topology(machine, gpus, handles),
-        unread=machine.unread,
+        unreadable=machine.unreadable,
     )
 
 
-def _topology(machine: Interview, gpus: Sequence[Gpu], handles: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+def _topology(machine: NvmlReader, gpus: Sequence[Gpu], handles: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
     def between(a: int, b: int) -> str:
         if a == b:
             return "X"
@@ -215,22 +229,22 @@ def _topology(machine: Interview, gpus: Sequence[Gpu], handles: Sequence[Any]) -
         if links := direct + to_switches:  # through switches there are as many as both have there
             return f"NV{links}"
         field = f"topology gpu{gpus[a].index}-gpu{gpus[b].index}"
-        level = machine.ask(field, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+        level = machine.query(field, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
         return _ANCESTORS.get(level, "?")
 
     return tuple(tuple(between(a, b) for b in range(len(gpus))) for a in range(len(gpus)))
 
 
-def _pci_gpus(root: Path, attempt: reading.Attempts) -> tuple[str, ...]:
-    folder = reading.under(root, "/sys/bus/pci/devices")
+def _pci_gpus(root: Path, attempt: file_readers.FieldReader) -> tuple[str, ...]:
+    folder = file_readers.path_under(root, "/sys/bus/pci/devices")
     buses = folder.parent.parent
     if buses.is_dir() and not folder.parent.exists():  # a machine without PCI, not one that hides it
         return ()
     found = []
-    for address in attempt("pci_devices", lambda: reading.names(folder)) or []:
+    for address in attempt("pci_devices", lambda: file_readers.list_names(folder)) or []:
         device = folder / address
-        if attempt(f"{address} vendor", partial(reading.line, device / "vendor")) == _NVIDIA:
-            kind = attempt(f"{address} class", partial(reading.line, device / "class"))
+        if attempt(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == _NVIDIA:
+            kind = attempt(f"{address} class", partial(file_readers.read_line, device / "class"))
             found += [address] if (kind or "").startswith(_GPU_CLASSES) else []
     return tuple(found)
 
@@ -241,7 +255,7 @@ def _is_withheld(root: Path, address: str, *, nvml_works: bool) -> bool:
     A container sees the whole bus of its host, but device nodes of its own GPUs alone. Where NVML does not work, a
     missing device node proves nothing: the driver itself has them made.
     """
-    driver = reading.under(root, f"/sys/bus/pci/devices/{address}/driver")
+    driver = file_readers.path_under(root, f"/sys/bus/pci/devices/{address}/driver")
     bound_to = driver.resolve().name if driver.is_symlink() else None
     if bound_to == "vfio-pci":
         return True
@@ -250,13 +264,15 @@ def _is_withheld(root: Path, address: str, *, nvml_works: bool) -> bool:
 
 def _has_device_node(root: Path, address: str) -> bool:
     try:
-        information = reading.text(reading.under(root, f"/proc/driver/nvidia/gpus/{address}/information"))
+        information = file_readers.read_text(
+            file_readers.path_under(root, f"/proc/driver/nvidia/gpus/{address}/information")
+        )
     except FileNotFoundError:  # some container runtimes hide the GPUs of others here already
         return False
     except OSError:
         return True  # unknown: then it counts as ours
     minor = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
-    return minor is None or reading.under(root, f"/dev/nvidia{minor[1]}").exists()
+    return minor is None or file_readers.path_under(root, f"/dev/nvidia{minor[1]}").exists()
 
 
 if __name__ == "__main__":

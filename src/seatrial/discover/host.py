@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from seatrial.discover import clock, fabric, filesystem, hardware, software
-from seatrial.discover.reading import Attempts, line, printable, start, text
+from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
+from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text, start_in_thread
 from seatrial.model import Frozen
 
 _RESOLVE_S = 10.0  # a resolver's own default is 5 s a server: longer than two of them no rendezvous waits gladly
@@ -32,7 +32,7 @@ class OsFacts(Frozen):
     machine: str | None
     container: str | None
     machine_id: str | None = None  # a digest of it: the id itself is not to leave the machine (machine-id(5))
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class Ulimit(Frozen):
@@ -50,7 +50,7 @@ class LimitFacts(Frozen):
     stack: Ulimit
     nproc: Ulimit
     ipc_lock: bool | None
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 class HostnameFacts(Frozen):
@@ -58,10 +58,10 @@ class HostnameFacts(Frozen):
 
     name: str | None
     addresses: tuple[str, ...]
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
     @property
-    def reachable(self) -> bool:
+    def routable(self) -> bool:
         """Whether another machine could use what the name resolves to: an address neither loopback nor link-local."""
         parsed = [ipaddress.ip_address(address) for address in self.addresses]
         return any(not address.is_loopback and not address.is_link_local for address in parsed)
@@ -69,8 +69,8 @@ class HostnameFacts(Frozen):
 
 class HostFacts(Frozen):
     os: OsFacts
-    cpu: hardware.CpuFacts
-    memory: hardware.MemoryFacts
+    cpu: cpu_memory.CpuFacts
+    memory: cpu_memory.MemoryFacts
     mounts: filesystem.MountFacts
     nics: fabric.NicFacts
     rdma: fabric.RdmaFacts
@@ -79,7 +79,7 @@ class HostFacts(Frozen):
     clock: clock.ClockFacts
     software: software.SoftwareFacts
 
-    def unread(self) -> dict[str, str]:
+    def unreadable(self) -> dict[str, str]:
         """Everything that could not be read, by its path in this record, with the reason."""
         return dict(_reasons("", self.model_dump(mode="json")))
 
@@ -92,8 +92,8 @@ def read(root: Path = Path("/")) -> HostFacts:
     """
     return HostFacts(
         os=_os(root),
-        cpu=hardware.read_cpu(root),
-        memory=hardware.read_memory(root),
+        cpu=cpu_memory.read_cpu(root),
+        memory=cpu_memory.read_memory(root),
         mounts=filesystem.read(root),
         nics=fabric.read_nics(root),
         rdma=fabric.read_rdma(root),
@@ -111,20 +111,20 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def _os(root: Path) -> OsFacts:
-    attempt, dmi = Attempts(), root / "sys/class/dmi/id"
+    attempt, dmi = FieldReader(), root / "sys/class/dmi/id"
     return OsFacts(
         name=attempt("name", lambda: _release_name(root / "etc/os-release")),
-        kernel=attempt("kernel", lambda: line(root / "proc/sys/kernel/osrelease")),
+        kernel=attempt("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
         arch=platform.machine(),
-        machine=attempt("machine", lambda: f"{line(dmi / 'sys_vendor')} {line(dmi / 'product_name')}"),
+        machine=attempt("machine", lambda: f"{read_line(dmi / 'sys_vendor')} {read_line(dmi / 'product_name')}"),
         container=_container(root),
-        machine_id=attempt("machine_id", lambda: _digest(line(root / "etc/machine-id"))),
-        unread=attempt.unread,
+        machine_id=attempt("machine_id", lambda: _digest(read_line(root / "etc/machine-id"))),
+        unreadable=attempt.unreadable,
     )
 
 
 def _release_name(path: Path) -> str:
-    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(path), re.MULTILINE)
+    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(path), re.MULTILINE)
     if not found:
         raise ValueError(f"{path} has no PRETTY_NAME")
     return printable(found[1])
@@ -144,14 +144,14 @@ def _container(root: Path) -> str | None:
 
 
 def _limits(root: Path) -> LimitFacts:
-    attempt = Attempts()
+    attempt = FieldReader()
     return LimitFacts(
         memlock=_ulimit(resource.RLIMIT_MEMLOCK),
         nofile=_ulimit(resource.RLIMIT_NOFILE),
         stack=_ulimit(resource.RLIMIT_STACK),
         nproc=_ulimit(resource.RLIMIT_NPROC),
         ipc_lock=attempt("ipc_lock", lambda: _capable(root / "proc/self", _CAP_IPC_LOCK)),
-        unread=attempt.unread,
+        unreadable=attempt.unreadable,
     )
 
 
@@ -165,22 +165,22 @@ def _capable(process: Path, capability: int) -> bool:
 
     Inside a user namespace (rootless containers, enroot, apptainer) CapEff is full, and worth nothing to the drivers.
     """
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text(process / "status"), re.MULTILINE)
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text(process / "status"), re.MULTILINE)
     if not found:
         raise ValueError(f"{process / 'status'} has no CapEff")
-    initial_namespace = text(process / "uid_map").split() == ["0", "0", str(2**32 - 1)]
+    initial_namespace = read_text(process / "uid_map").split() == ["0", "0", str(2**32 - 1)]
     return initial_namespace and bool(int(found[1], 16) >> capability & 1)
 
 
 def _hostname(root: Path) -> HostnameFacts:
-    attempt = Attempts()
-    name = attempt("name", lambda: line(root / "proc/sys/kernel/hostname"))
+    attempt = FieldReader()
+    name = attempt("name", lambda: read_line(root / "proc/sys/kernel/hostname"))
     found = attempt("addresses", lambda: _resolve_in_time(name)) if name else None
-    return HostnameFacts(name=name, addresses=found or (), unread=attempt.unread)
+    return HostnameFacts(name=name, addresses=found or (), unreadable=attempt.unreadable)
 
 
 def _resolve_in_time(name: str) -> tuple[str, ...]:
-    pending = start(lambda: resolve(name))
+    pending = start_in_thread(lambda: resolve(name))
     try:
         return pending.result(_RESOLVE_S)
     except TimeoutError:

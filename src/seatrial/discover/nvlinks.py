@@ -12,7 +12,7 @@ from itertools import permutations
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 
-NVLINK, UNTOLD = "NVLink", "a way that the driver does not tell"
+NVLINK, UNKNOWN_LINK = "NVLink", "a way that the driver does not tell"
 
 # Models that plug into PCIe, by their NVML names. Such cards may be run without an NVLink bridge
 # (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Any other may be of a board.
@@ -26,28 +26,28 @@ def links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
     taken for one: any other has its links in use where its twins have, and without those nothing is known.
     """
     ports = max(len(twin.nvlinks) for twin in twins)
-    if not ports or not gpu.links_known:
+    if not ports or not gpu.nvlink_states_readable:
         return None
-    if gpu.links_up or any(switched(twin) for twin in twins):
-        return ports - gpu.links_up
+    if gpu.active_nvlinks or any(has_nvswitch(twin) for twin in twins):
+        return ports - gpu.active_nvlinks
     if _CARD.search(gpu.name or ""):
         return 0
-    return ports if any(twin.links_up for twin in twins) else None
+    return ports if any(twin.active_nvlinks for twin in twins) else None
 
 
-def switched(gpu: Gpu) -> bool:
+def has_nvswitch(gpu: Gpu) -> bool:
     """Whether the GPU hangs on NVSwitches, as far as it tells."""
     joined = gpu.fabric is not None and gpu.fabric.state != "not supported"
     return joined or any(link.remote == "switch" for link in gpu.nvlinks)
 
 
-def links_short(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    if not gpu.links_known or not any(twin.nvlinks for twin in twins):
+def links_missing(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
+    if not gpu.nvlink_states_readable or not any(twin.nvlinks for twin in twins):
         return None
-    return max(twin.links_up for twin in twins) - gpu.links_up
+    return max(twin.active_nvlinks for twin in twins) - gpu.active_nvlinks
 
 
-def in_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     """Whether the GPU has a fabric to join: it says so, or others of this node do and it hangs on switches too."""
     if gpu.fabric is None:
         return False
@@ -62,7 +62,7 @@ def fabric_ready(gpu: Gpu) -> bool:
     return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
 
 
-def joined_by(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
+def link_types(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
     """What joins any two of the GPUs that NVML has by these ``indices``: NVLink, else as nvidia-smi topo -m names it.
 
     NVLink alone where there are switches: they join all alike, and a GPU that has lost its links is no other kind.
@@ -71,10 +71,10 @@ def joined_by(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
     at = {one.index: number for number, one in enumerate(facts.gpus)}
     places = [at[index] for index in indices if index in at]
     if len(places) < len(indices):
-        return frozenset({UNTOLD})
-    if any(switched(facts.gpus[number]) for number in places):
+        return frozenset({UNKNOWN_LINK})
+    if any(has_nvswitch(facts.gpus[number]) for number in places):
         return frozenset({NVLINK})
     names = {facts.topology[a][b] for a, b in permutations(places, 2)}
     linked = {name for name in names if name.startswith("NV")}  # NV1, NV2: by how many links
     alike = {NVLINK} if len(linked) == 1 else linked
-    return frozenset(alike | {UNTOLD if name == "?" else name for name in names - linked})
+    return frozenset(alike | {UNKNOWN_LINK if name == "?" else name for name in names - linked})

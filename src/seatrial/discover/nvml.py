@@ -33,14 +33,14 @@ class NvmlUnavailableError(Exception):
 
 
 @contextmanager
-def session() -> Iterator[Any]:
+def nvml_session() -> Iterator[Any]:
     """The pynvml module, initialised, and shut down afterwards. Raises NvmlUnavailableError."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        hint = _WHY_NO_INIT.get(kind_of(error))
+        hint = _WHY_NO_INIT.get(error_kind(error))
         raise NvmlUnavailableError(f"NVML: {error}" + (f" ({hint})" if hint else "")) from error
     try:
         yield pynvml
@@ -49,32 +49,32 @@ def session() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def kind_of(error: Exception) -> str:
+def error_kind(error: Exception) -> str:
     """``NVMLError_GpuIsLost`` → ``GpuIsLost``."""
     return type(error).__name__.removeprefix("NVMLError_")
 
 
-class Interview:
+class NvmlReader:
     """The questions put to one GPU (or to the driver), and what it refused to answer."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
-        self.unread: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
         self.unsupported: set[str] = set()
-        self.denied: set[str] = set()  # to this user
-        self.gone: str | None = None  # why the GPU cannot be used any more
+        self.permission_denied: set[str] = set()  # to this user
+        self.gpu_lost: str | None = None  # why the GPU cannot be used any more
         self._muted: frozenset[str] = frozenset()
 
     @property
-    def lacks(self) -> dict[str, str]:
+    def unavailable(self) -> dict[str, str]:
         """The fields that this kind of GPU does not have, or this user may not read, with the reason."""
-        return {field: self.unread[field] for field in sorted(self.unsupported | self.denied)}
+        return {field: self.unreadable[field] for field in sorted(self.unsupported | self.permission_denied)}
 
-    def mute(self) -> None:
+    def skip_unreadable(self) -> None:
         """Do not ask again for the fields that were refused so far."""
-        self._muted = frozenset(self.unread)
+        self._muted = frozenset(self.unreadable)
 
-    def ask(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
+    def query(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
         """The answer of ``function``; None when it is refused, with the reason in ``unread`` of each field."""
         names = [fields] if isinstance(fields, str) else fields
         if names[0] in self._muted:
@@ -83,19 +83,19 @@ class Interview:
             return getattr(self.nvml, function)(*arguments)
         except self.nvml.NVMLError as error:
             for field in names:
-                self.refuse(field, function, error)
+                self.record_error(field, function, error)
             return None
 
-    def refuse(self, field: str, function: str, error: Exception) -> None:
-        self.unread[field] = str(error)
-        if kind_of(error) in _OTHER_DRIVER:
-            self.unread[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
-        if kind_of(error) in _NOT_HERE:
+    def record_error(self, field: str, function: str, error: Exception) -> None:
+        self.unreadable[field] = str(error)
+        if error_kind(error) in _OTHER_DRIVER:
+            self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
+        if error_kind(error) in _NOT_HERE:
             self.unsupported.add(field)
-        if kind_of(error) == "NoPermission":
-            self.denied.add(field)
-        if kind_of(error) in _GONE:
-            self.gone = str(error)
+        if error_kind(error) == "NoPermission":
+            self.permission_denied.add(field)
+        if error_kind(error) in _GONE:
+            self.gpu_lost = str(error)
 
 
 class NvLink(Frozen):
@@ -165,7 +165,7 @@ class Gpu(Frozen):
     power_default_w: float | None = None
     power_enforced_w: float | None = None
     persistence_mode: bool | None = None
-    clock_reasons: tuple[str, ...] | None = None  # why clocks are lower than they could be
+    clocks_event_reasons: tuple[str, ...] | None = None  # why clocks are lower than they could be
     temperature_c: int | None = None
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
@@ -173,16 +173,16 @@ class Gpu(Frozen):
     numa_node: int | None = None
     cpu_affinity: str | None = None  # CPUs near the GPU, as taskset writes them: 0-31,64-95
     processes: tuple[GpuProcess, ...] | None = None
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     unsupported: tuple[str, ...] = ()
 
     @property
-    def links_known(self) -> bool:
+    def nvlink_states_readable(self) -> bool:
         """Whether NVML told the state of every NVLink that it counts."""
         return all(link.active is not None for link in self.nvlinks)
 
     @property
-    def links_up(self) -> int:
+    def active_nvlinks(self) -> int:
         """How many NVLinks are active."""
         return sum(link.active is True for link in self.nvlinks)
 
@@ -205,7 +205,7 @@ _MILLIWATTS = {
     "power_default_w": "nvmlDeviceGetPowerManagementDefaultLimit",
     "power_enforced_w": "nvmlDeviceGetEnforcedPowerLimit",
 }
-CLOCK_REASONS = {
+CLOCKS_EVENT_REASON_NAMES = {
     "nvmlClocksEventReasonGpuIdle": "idle",
     "nvmlClocksEventReasonApplicationsClocksSetting": "application clocks",
     "nvmlClocksEventReasonSwPowerCap": "software power cap",
@@ -223,11 +223,11 @@ _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 _FABRIC_HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "route unhealthy", 6: "access timeout recovery"}
 
 
-def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
+def read_gpu(interview: NvmlReader, index: int, handle: Any) -> Gpu:
     """Everything NVML tells of one GPU. Never raises for a refusal: see Gpu.unread, and ``interview.gone``."""
 
     def ask(field: str, function: str, *arguments: Any) -> Any:
-        return interview.ask(field, function, handle, *arguments)
+        return interview.query(field, function, handle, *arguments)
 
     nvml = interview.nvml
     fields: dict[str, Any] = {field: ask(field, function) for field, function in _PLAIN.items()}
@@ -240,8 +240,8 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
         fields["compute_capability"] = "{}.{}".format(*capability)
     if mig := ask("mig_mode", "nvmlDeviceGetMigMode"):
         fields["mig_mode"] = mig[0]
-    fields |= load_state(interview, handle)
-    fields["clock_reasons"] = clock_reasons(nvml, fields["clock_reasons"])
+    fields |= read_load(interview, handle)
+    fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
     fields["sm_clock_max_mhz"] = ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
     fields["memory_clock_mhz"] = ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
     fields |= _memory(interview, handle)
@@ -252,28 +252,32 @@ def interview_gpu(interview: Interview, index: int, handle: Any) -> Gpu:
     return Gpu(
         index=index,
         **fields,
-        unread=interview.unread,
+        unreadable=interview.unreadable,
         unsupported=tuple(sorted(interview.unsupported)),
     )
 
 
-def load_state(interview: Interview, handle: Any) -> dict[str, Any]:
+def read_load(interview: NvmlReader, handle: Any) -> dict[str, Any]:
     """Watts, degrees Celsius, MHz, and the reasons for lower clocks as NVML's bits: what load changes on a GPU."""
     nvml = interview.nvml
-    milliwatts = interview.ask("power_w", "nvmlDeviceGetPowerUsage", handle)
+    milliwatts = interview.query("power_w", "nvmlDeviceGetPowerUsage", handle)
     return {
         "power_w": None if milliwatts is None else milliwatts / 1000,
-        "temperature_c": interview.ask("temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-        "sm_clock_mhz": interview.ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        "clock_reasons": interview.ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle),
+        "temperature_c": interview.query(
+            "temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        "sm_clock_mhz": interview.query("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        "clocks_event_reasons": interview.query(
+            "clocks_event_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle
+        ),
     }
 
 
-def clock_reasons(nvml: Any, mask: int | None) -> tuple[str, ...] | None:
+def clocks_event_reason_names(nvml: Any, mask: int | None) -> tuple[str, ...] | None:
     """The reasons for lower clocks by name; None where NVML refused its bits."""
     if mask is None:
         return None
-    return tuple(name for constant, name in CLOCK_REASONS.items() if mask & getattr(nvml, constant))
+    return tuple(name for constant, name in CLOCKS_EVENT_REASON_NAMES.items() if mask & getattr(nvml, constant))
 
 
 def pci_address(bus_id: str) -> str:
@@ -282,47 +286,47 @@ def pci_address(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
-def _memory(interview: Interview, handle: Any) -> dict[str, Any]:
+def _memory(interview: NvmlReader, handle: Any) -> dict[str, Any]:
     """Size and use of the GPU's memory, its error counts and its repairs."""
     nvml = interview.nvml
     fields: dict[str, Any] = {}
-    if memory := interview.ask(
+    if memory := interview.query(
         ("memory_total_bytes", "memory_used_bytes"), "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2
     ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
-    if ecc := interview.ask("ecc_mode", "nvmlDeviceGetEccMode", handle):
+    if ecc := interview.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
         fields["ecc_mode"] = ecc[0]
     for since, counter in (("", nvml.NVML_VOLATILE_ECC), ("_ever", nvml.NVML_AGGREGATE_ECC)):
         for error in ("corrected", "uncorrected"):
             field, kind = f"ecc_{error}{since}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")
-            fields[field] = interview.ask(field, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)
+            fields[field] = interview.query(field, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)
     names = ("rows_remapped_correctable", "rows_remapped_uncorrectable", "remap_pending", "remap_failed")
-    if rows := interview.ask(names, "nvmlDeviceGetRemappedRows", handle):
+    if rows := interview.query(names, "nvmlDeviceGetRemappedRows", handle):
         fields |= dict(zip(names, rows, strict=True))
     causes = (
         nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
         nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
     )
-    pages = [interview.ask("pages_retired", "nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
+    pages = [interview.query("pages_retired", "nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
     if None not in pages:
         fields["pages_retired"] = sum(map(len, pages))
     return fields
 
 
-def _locality(interview: Interview, handle: Any) -> dict[str, Any]:
+def _locality(interview: NvmlReader, handle: Any) -> dict[str, Any]:
     """The NUMA node and the CPUs that are nearest to the GPU."""
     scope = interview.nvml.NVML_AFFINITY_SCOPE_NODE
     words = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # CPU numbers may have gaps: leave room for them
     fields: dict[str, Any] = {}
-    cpus = interview.ask("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, words, scope)
+    cpus = interview.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, words, scope)
     if cpus is not None:
         fields["cpu_affinity"] = _ranges(_bits(cpus))
-    nodes = interview.ask("numa_node", "nvmlDeviceGetMemoryAffinity", handle, words, scope)
+    nodes = interview.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, words, scope)
     if nodes is not None:
         near = _bits(nodes)
         fields["numa_node"] = near[0] if len(near) == 1 else None
         if len(near) != 1:
-            interview.unread["numa_node"] = f"NVML names {len(near)} nearest NUMA nodes: {_ranges(near) or 'none'}"
+            interview.unreadable["numa_node"] = f"NVML names {len(near)} nearest NUMA nodes: {_ranges(near) or 'none'}"
     return fields
 
 
@@ -337,35 +341,35 @@ def _ranges(numbers: list[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _nvlinks(interview: Interview, handle: Any) -> tuple[NvLink, ...]:
+def _nvlinks(interview: NvmlReader, handle: Any) -> tuple[NvLink, ...]:
     """Every port that the GPU has. NVML counts up to a bound above what any GPU has, and refuses the surplus."""
     nvml, links = interview.nvml, []
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
         except nvml.NVMLError as error:
-            if kind_of(error) in _NO_SUCH_LINK:
+            if error_kind(error) in _NO_SUCH_LINK:
                 continue
-            interview.refuse(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
+            interview.record_error(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
             links.append(NvLink(link=number, active=None))
             continue
         links.append(_active_link(interview, handle, number) if active else NvLink(link=number, active=False))
     if not links:
-        interview.unread["nvlinks"] = "this GPU has no NVLink"
+        interview.unreadable["nvlinks"] = "this GPU has no NVLink"
         interview.unsupported.add("nvlinks")
     return tuple(links)
 
 
-def _active_link(interview: Interview, handle: Any, number: int) -> NvLink:
+def _active_link(interview: NvmlReader, handle: Any, number: int) -> NvLink:
     field = f"nvlinks[{number}]"
-    version = interview.ask(f"{field}.version", "nvmlDeviceGetNvLinkVersion", handle, number)
-    remote = interview.ask(f"{field}.remote", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
-    pci = interview.ask(f"{field}.remote_pci", "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+    version = interview.query(f"{field}.version", "nvmlDeviceGetNvLinkVersion", handle, number)
+    remote = interview.query(f"{field}.remote", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+    pci = interview.query(f"{field}.remote_pci", "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
     question = [(interview.nvml.NVML_FI_DEV_NVLINK_GET_SPEED, number)]
-    speeds = interview.ask(f"{field}.speed", "nvmlDeviceGetFieldValues", handle, question)
+    speeds = interview.query(f"{field}.speed", "nvmlDeviceGetFieldValues", handle, question)
     if speeds is not None and speeds[0].nvmlReturn:
         error = interview.nvml.NVMLError(speeds[0].nvmlReturn)
-        interview.refuse(f"{field}.speed", "nvmlDeviceGetFieldValues", error)
+        interview.record_error(f"{field}.speed", "nvmlDeviceGetFieldValues", error)
         speeds = None
     return NvLink(
         link=number,
@@ -377,22 +381,22 @@ def _active_link(interview: Interview, handle: Any, number: int) -> NvLink:
     )
 
 
-def _fabric(interview: Interview, handle: Any) -> Fabric | None:
+def _fabric(interview: NvmlReader, handle: Any) -> Fabric | None:
     info = interview.nvml.c_nvmlGpuFabricInfoV_t()
-    interview.ask("fabric", "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
-    if "fabric" in interview.unread:
+    interview.query("fabric", "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    if "fabric" in interview.unreadable:
         return None
     if info.state >= len(_FABRIC_STATES):
-        interview.unread["fabric"] = f"NVML reports fabric state {info.state}, which is not known here"
+        interview.unreadable["fabric"] = f"NVML reports fabric state {info.state}, which is not known here"
         return None
     problems = tuple(name for shift, name in _FABRIC_HEALTH.items() if info.healthMask >> shift & 3 == 1)
     return Fabric(state=_FABRIC_STATES[info.state], status=info.status, problems=problems)
 
 
-def _processes(interview: Interview, handle: Any) -> tuple[GpuProcess, ...] | None:
+def _processes(interview: NvmlReader, handle: Any) -> tuple[GpuProcess, ...] | None:
     """Processes with a context. One that draws as well (a desktop) counts as graphics."""
-    compute = interview.ask("processes", "nvmlDeviceGetComputeRunningProcesses_v3", handle)
-    graphics = interview.ask("graphics_processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
+    compute = interview.query("processes", "nvmlDeviceGetComputeRunningProcesses_v3", handle)
+    graphics = interview.query("graphics_processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
     if compute is None:
         return None
     drawing = {process.pid for process in graphics or ()}

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.discover.reading import line, printable, under
-from seatrial.hardware.error_counters import known
+from seatrial.discover.file_readers import path_under, printable, read_line
+from seatrial.hardware.error_counters import counter_definitions
 
 _FOLDERS = ("counters", "hw_counters")
-Name = tuple[str, ...]  # port, as mlx5_0/1, and counter
-NO_PORT = "no RDMA port in /sys/class/infiniband"
+CounterKey = tuple[str, ...]  # port, as mlx5_0/1, and counter
+NO_RDMA_PORT = "no RDMA port in /sys/class/infiniband"
 
 
-class PortCounters:
+class PortErrorCounters:
     """What the ports counted at ``begin`` and at ``end``, with the same fields as a GPU's Counters.
 
     A counter that cannot be read at first is one that this driver lacks, or this user may not read: a virtual function
@@ -24,44 +24,46 @@ class PortCounters:
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        folders = sorted(under(root, "/sys/class/infiniband").glob("*/ports/*"))
+        folders = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*"))
         self.ports = {f"{folder.parent.parent.name}/{folder.name}": folder for folder in folders}
-        self._files: dict[Name, Path] = {
+        self._files: dict[CounterKey, Path] = {
             (port, name): file for port, folder in self.ports.items() for name, file in _files(folder)
         }
-        self.before: dict[Name, int] = {}
-        self.after: dict[Name, int] = {}
+        self.before: dict[CounterKey, int] = {}
+        self.after: dict[CounterKey, int] = {}
         uncounted = sorted(self.ports.keys() - {port for port, *_ in self._files})
-        self.lacks: dict[Name, str] = {(port, "counters"): "none of them is known here" for port in uncounted}
+        self.unavailable: dict[CounterKey, str] = {
+            (port, "counters"): "none of them is known here" for port in uncounted
+        }
         if not self.ports:
-            self.lacks[("ports",)] = NO_PORT
-        self.denied: set[Name] = set()
-        self.faults: dict[Name, str] = {}
+            self.unavailable[("ports",)] = NO_RDMA_PORT
+        self.permission_denied: set[CounterKey] = set()
+        self.read_errors: dict[CounterKey, str] = {}
 
     def begin(self) -> None:
         for name, file in self._files.items():
             try:
                 self.before[name] = _number(file)
             except (OSError, ValueError) as error:
-                self.lacks[name] = _why(error)
+                self.unavailable[name] = _why(error)
                 if isinstance(error, PermissionError):
-                    self.denied.add(name)
+                    self.permission_denied.add(name)
 
     def end(self) -> None:
         for name in self.before:
             try:
                 self.after[name] = _number(self._files[name])
             except (OSError, ValueError) as error:
-                self.faults[name] = _why(error)
+                self.read_errors[name] = _why(error)
 
 
 def _files(port: Path) -> Iterator[tuple[str, Path]]:
-    for counter in known().port:
+    for counter in counter_definitions().port:
         yield from ((counter, file) for folder in _FOLDERS if (file := port / folder / counter).exists())
 
 
 def _number(file: Path) -> int:
-    text = line(file)
+    text = read_line(file)
     try:
         return int(text)
     except ValueError:

@@ -13,16 +13,16 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
-from seatrial.discover import slurm_text
+from seatrial.discover import slurm_output
 from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
 from seatrial.discover.slurm_messages import first_match, messages
 from seatrial.model import SeatrialError, UsageError
 from seatrial.util import processes
-from seatrial.util.processes import Answer
+from seatrial.util.processes import CommandResult
 
 # A client gives up by itself: on the controller after some MessageTimeouts (10 s each by default), on a missing
 # slurm.conf after a minute.
-ANSWER_S = 90.0
+COMMAND_TIMEOUT_S = 90.0
 
 
 class SlurmUnavailable(SeatrialError):
@@ -45,44 +45,44 @@ def installed() -> bool:
 def ping() -> tuple[Ping, ...]:
     """Which controllers there are and whether they answer. Raises SlurmUnavailable when they could not be asked."""
     argv = ["scontrol", "ping"]
-    answer = ask(argv, ANSWER_S)
-    found = slurm_text.pings(answer.out)
+    answer = run_command(argv, COMMAND_TIMEOUT_S)
+    found = slurm_output.parse_pings(answer.out)
     # Exit code 1 says that one is DOWN. Complaints beside it say that the client could not even ask.
     if not found or first_match(messages().unreachable, answer.err):
-        raise error(argv, answer)
+        raise command_error(argv, answer)
     return found
 
 
 def settings() -> Settings:
     """The settings in force. Raises SlurmUnavailable."""
-    return slurm_text.settings(call(["scontrol", "show", "config"]))
+    return slurm_output.parse_settings(command_output(["scontrol", "show", "config"]))
 
 
 def nodes() -> tuple[Node, ...]:
     """All nodes but those that are planned for the future. Raises SlurmUnavailable, or ValueError on other output."""
-    found = slurm_text.nodes(call(["scontrol", "--all", "--details", "show", "nodes"]))
+    found = slurm_output.parse_nodes(command_output(["scontrol", "--all", "--details", "show", "nodes"]))
     return tuple(node for node in found if node.state != "FUTURE")
 
 
 def node(name: str) -> Node | None:
     """One node; None where Slurm has none of that name. Raises SlurmUnavailable, or ValueError on other output."""
     argv = ["scontrol", "show", "node", name]
-    answer = ask(argv, ANSWER_S)
+    answer = run_command(argv, COMMAND_TIMEOUT_S)
     if re.search(rf"Node {re.escape(name)} not found", answer.out + answer.err):
         return None
     if answer.code != 0:
-        raise error(argv, answer)
-    return next((one for one in slurm_text.nodes(answer.out) if one.name == name), None)
+        raise command_error(argv, answer)
+    return next((one for one in slurm_output.parse_nodes(answer.out) if one.name == name), None)
 
 
 def hostnames(nodes: str) -> list[str]:
     """The nodes of a list expression: ``node[0-1]`` → node0, node1. Raises SlurmUnavailable."""
-    return call(["scontrol", "show", "hostnames", nodes]).split()
+    return command_output(["scontrol", "show", "hostnames", nodes]).split()
 
 
 def allocations(job_id: str | int) -> dict[str, Allocation]:
     """The resources of a running job on each of its nodes. Raises SlurmUnavailable."""
-    found = slurm_text.allocations(call(["scontrol", "--details", "show", "job", str(job_id)]))
+    found = slurm_output.parse_allocations(command_output(["scontrol", "--details", "show", "job", str(job_id)]))
     return {name: allocation for allocation in found for name in hostnames(allocation.nodes)}
 
 
@@ -99,7 +99,7 @@ def gpus_per_node(partition: str | None) -> int:
 
 def partitions() -> tuple[Partition, ...]:
     """All partitions. Raises SlurmUnavailable, or ValueError on other output."""
-    return slurm_text.partitions(call(["scontrol", "--all", "show", "partitions"]))
+    return slurm_output.parse_partitions(command_output(["scontrol", "--all", "show", "partitions"]))
 
 
 def job(job_id: str | int) -> Job:
@@ -109,7 +109,7 @@ def job(job_id: str | int) -> Job:
     Raises SlurmUnavailable, or ValueError on output of another form.
     """
     try:
-        known = slurm_text.jobs(call(["scontrol", "show", "job", str(job_id)]))
+        known = slurm_output.parse_jobs(command_output(["scontrol", "show", "job", str(job_id)]))
     except SlurmRefused as refusal:
         if "Invalid job id" not in str(refusal):
             raise
@@ -119,40 +119,40 @@ def job(job_id: str | int) -> Job:
 
 def _from_accounting(job_id: str) -> Job:
     configured = settings()
-    if not configured.accounting:
+    if not configured.accounting_enabled:
         why = f"Slurm forgets jobs {configured.min_job_age_s} s after their end (MinJobAge), and has no accounting"
         return Job(id=job_id, state=UNKNOWN, reason=why)
-    fields = ",".join(slurm_text.SACCT_FIELDS)
+    fields = ",".join(slurm_output.SACCT_FIELDS)
     argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]
-    known = slurm_text.accounted(call(argv))
+    known = slurm_output.parse_sacct(command_output(argv))
     return known[0] if known else Job(id=job_id, state=UNKNOWN, reason="neither the controller nor sacct knows it")
 
 
-def scripts() -> dict[str, str]:
+def queued_job_scripts() -> dict[str, str]:
     """The script of each of our own jobs in the queue, with its arguments, by the job's id. Raises SlurmUnavailable."""
     argv = ["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A %o"]
-    rows = [line.strip().partition(" ") for line in call(argv).splitlines()]
+    rows = [line.strip().partition(" ") for line in command_output(argv).splitlines()]
     return {job_id: command for job_id, _, command in rows if job_id}
 
 
-def outside_any_job() -> list[str]:
+def env_prefix_outside_job() -> list[str]:
     """Words before a command, for env(1): they hide a job that we may be in ourselves, whose settings it would take."""
     names = [name for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]
     return ["env", *(f"--unset={name}" for name in names)] if "SLURM_JOB_ID" in os.environ else []
 
 
-def call(argv: Sequence[str], timeout_s: float = ANSWER_S) -> str:
+def command_output(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
     """What one of Slurm's commands printed. Raises SlurmUnavailable or SlurmRefused when it failed."""
-    answer = ask(argv, timeout_s)
+    answer = run_command(argv, timeout_s)
     if answer.code != 0:
-        raise error(argv, answer)
+        raise command_error(argv, answer)
     return answer.out
 
 
-def ask(argv: Sequence[str], timeout_s: float) -> Answer:
+def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
     """Run one of Slurm's commands, whatever its exit code. Raises SlurmUnavailable where it does not start or end."""
     try:
-        answer = processes.ask(argv, timeout_s)
+        answer = processes.run_command(argv, timeout_s)
     except OSError as failure:
         first = "command -v sinfo; apt-get install slurm-client, or: module load slurm"
         raise SlurmUnavailable(f"{argv[0]}: {failure.strerror}. Run first: {first}") from None
@@ -162,7 +162,7 @@ def ask(argv: Sequence[str], timeout_s: float) -> Answer:
     return answer
 
 
-def error(argv: Sequence[str], answer: Answer) -> SeatrialError:
+def command_error(argv: Sequence[str], answer: CommandResult) -> SeatrialError:
     """What a command's failure means: SlurmUnavailable or SlurmRefused, with what was said and what to run first."""
     lines = [line.strip() for line in (answer.err.strip() or answer.out).splitlines() if line.strip()]
     said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.code}, and no word"

@@ -64,42 +64,42 @@ class Settings(Frozen):
     same_configuration: bool | None  # whether slurm.conf here is the controller's
 
     @property
-    def accounting(self) -> bool:
+    def accounting_enabled(self) -> bool:
         """Whether jobs are kept in a database, so that ``sacct`` answers."""
         return (self.accounting_storage_type or "").rpartition("/")[2] not in ("", "none")
 
     @property
-    def consumes_memory(self) -> bool:
+    def memory_is_consumable(self) -> bool:
         """Whether memory is handed out to jobs as CPUs are (CR_Memory, CR_Core_Memory, …)."""
         return any("MEMORY" in word.upper() for word in self.select_type_parameters)
 
     @property
-    def whole_nodes(self) -> bool:
+    def allocates_whole_nodes(self) -> bool:
         """Whether a job gets all of its nodes, so that no other runs beside it."""
         return self.select_type == "select/linear"
 
     @property
-    def consumes_cpus(self) -> bool:
+    def cpus_are_consumable(self) -> bool:
         """Whether each CPU is handed out to one job (CR_Core, CR_CPU, CR_Socket…)."""
         return any(word.upper().removesuffix("_MEMORY") in _CPUS_CONSUMED for word in self.select_type_parameters)
 
     @property
-    def binds_tasks(self) -> bool:
+    def task_binding_enabled(self) -> bool:
         """Whether a task is bound to CPUs of its own: what ``srun --cpu-bind`` needs."""
         return "task/affinity" in self.task_plugin
 
     @property
-    def confines_cpus(self) -> bool:
+    def constrains_cpus(self) -> bool:
         """Whether a job is held to the CPUs that it was given."""
-        return self.binds_tasks or self._by_cgroup(self.constrain_cores)
+        return self.task_binding_enabled or self._by_cgroup(self.constrain_cores)
 
     @property
-    def confines_memory(self) -> bool:
+    def constrains_memory(self) -> bool:
         """Whether the kernel holds a job to the memory that it was given."""
-        return self.consumes_memory and self._by_cgroup(self.constrain_ram_space)
+        return self.memory_is_consumable and self._by_cgroup(self.constrain_ram_space)
 
     @property
-    def confines_devices(self) -> bool:
+    def constrains_devices(self) -> bool:
         """Whether a job can open no other GPUs than those it was given. cgroup.conf(5): ``no`` is the default."""
         return self._by_cgroup(self.constrain_devices)
 
@@ -130,31 +130,31 @@ class Node(Frozen):
     reservation: str = ""  # that holds it; empty where there is none, or where this Slurm does not name it
 
     @property
-    def words(self) -> set[str]:
+    def states(self) -> set[str]:
         return {self.state, *self.flags}
 
     @property
     def up(self) -> bool:
         """The node answers and is not given up. One that is powered down to save power is up: Slurm wakes it."""
-        return not self.words & _NOT_UP
+        return not self.states & _NOT_UP
 
     @property
-    def held_back(self) -> bool:
+    def not_in_service(self) -> bool:
         """Somebody took the node out, or reboots it: it gets no new jobs."""
-        return bool(self.words & _HELD_BACK)
+        return bool(self.states & _HELD_BACK)
 
     @property
     def reserved(self) -> bool:
         """A reservation holds the node: it takes only jobs that name it."""
-        return bool(self.words & _RESERVED)
+        return bool(self.states & _RESERVED)
 
-    def kept_from(self, reservation: str | None) -> bool:
+    def blocked_by_reservation(self, reservation: str | None) -> bool:
         """Whether it takes no job that names ``reservation``, or none: another one holds it."""
         return self.reserved and (not reservation or self.reservation not in ("", reservation))
 
     @property
     def usable(self) -> bool:
-        return self.up and not self.held_back
+        return self.up and not self.not_in_service
 
     @property
     def gpus(self) -> int:
@@ -208,7 +208,7 @@ class Job(Frozen):
     start: float | None = None
 
     @property
-    def known(self) -> bool:
+    def has_state(self) -> bool:
         return self.state != UNKNOWN
 
     @property

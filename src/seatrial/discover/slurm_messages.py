@@ -44,7 +44,7 @@ def first_match(candidates: Sequence[Message], text: str) -> Message | None:
     return next((message for message in candidates if re.search(message.pattern, text)), None)
 
 
-def never_starts(reason: str) -> bool:
+def is_permanent_pending_reason(reason: str) -> bool:
     """Whether a job that is pending for this reason does not start by waiting."""
     return bool(re.fullmatch("|".join(messages().never_starts.reasons), reason.partition(",")[0]))
 

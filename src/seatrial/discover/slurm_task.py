@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
-from seatrial.discover.reading import id_list
 from seatrial.model import Frozen
 
 # Only what the task may open counts as in its reach: a device cgroup leaves the file there, and forbids to open it.
@@ -64,7 +64,7 @@ class ListedGpu(Frozen):
 
     index: str
     uuid: str
-    pci: str
+    pci_bus_id: str
 
 
 class NumaNode(Frozen):
@@ -81,10 +81,10 @@ class Task(Frozen):
     rank: int
     node: str
     cpus: tuple[int, ...]  # the kernel's numbers: sched_getaffinity(2)
-    cuda: str | None  # CUDA_VISIBLE_DEVICES
-    listed: tuple[ListedGpu, ...] | None
-    unlisted: str
-    opened: tuple[str, ...]  # device files of GPUs that it could open
+    cuda_visible_devices: str | None  # CUDA_VISIBLE_DEVICES
+    listed_gpus: tuple[ListedGpu, ...] | None
+    listing_error: str
+    accessible_devices: tuple[str, ...]  # device files of GPUs that it could open
     memory_limits: tuple[int | None, ...]  # bytes, of its cgroup and those around it; None is no limit
     pci_numa: dict[str, int]  # NUMA node of NVIDIA's PCI devices; -1 where the firmware does not say
     numa: tuple[NumaNode, ...]
@@ -99,31 +99,31 @@ class Task(Frozen):
 
         Where it does not: the files that it can open in a device cgroup (``confined``), else CUDA's numbers.
         """
-        if self.listed is not None:
-            slices = [word for word in _entries(self.cuda or "") if word.startswith("MIG-")]
-            return (*(gpu.uuid for gpu in self._used(self.listed)), *slices)
+        if self.listed_gpus is not None:
+            slices = [word for word in _entries(self.cuda_visible_devices or "") if word.startswith("MIG-")]
+            return (*(gpu.uuid for gpu in self._used(self.listed_gpus)), *slices)
         if confined:
-            return self.opened
-        return None if self.cuda is None else tuple(_entries(self.cuda))
+            return self.accessible_devices
+        return None if self.cuda_visible_devices is None else tuple(_entries(self.cuda_visible_devices))
 
     def _used(self, listed: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
         """Those of CUDA_VISIBLE_DEVICES, by index or by the beginning of the UUID; all without it."""
-        if self.cuda is None:
+        if self.cuda_visible_devices is None:
             return listed
-        wanted = _entries(self.cuda)
+        wanted = _entries(self.cuda_visible_devices)
         uuids = tuple(word for word in wanted if word.startswith("GPU-"))
         return tuple(gpu for gpu in listed if gpu.index in wanted or gpu.uuid.startswith(uuids))
 
-    def threads_of(self, node_cpus: int | None) -> int:
+    def threads_per_slurm_cpu(self, node_cpus: int | None) -> int:
         """How many of the kernel's CPUs are one of Slurm's: a core's threads, where ``CPUs=`` counts cores."""
         online = sum(len(node.cpus) for node in self.numa)
         counts_cores = node_cpus is not None and online == node_cpus * self.threads_per_core
         return self.threads_per_core if counts_cores else 1
 
     @property
-    def in_reach(self) -> int:
+    def accessible_gpus(self) -> int:
         """How many GPUs it could use, if it ignored CUDA_VISIBLE_DEVICES."""
-        return max(len(self.opened), len(self.listed or ()))
+        return max(len(self.accessible_devices), len(self.listed_gpus or ()))
 
     @property
     def memory_limit(self) -> int | None:
@@ -132,25 +132,25 @@ class Task(Frozen):
 
     def numa_distance(self) -> int | str:
         """From its CPUs to its GPUs, the farthest of each; a text says why it is not known."""
-        gpus = self._used(self.listed or ())
+        gpus = self._used(self.listed_gpus or ())
         if not gpus:
-            return f"no GPU is listed in the task: {self.unlisted}".rstrip(": ")
+            return f"no GPU is listed in the task: {self.listing_error}".rstrip(": ")
         nodes = {node.number: position for position, node in enumerate(self.numa)}
-        homes = {self.pci_numa.get(gpu.pci, -1) for gpu in gpus}
+        homes = {self.pci_numa.get(gpu.pci_bus_id, -1) for gpu in gpus}
         if not homes <= set(nodes):
-            return f"/sys does not say to which NUMA node {', '.join(gpu.pci for gpu in gpus)} belong"
+            return f"/sys does not say to which NUMA node {', '.join(gpu.pci_bus_id for gpu in gpus)} belong"
         own = [node for node in self.numa if set(node.cpus) & set(self.cpus)]
         if not own:
             return "/sys does not say to which NUMA node the task's CPUs belong"
         return max(node.distances[nodes[home]] for node in own for home in homes)
 
 
-def command(devices: str) -> list[str]:
+def srun_command(devices: str) -> list[str]:
     """What srun is to run in each task, with ``--label``. ``devices``: a pattern of the GPUs' device files."""
     return ["/bin/sh", "-c", _SCRIPT, "sh", devices]
 
 
-def tasks(text: str) -> tuple[Task, ...]:
+def parse_tasks(text: str) -> tuple[Task, ...]:
     """The tasks in the order of their ranks. Raises ValueError where what one said is cut off."""
     said: dict[int, list[tuple[str, str]]] = {}
     for rank, key, value in (match.groups() for line in text.splitlines() if (match := _LABELLED.fullmatch(line))):
@@ -167,18 +167,18 @@ def _task(rank: int, lines: list[tuple[str, str]]) -> Task:
         raise ValueError(f"what task {rank} said is cut off: it ends with {lines[-1]}")
     listed = unlisted.startswith(_NONE_LISTED) or not unlisted
     rows = [[word.strip() for word in line.split(",")] for line in all_of("gpu")] if listed else []
-    gpus = [ListedGpu(index=index, uuid=uuid, pci=pci_address(bus)) for index, uuid, bus in rows]
+    gpus = [ListedGpu(index=index, uuid=uuid, pci_bus_id=pci_address(bus)) for index, uuid, bus in rows]
     return Task(
         rank=rank,
         node=nodes[0],
-        cpus=tuple(id_list(cpus[0])),
-        cuda=next(iter(all_of("cuda")), None),
-        listed=tuple(gpus) if listed else None,
-        unlisted=unlisted,
-        opened=tuple(all_of("opened")),
+        cpus=tuple(parse_id_list(cpus[0])),
+        cuda_visible_devices=next(iter(all_of("cuda")), None),
+        listed_gpus=tuple(gpus) if listed else None,
+        listing_error=unlisted,
+        accessible_devices=tuple(all_of("opened")),
         memory_limits=tuple(_limit(limit) for limit in all_of("memory")),
         pci_numa={pci: int(node) for pci, node in (line.split() for line in all_of("pci"))},
-        threads_per_core=len(id_list(next(iter(all_of("siblings")), "0"))),
+        threads_per_core=len(parse_id_list(next(iter(all_of("siblings")), "0"))),
         numa=tuple(sorted(map(_numa, all_of("numa")), key=lambda node: node.number)),
     )
 
@@ -192,7 +192,7 @@ def _numa(line: str) -> NumaNode:
     number, cpus, distances = line.split("|")
     return NumaNode(
         number=int(number),
-        cpus=tuple(id_list(cpus)) if cpus else (),
+        cpus=tuple(parse_id_list(cpus)) if cpus else (),
         distances=tuple(map(int, distances.split())),
     )
 

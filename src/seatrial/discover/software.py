@@ -10,7 +10,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from seatrial.discover.reading import Attempts, printable, text, under
+from seatrial.discover.file_readers import FieldReader, path_under, printable, read_text
 from seatrial.model import Frozen
 
 _RUNTIMES = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot", "ctr", "crictl")
@@ -50,19 +50,19 @@ class SoftwareFacts(Frozen):
 
 
 def read(root: Path = Path("/")) -> SoftwareFacts:
-    attempt = Attempts()
+    attempt = FieldReader()
     packages = attempt("packages", _packages) or {}
     return SoftwareFacts(
         seatrial=attempt("seatrial", lambda: _version("seatrial")),
         python=platform.python_version(),
         interpreter=printable(sys.executable),
         torch=attempt("torch", lambda: _version("torch")),
-        cuda=attempt("cuda", torch_cuda),
+        cuda=attempt("cuda", torch_cuda_version),
         nccl={name: version for name, version in packages.items() if "nccl" in name} | _system_nccl(root),
-        driver=attempt("driver", lambda: driver_version(text(root / "proc/driver/nvidia/version"))),
+        driver=attempt("driver", lambda: driver_version(read_text(root / "proc/driver/nvidia/version"))),
         packages=packages,
         runtimes=_runtimes(root),
-        unread=attempt.unread,
+        unread=attempt.unreadable,
     )
 
 
@@ -74,11 +74,11 @@ def driver_version(content: str) -> str:
     return found[1]
 
 
-def torch_cuda() -> str:
+def torch_cuda_version() -> str:
     """The CUDA version that the installed torch was built for. Raises OSError, or ValueError for a CPU build."""
     _version("torch")
     path = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
-    found = re.search(r"^cuda\b[^=\n]*=\s*(None|['\"]([\w.]+)['\"])", text(path), re.MULTILINE)
+    found = re.search(r"^cuda\b[^=\n]*=\s*(None|['\"]([\w.]+)['\"])", read_text(path), re.MULTILINE)
     if not found:
         raise ValueError(f"{path} does not say for which CUDA torch was built")
     if not found[2]:
@@ -114,6 +114,6 @@ def _system_nccl(root: Path) -> dict[str, str]:
 
 def _runtimes(root: Path) -> dict[str, str]:
     """The container runtimes on the PATH, and where."""
-    folders = os.pathsep.join(str(under(root, folder)) for folder in os.get_exec_path())
+    folders = os.pathsep.join(str(path_under(root, folder)) for folder in os.get_exec_path())
     found = {name: shutil.which(name, path=folders) for name in _RUNTIMES}
     return {name: "/" + str(Path(path).relative_to(root)) for name, path in found.items() if path}

@@ -11,12 +11,12 @@ from seatrial.model.base import Frozen
 from seatrial.util import data_files
 
 
-def grown(before: int, after: int) -> int:
+def increase(before: int, after: int) -> int:
     """What a counter gained. One that went back was cleared meanwhile: what it shows is the least that it gained."""
     return after - before if after >= before else after
 
 
-class Counter(Frozen):
+class CounterDefinition(Frozen):
     """``limit``: a counter of the port that stands there counts no further. ``per_minute``: so many are normal."""
 
     level: Literal["FAIL", "WARN", "told"]
@@ -27,17 +27,17 @@ class Counter(Frozen):
     per_minute: float = 0.0
 
 
-class Known(Frozen):
+class CounterDefinitions(Frozen):
     """Counters of a GPU and of an RDMA port by name; Xids by number, where they mean less than ``gpu['xid']`` does."""
 
-    gpu: dict[str, Counter]
-    port: dict[str, Counter]
-    xid: dict[int, Counter]
+    gpu: dict[str, CounterDefinition]
+    port: dict[str, CounterDefinition]
+    xid: dict[int, CounterDefinition]
 
-    def of_xid(self, number: int) -> Counter:
+    def for_xid(self, number: int) -> CounterDefinition:
         return self.xid.get(number) or self.gpu["xid"]
 
 
 @cache
-def known() -> Known:
-    return Known.model_validate(data_files.read("counters.yaml"))
+def counter_definitions() -> CounterDefinitions:
+    return CounterDefinitions.model_validate(data_files.read("counters.yaml"))

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from seatrial.model import GPUS_USED, Measurement
 
 # What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
-HIERARCHICAL = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
+HIERARCHICAL_ALGORITHMS = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
 
@@ -23,7 +23,7 @@ _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
 FactRole = Literal["gpus", "rdma_devices", "transports", "hcas", "algorithms", "contrast_algorithms"]
 
 
-class Declaring(Protocol):
+class HasFactRoles(Protocol):
     """A check, as far as it declares which of its facts play which role."""
 
     @property
@@ -31,7 +31,7 @@ class Declaring(Protocol):
 
 
 @dataclass(frozen=True)
-class Ports:
+class RdmaPorts:
     """The RDMA ports of one node that NCCL uses, of those the fastest: ``kind`` is ib or roce, ``gbps`` Gbit/s each.
 
     All that are up, where NCCL's log does not say which: storage may have some of them.
@@ -53,10 +53,10 @@ class Links:
 
     nvlinks: int = 0
     nvlink_gbps: float | None = None
-    ports: Ports | None = None
+    ports: RdmaPorts | None = None
     network: str = ""
-    carriers: tuple[str, ...] = ()
-    sliced: frozenset[str] = field(default=frozenset())
+    intra_node_transports: tuple[str, ...] = ()
+    mig_models: frozenset[str] = field(default=frozenset())
 
     @property
     def fabric(self) -> str:
@@ -66,45 +66,47 @@ class Links:
         return "" if self.network == "rdma" else self.network
 
 
-def read(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> Links:
+def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Links:
     """The links by the facts of those ``checks`` that declare what they tell of them."""
-    telling = with_roles(measurements, checks)
-    inventories = facts_of("gpus", telling, checks)
+    telling = measurements_with_roles(measurements, checks)
+    inventories = role_facts("gpus", telling, checks)
     gpus = [gpu for one, value in inventories for gpu in _used(value, one.facts.get(GPUS_USED))]
     rates = [_nvlink(gpu) for gpu in gpus]
     known = [rate for rate in rates if rate]
     least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
-    hcas = facts_of("hcas", telling, checks)
+    hcas = role_facts("hcas", telling, checks)
     used = {node: ports for _, value in hcas for node, ports in _hcas(value).items()}
-    hosts = facts_of("rdma_devices", telling, checks)
+    hosts = role_facts("rdma_devices", telling, checks)
     found = {_ports(value, used.get(one.subject)) for one, value in hosts}
-    transports = facts_of("transports", telling, checks)
+    transports = role_facts("transports", telling, checks)
     names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
     return Links(
         nvlinks=least[0],
         nvlink_gbps=least[1],
         ports=found.pop() if len(found) == 1 else None,
         network=_network([name for name in names if name.startswith("NET/")]),
-        carriers=tuple(name for name in names if not name.startswith("NET/")),
-        sliced=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
+        intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),
+        mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
     )
 
 
-def with_roles(measurements: Sequence[Measurement], checks: Mapping[str, Declaring]) -> list[Measurement]:
+def measurements_with_roles(
+    measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
+) -> list[Measurement]:
     """The measurements whose facts play any role: few of very many, so that these are looked through once."""
     names = {name for name, check in checks.items() if check.fact_roles}
     return [one for one in measurements if one.check in names and one.facts and not one.skipped]
 
 
-def facts_of(
-    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Declaring]
+def role_facts(
+    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[tuple[Measurement, Any]]:
     """Of ``measurements`` ``with_roles``, those that declare this ``role``, with the fact; None where it is missing."""
     names = {name: check.fact_roles[role] for name, check in checks.items() if role in check.fact_roles}
     return ((one, one.facts.get(names[one.check])) for one in measurements if one.check in names)
 
 
-def nvlink_share(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
+def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
     """What a GPU's links carry one way, over the bus bandwidth.
 
     Ring, and any operation that only moves data: 1, which is how nccl-tests chose its factors (doc/PERFORMANCE.md).
@@ -119,7 +121,7 @@ def nvlink_share(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> 
     return sent * ranks / (2 * (ranks - 1))
 
 
-def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float | None:
+def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int) -> float | None:
     """What leaves a node one way, over the bus bandwidth; None for an operation whose way is not modelled.
 
     Ring: every byte that a GPU passes on leaves the node once, by its last GPU: 1. Tree and its kin first sum inside
@@ -131,7 +133,7 @@ def node_share(operation: str, algorithm: str, ranks: int, nodes: int) -> float 
         return here * (ranks - here) / (ranks - 1)
     if operation not in ("all_reduce", "all_gather", "reduce_scatter"):
         return None
-    hierarchical = operation == "all_reduce" and algorithm in HIERARCHICAL
+    hierarchical = operation == "all_reduce" and algorithm in HIERARCHICAL_ALGORITHMS
     return (nodes - 1) / nodes * ranks / (ranks - 1) if hierarchical else 1.0
 
 
@@ -152,7 +154,7 @@ def _hcas(hcas: Any) -> dict[str, frozenset[str]]:
     return {node: frozenset(map(str, ports)) for node, ports in lists if isinstance(ports, list) and ports}
 
 
-def _ports(rdma: Any, used: frozenset[str] | None) -> Ports | None:
+def _ports(rdma: Any, used: frozenset[str] | None) -> RdmaPorts | None:
     devices = _maps(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
         (f"{device.get('name')}/{port.get('port')}", port) for device in devices for port in _maps(device.get("ports"))
@@ -169,7 +171,7 @@ def _ports(rdma: Any, used: frozenset[str] | None) -> Ports | None:
     if not up:
         return None
     (gbps, kind), count = max(up.items())
-    return Ports(kind, count, gbps)
+    return RdmaPorts(kind, count, gbps)
 
 
 def _maps(value: Any) -> list[Mapping[str, Any]]:

@@ -13,18 +13,18 @@ from statistics import NormalDist, median
 from pydantic import Field, FiniteFloat, JsonValue
 
 from seatrial.hardware.links import Links
-from seatrial.model import Baseline, BasisKind, Expected, Frozen
+from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 
 # Of two that differ nobody knows which is right; of three, two agree.
-FLEET = 3
+MIN_PEERS = 3
 # Deviations from the fleet's median, in robust standard deviations, that chance hardly makes (Iglewicz and Hoaglin,
 # How to Detect and Handle Outliers, 1993)
-OUTLYING = 3.5
+OUTLIER_DEVIATIONS = 3.5
 # The chance that a good fleet, however large, has even one that is flagged: what decides beyond some forty subjects
-FALSE_ALARM = 0.01
-MIXED = " + "  # joins the names of unlike GPUs (bench.rank.describe_devices)
+FALSE_ALARM_PROBABILITY = 0.01
+MODEL_SEPARATOR = " + "  # joins the names of unlike GPUs (bench.rank.describe_devices)
 _SLICE = " MIG "  # in the name that the driver gives to a slice: NVIDIA A100-SXM4-80GB MIG 1g.10gb
 
 
@@ -54,7 +54,7 @@ class Sku(Frozen):
     nvls: bool = False
     across_nodes: bool = False
     bridged: int = 1
-    expected: Mapping[str, tuple[Expected, ...]] = {}
+    expected: Mapping[str, tuple[ReferenceValue, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class Reference:
     kind: BasisKind
     name: str
     source: str
-    deviation: float | None = None
-    floor: float | None = None
+    peer_spread: float | None = None
+    required: float | None = None
 
     @property
-    def of(self) -> str:
+    def label(self) -> str:
         """Who says so, as text to show."""
         return f"{'median of' if self.kind is BasisKind.PEERS else self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
-class Fleet:
+class PeerGroup:
     """The values of one metric on all GPUs of one model in this trial, or in one node of it."""
 
     model: str
@@ -84,14 +84,14 @@ class Fleet:
     node: str = ""
 
     @cached_property
-    def large_enough(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether its members can be told from each other: unlike models are never compared."""
-        return len(self.values) >= FLEET and MIXED not in self.model
+        return len(self.values) >= MIN_PEERS and MODEL_SEPARATOR not in self.model
 
     @property
-    def known(self) -> bool:
+    def gives_reference(self) -> bool:
         """Whether it says what others of the model reach: of unnamed devices nobody knows that they are of one."""
-        return bool(self.model) and self.large_enough and self.median > 0
+        return bool(self.model) and self.is_comparable and self.median > 0
 
     @cached_property
     def median(self) -> float:
@@ -102,13 +102,15 @@ class Fleet:
         return spread(self.values)
 
     @cached_property
-    def reach(self) -> float:
+    def outlier_distance(self) -> float:
         """How far under the median chance may take a good one: the more there are, the farther it takes the last."""
-        return max(OUTLYING, NormalDist().inv_cdf(1 - FALSE_ALARM / len(self.values))) * self.spread
+        return (
+            max(OUTLIER_DEVIATIONS, NormalDist().inv_cdf(1 - FALSE_ALARM_PROBABILITY / len(self.values))) * self.spread
+        )
 
-    def outlying(self, value: float) -> bool:
+    def is_low_outlier(self, value: float) -> bool:
         """Whether ``value`` is too far under the median for chance."""
-        return self.large_enough and self.median - value > self.reach
+        return self.is_comparable and self.median - value > self.outlier_distance
 
 
 @cache
@@ -122,7 +124,7 @@ def skus() -> tuple[Sku, ...]:
 
 
 @dataclass(frozen=True)
-class Known:
+class References:
     """Everything there is to compare with, in the order of its rank, and what of the cluster decides what fits it.
 
     ``fabric`` is the class of the network between nodes, empty where it is not known; ``sliced`` the models of GPUs
@@ -132,24 +134,24 @@ class Known:
     site: Baseline | None = None
     skus: Sequence[Sku] = ()
     fabric: str = ""
-    sliced: frozenset[str] = frozenset()
+    mig_models: frozenset[str] = frozenset()
     _said: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
-    def find(self, key: str, facts: Mapping[str, JsonValue], fleet: Fleet, unit: str) -> Reference | str:
+    def find(self, key: str, facts: Mapping[str, JsonValue], fleet: PeerGroup, unit: str) -> Reference | str:
         """The reference for ``key`` on the GPU and shape that ``facts`` name, or a sentence on what is not known.
 
         The facts read are ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
-        published = self.published(key, facts)
+        published = self.site_or_sku_reference(key, facts)
         if isinstance(published, Reference):
             return published if published.unit == unit else _other_unit(published, unit)
-        if not fleet.known:
+        if not fleet.gives_reference:
             return published
         count = f"{len(fleet.values)} subjects on {fleet.model}" + (f" in {fleet.node}" if fleet.node else "")
         source = f"{published}, and the fleet's own median says who is slower than the rest, not whether all are slow"
         return Reference(fleet.median, unit, BasisKind.PEERS, count, source, fleet.spread)
 
-    def published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
+    def site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """What the site or SKU files say of ``key``, without regard to the fleet.
 
         Where models are mixed, the one of which least is expected sets the pace, if it is known of all of them.
@@ -162,15 +164,15 @@ class Known:
         return said
 
     @cached_property
-    def hardware(self) -> Known:
+    def without_site(self) -> References:
         """The same without the site: what is known of its hardware."""
         return replace(self, site=None, _said={})
 
     def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
         if self.site and (own := _of_site(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
-            return Reference(own.value, own.unit, BasisKind.SITE, self.site.name, own.source, floor=own.floor)
-        found = [self._of_model(key, facts, name) for name in gpu.split(MIXED)]
+            return Reference(own.value, own.unit, BasisKind.SITE, self.site.name, own.source, required=own.required)
+        found = [self._of_model(key, facts, name) for name in gpu.split(MODEL_SEPARATOR)]
         references = [one for one in found if isinstance(one, Reference)]
         if len(references) < len(found) or len({one.unit for one in references}) > 1:
             unknown = next((one for one in found if isinstance(one, str)), "their figures are in different units")
@@ -180,7 +182,7 @@ class Known:
 
     def sku(self, gpu: str) -> Sku | str:
         """What is known of a model by its NVML name, or why nothing is."""
-        if _SLICE in gpu or gpu in self.sliced:
+        if _SLICE in gpu or gpu in self.mig_models:
             return f"{gpu} is cut into MIG slices: what is known of the whole GPU does not apply to a part of it"
         found = next((sku for sku in self.skus if gpu in sku.nvml_names), None)
         return found or f"no SKU data for {gpu or 'an unnamed device'}"
@@ -191,30 +193,34 @@ class Known:
             return sku
         if expected := _fitting(sku.expected.get(key, ()), facts, "", self.fabric):
             value, unit, source = expected.value, expected.unit, expected.source
-            return Reference(value, unit, BasisKind.SKU, sku.name, source, floor=expected.floor)
+            return Reference(value, unit, BasisKind.SKU, sku.name, source, required=expected.required)
         nodes = facts.get("nodes")
         fabric = f" over {self.fabric or 'a network of unknown class'}" if isinstance(nodes, int) and nodes > 1 else ""
         return f"{sku.name} has no known {key} for {facts.get('world_size')} GPUs on {nodes} nodes{fabric}"
 
 
-NOTHING = Known()
+NO_REFERENCES = References()
 
 
-def known_for(links: Links, site: Baseline | None) -> Known:
+def references_for(links: Links, site: Baseline | None) -> References:
     """The site's baseline and the SKU files, for a cluster with these links."""
-    return Known(site, skus(), links.fabric, links.sliced)
+    return References(site, skus(), links.fabric, links.mig_models)
 
 
 def _other_unit(reference: Reference, unit: str) -> str:
-    return f"{reference.of} has it in {reference.unit!r} ({reference.value:g}), which is not compared with {unit!r}"
+    return f"{reference.label} has it in {reference.unit!r} ({reference.value:g}), which is not compared with {unit!r}"
 
 
-def _of_site(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str, fabric: str) -> Expected | None:
+def _of_site(
+    values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
+) -> ReferenceValue | None:
     """As ``_fitting``; a figure across nodes is of the very network that it was learned on, or of an unknown one."""
     return _fitting([one for one in values if one.nodes == 1 or one.fabric], facts, gpu, fabric)
 
 
-def _fitting(values: Sequence[Expected], facts: Mapping[str, JsonValue], gpu: str, fabric: str) -> Expected | None:
+def _fitting(
+    values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
+) -> ReferenceValue | None:
     shape = (facts.get("world_size"), facts.get("nodes"), gpu)
     fits = (one for one in values if (one.gpus, one.nodes, one.gpu) == shape and one.fabric in ("", fabric))
     return next(fits, None)

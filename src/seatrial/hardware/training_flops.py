@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 MFU, SPEED = "mfu", "tokens_per_second_per_gpu"
-FAMILIES = (MFU, SPEED)  # the figures that arithmetic bounds: NAME, or NAME.RUN where a check trains several times
+BOUNDED_METRICS = (
+    MFU,
+    SPEED,
+)  # the figures that arithmetic bounds: NAME, or NAME.RUN where a check trains several times
 _METRIC = re.compile(rf"(?:(?P<share>{MFU})|{SPEED})(?P<end>(?:\.\w+)?)")
 # Which line of a SKU's spec is the most that such products reach. torch may round fp32 to TF32, where it is told to
 _LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
@@ -17,15 +20,15 @@ _MOST_FLOPS = 1e18  # of a token, by no model that there is
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingWork:
     """``flops``: of a token, None where nobody told; ``line``: of a SKU's spec. ``share``: it is of an MFU, in %."""
 
-    flops: float | None
-    line: str
-    share: bool
+    flops_per_token: float | None
+    spec_line: str
+    is_mfu: bool
 
 
-def work(metric: str, facts: Mapping[str, JsonValue]) -> Work | None:
+def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork | None:
     """By the fact ``run`` of the training that ``metric`` is of, or ``load``. None for what is no training, and where
     the facts do not say in which type it multiplies.
     """
@@ -34,7 +37,7 @@ def work(metric: str, facts: Mapping[str, JsonValue]) -> Work | None:
     if not match or not isinstance(load, Mapping):
         return None
     line = _LINES.get(str(load.get("precision")).partition(" ")[0])
-    return Work(_count(load.get("flops_per_token")), line, bool(match["share"])) if line else None
+    return TrainingWork(_count(load.get("flops_per_token")), line, bool(match["share"])) if line else None
 
 
 def _count(value: JsonValue) -> float | None:

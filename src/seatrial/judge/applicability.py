@@ -7,15 +7,15 @@ from functools import cached_property
 
 from pydantic import JsonValue
 
-from seatrial.judge.groups import Group, model_of
+from seatrial.judge.groups import MeasurementGroup, gpu_model
 
 # What it means that such a fact is otherwise; a check that knows more says so itself: "no: task/cgroup is not loaded"
 _MEANING = {
-    "clock_known": "whether the clock is synchronised could not be read",
+    "clock_status_readable": "whether the clock is synchronised could not be read",
     "comparable": "there are too few of them to be compared with each other",
     "configuration_compared": "the nodes' configuration could not be compared with the controller's",
     "examined": "no path is shared by all nodes",
-    "gpus_promised": "the trial promises no GPUs",
+    "gpus_expected": "the trial promises no GPUs",
     "has_memory_repair": "the GPUs have neither row remapping nor page retirement",
     "has_usable_gpu": "there is no usable GPU",
     "inodes_limited": "the filesystem has no fixed number of inodes",
@@ -26,20 +26,20 @@ _MEANING = {
     "peers": "the GPUs cannot reach each other's memory",
     "rdma_present": "there is no RDMA device",
     "several_nodes": "there is one node only",
-    "sockets_meant": "the trial says that sockets are meant",
+    "sockets_expected": "the trial says that sockets are meant",
     "time_limit_tested": "the time limit is tried only where the option time_limit asks for it",
-    "tried_again": "no pair was tried again without the others, which alone tells what they share",
+    "retried": "no pair was tried again without the others, which alone tells what they share",
     "usable": "no path can be written to",
-    "verbs_reachable": "no RDMA device can be opened",
+    "verbs_accessible": "no RDMA device can be opened",
 }
 
 
-def outside(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+def mismatched_facts(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
     """The facts that are otherwise than a rule asks; one that was not recorded does not count as otherwise."""
     return [fact for fact, value in where.items() if facts.get(fact, value) != value]
 
 
-def inapplicable(where: Mapping[str, str], outside: Sequence[str], facts: Mapping[str, JsonValue]) -> str:
+def not_applicable_reason(where: Mapping[str, str], outside: Sequence[str], facts: Mapping[str, JsonValue]) -> str:
     """Why a rule does not apply. ``outside``: the names of the facts that are otherwise than ``where`` asks."""
     return "; ".join(dict.fromkeys(_otherwise(name, where[name], facts) for name in outside))
 
@@ -59,24 +59,26 @@ def _otherwise(name: str, wanted: str, facts: Mapping[str, JsonValue]) -> str:
     return f"the GPUs have no {plain}" if name.startswith("has_") else f"no {plain} here"
 
 
-class Alike:
+class PeerApplicability:
     """Where a rule applies, by device, asked of a fleet once: what applies to one device applies to its like."""
 
-    def __init__(self, groups: Sequence[Group], where: Mapping[str, str]) -> None:
+    def __init__(self, groups: Sequence[MeasurementGroup], where: Mapping[str, str]) -> None:
         self._groups, self._where = groups, where
 
     @cached_property
     def _applies(self) -> dict[tuple[str, str], str]:
-        inside = (one for one in reversed(self._groups) if one.of_device and not outside(self._where, one.facts))
+        inside = (
+            one for one in reversed(self._groups) if one.is_per_gpu and not mismatched_facts(self._where, one.facts)
+        )
         return {_device(one.facts): one.subject for one in inside}
 
-    def to(self, group: Group, otherwise: Sequence[str]) -> str:
+    def applicable_peer(self, group: MeasurementGroup, otherwise: Sequence[str]) -> str:
         """A like place where the rule applies, though it does not to ``group``; empty where there is none.
 
         A place without a GPU, among others with one, has lost it. Of NVLink one card may have less than the next of
         its model: bridges are bought apart. Nodes may be unlike in everything.
         """
-        if not group.of_device or all("nvlink" in fact for fact in otherwise):
+        if not group.is_per_gpu or all("nvlink" in fact for fact in otherwise):
             return ""
         own, found = _device(group.facts), self._applies
         lost = (place for (gpu, _), place in found.items() if gpu and not own[0])
@@ -85,5 +87,5 @@ class Alike:
 
 def _device(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
     """The GPU, or without one the CPU."""
-    gpu = model_of(facts)
+    gpu = gpu_model(facts)
     return gpu, "" if gpu else str(facts.get("cpu") or "")

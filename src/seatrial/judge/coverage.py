@@ -12,7 +12,7 @@ from seatrial.util.text import and_more
 _NAMED = 8  # how many places a sentence names
 
 
-def incomplete(
+def coverage_errors(
     check: str, cluster: Cluster, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]
 ) -> Iterator[Verdict]:
     """An ERROR for everything that keeps the ``measurements`` (by check) of ``check`` from speaking of all promised.
@@ -29,10 +29,12 @@ def incomplete(
     if job is None and not all(one.skipped for one in own):
         faults = ["it was measured, and no job of the plan has it"]
     for fault in faults:
-        yield Verdict(check, CLUSTER, Outcome.ERROR, reasons=(Reason.INCOMPLETE,), detail=fault)
+        yield Verdict(check, CLUSTER, Outcome.ERROR, reasons=(Reason.INCOMPLETE_COVERAGE,), detail=fault)
 
 
-def not_evaluated(check: str, setting: CheckSettings, own: Sequence[Measurement], trial: str) -> Iterator[Verdict]:
+def unevaluated_thresholds(
+    check: str, setting: CheckSettings, own: Sequence[Measurement], trial: str
+) -> Iterator[Verdict]:
     """A verdict on each threshold of the trial where the check did not apply: nothing was held to it.
 
     Who wrote it wants to know that it holds: an ERROR, unless the trial says that the check may be skipped.
@@ -54,17 +56,17 @@ def not_evaluated(check: str, setting: CheckSettings, own: Sequence[Measurement]
 
 def _absent(job: Job, own: Sequence[Measurement], nodes: Sequence[str]) -> Iterator[str]:
     subjects = {one.rank: one.subject for one in own}
-    missing = sorted(set(range(job.places)) - subjects.keys())
+    missing = sorted(set(range(job.process_count)) - subjects.keys())
     if missing:
         names = and_more([str(rank) for rank in missing], _NAMED)
-        yield f"not measured everywhere: {len(missing)} of {job.places} ranks are missing ({names})"
+        yield f"not measured everywhere: {len(missing)} of {job.process_count} ranks are missing ({names})"
         return
     if len(nodes) != job.nodes:
         yield f"{job.nodes} nodes were to be measured, and the measurements name {len(nodes)}: {', '.join(nodes)}"
         return
     if len(set(subjects.values())) < len(subjects):
         twice = [subject for subject, count in Counter(subjects.values()).items() if count > 1]
-        yield f"{job.places} ranks were to be at as many places, and several are at {', '.join(twice[:_NAMED])}"
+        yield f"{job.process_count} ranks were to be at as many places, and several are at {', '.join(twice[:_NAMED])}"
 
 
 def _here_and_there(own: Sequence[Measurement]) -> Iterator[str]:
@@ -77,10 +79,10 @@ def _here_and_there(own: Sequence[Measurement]) -> Iterator[str]:
 
 def _other_promise(job: Job, cluster: Cluster) -> Iterator[str]:
     """The record's config and its plan may have been changed, one without the other."""
-    if job.promised_nodes != cluster.nodes:
-        yield f"planned for {job.promised_nodes} nodes, and {cluster.nodes} were promised"
-    if cluster.gpus_per_node is not None and job.promised_gpus != cluster.gpus_per_node:
-        yield f"planned for {job.promised_gpus} GPUs a node, and {cluster.gpus_per_node} were promised"
+    if job.expected_nodes != cluster.nodes:
+        yield f"planned for {job.expected_nodes} nodes, and {cluster.nodes} were promised"
+    if cluster.gpus_per_node is not None and job.expected_gpus != cluster.gpus_per_node:
+        yield f"planned for {job.expected_gpus} GPUs a node, and {cluster.gpus_per_node} were promised"
 
 
 def _elsewhere(

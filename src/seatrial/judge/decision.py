@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 
 from seatrial.checks.base import Check
-from seatrial.model import CLUSTER, Decision, Measurement, Outcome, Reason, Verb, Verdict, worst
+from seatrial.model import CLUSTER, Decision, DecisionValue, Measurement, Outcome, Reason, Verdict, worst
 from seatrial.util.text import and_more
 
 Outcomes = Mapping[str, Set[Outcome]]  # which outcomes each check has
@@ -18,10 +18,10 @@ _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 def decide(
     required: Mapping[str, bool],
     verdicts: Sequence[Verdict],
-    left_out: Mapping[str, str],
-    scope: str,
-    obstacles: Sequence[str] = (),
-    recorded_only: Mapping[str, tuple[str, ...]] | None = None,
+    excluded_checks: Mapping[str, str],
+    tested_hardware: str,
+    blockers: Sequence[str] = (),
+    metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
 ) -> Decision:
     """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
@@ -33,27 +33,33 @@ def decide(
     """
     outcomes = _outcomes(verdicts)
     if failed := sorted(name for name, given in outcomes.items() if Outcome.FAIL in given):
-        value, reason = Verb.REJECTED, f"{_count(failed)} failed: {', '.join(_failed(failed, verdicts))}"
+        value, reason = DecisionValue.REJECTED, f"{_count(failed)} failed: {', '.join(_failed(failed, verdicts))}"
     else:
         skipped, errors = (_without_value(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
-        if missing := [*filter(None, obstacles), *_missing(required, outcomes, left_out)]:
-            value, reason = Verb.INCOMPLETE, "; ".join([*missing, *errors])
+        if missing := [*filter(None, blockers), *_missing(required, outcomes, excluded_checks)]:
+            value, reason = DecisionValue.INCOMPLETE, "; ".join([*missing, *errors])
         else:
             parts = [_passed(required, outcomes), *skipped, *errors]
-            if recorded_only:
+            if metrics_without_threshold:
                 parts.append(
-                    f"of {_count([*recorded_only])} the report lists figures that were recorded and judged by nothing"
+                    f"of {_count([*metrics_without_threshold])} the report lists figures that were recorded and judged by nothing"
                 )
-            value, reason = Verb.ACCEPTED, "; ".join(parts)
-    return Decision(value=value, reason=reason, scope=scope, cpu_only=cpu_only, recorded_only=dict(recorded_only or {}))
+            value, reason = DecisionValue.ACCEPTED, "; ".join(parts)
+    return Decision(
+        value=value,
+        reason=reason,
+        tested_hardware=tested_hardware,
+        cpu_only=cpu_only,
+        metrics_without_threshold=dict(metrics_without_threshold or {}),
+    )
 
 
-def recorded_only(
+def metrics_without_threshold(
     checks: Mapping[str, Check], measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
 ) -> dict[str, tuple[str, ...]]:
     """By check, the metrics of performance that no verdict is on: ``algbw.*``, ``busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
-    with_performance = {name for name, check in checks.items() if check.performance}
+    with_performance = {name for name, check in checks.items() if check.performance_metrics}
     for one in (one for one in measurements if one.metrics and one.check in with_performance):
         recorded.setdefault(one.check, set()).update(map(attrgetter("name"), one.metrics))
     given = set(map(attrgetter("check", "metric", "outcome"), verdicts))  # few of very many
@@ -65,7 +71,7 @@ def recorded_only(
 def _families(check: Check, recorded: Iterable[str], judged: Set[tuple[str, str]]) -> Iterator[str]:
     """The families of metrics that no verdict is on, or not on all of their members."""
     families: dict[str, list[str]] = {}
-    for pattern in check.performance:  # which are in the order of their weight
+    for pattern in check.performance_metrics:  # which are in the order of their weight
         for metric in sorted(metric for metric in recorded if fnmatchcase(metric, pattern)):
             members = families.setdefault(metric.partition(".")[0], [])
             members += [metric] if metric not in members else []
@@ -95,9 +101,9 @@ def _failed(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _without_value(verdicts: Sequence[Verdict], outcome: Outcome) -> list[str]:
     """The reason of each such verdict that is about a threshold."""
     return [
-        one.reason
+        one.message
         for one in verdicts
-        if one.outcome is outcome and one.basis and Reason.BEYOND_HARDWARE not in one.reasons
+        if one.outcome is outcome and one.basis and Reason.ABOVE_PHYSICAL_LIMIT not in one.reasons
     ]
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from seatrial.checks.base import NEW_ERRORS, Check
-from seatrial.hardware.error_counters import Counter, grown, known
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check
+from seatrial.hardware.error_counters import CounterDefinition, counter_definitions, increase
 from seatrial.model import (
     CLUSTER,
     ERROR_COUNTERS,
@@ -37,7 +37,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
     """
     odd = [(one, fact) for one in measured if not _is_fine(fact := one.facts.get(ERROR_COUNTERS))]
     sound = not odd or not any(one.error for one in measured)
-    to_be_read = sound and check.counted
+    to_be_read = sound and check.reads_error_counters
     refused: dict[str, dict[str, None]] = {}
     for one, fact in odd:
         if fact is not None:
@@ -49,7 +49,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
             yield _error(check.name, one.subject, f"the error counters of this GPU were not read: {_NOT_ZERO}")
     for why, names in refused.items() if sound else ():
         detail = f"{and_more(list(names), _NAMED)}: {why}"
-        yield Verdict(check.name, CLUSTER, Outcome.SKIP, reasons=(Reason.COUNTERS_REFUSED,), detail=detail)
+        yield Verdict(check.name, CLUSTER, Outcome.SKIP, reasons=(Reason.COUNTERS_UNAVAILABLE,), detail=detail)
 
 
 def _is_fine(fact: Any) -> bool:
@@ -71,7 +71,7 @@ def _of_place(
     read = _read(fact)
     yield from _grown(check, one, fact)
     for xid in dict.fromkeys(fact.get("xids", ())):
-        if (counter := known().of_xid(xid)).level != "told":
+        if (counter := counter_definitions().for_xid(xid)).level != "told":
             yield _verdict(check, one.subject, "xid", counter, Outcome(counter.level), [f"Xid {xid}"])
     if not sound:
         return
@@ -95,36 +95,38 @@ def _grown(check: str, one: Measurement, fact: Mapping[str, Any]) -> Iterator[Ve
     minutes, node = max(1.0, one.seconds / 60), one.subject.partition("/")[0]
     found: dict[tuple[str, str, Outcome], list[str]] = {}
     for place, counters in fact.get("grew", {}).items():
-        kind, subject = (known().port, node) if "/" in place else (known().gpu, one.subject)
+        kind, subject = (counter_definitions().port, node) if "/" in place else (counter_definitions().gpu, one.subject)
         for name, (before, after) in counters.items():
             if judged := _judged(kind[name], before, after, minutes):
                 outcome, words = judged
                 found.setdefault((subject, name, outcome), []).append(f"{place} {name} {words}")
     for (subject, name, outcome), all_words in found.items():
-        counter = known().port[name] if subject == node else known().gpu[name]
+        counter = counter_definitions().port[name] if subject == node else counter_definitions().gpu[name]
         yield _verdict(check, subject, name, counter, outcome, all_words)
 
 
-def _judged(counter: Counter, before: int, after: int, minutes: float) -> tuple[Outcome, str] | None:
+def _judged(counter: CounterDefinition, before: int, after: int, minutes: float) -> tuple[Outcome, str] | None:
     """None where nothing is wrong."""
     if counter.level == "told":
         return None
     if before == after == counter.limit:
         return Outcome.WARN, f"stands at its limit of {after}, and shows no new ones (perfquery -R clears it)"
-    if grown(before, after) <= counter.per_minute * minutes:
+    if increase(before, after) <= counter.per_minute * minutes:
         return None
     return Outcome(counter.level), f"{before} → {after}"
 
 
-def _verdict(check: str, subject: str, name: str, counter: Counter, outcome: Outcome, words: Sequence[str]) -> Verdict:
+def _verdict(
+    check: str, subject: str, name: str, counter: CounterDefinition, outcome: Outcome, words: Sequence[str]
+) -> Verdict:
     return Verdict(
         check=check,
         subject=subject,
-        metric=f"{NEW_ERRORS}{name}",
+        metric=f"{NEW_ERRORS_PREFIX}{name}",
         outcome=outcome,
-        reasons=(Reason.ERRORS_COUNTED,),
+        reasons=(Reason.ERROR_COUNTERS_INCREASED,),
         detail=and_more(words, _NAMED),
-        why=counter.means,
+        meaning=counter.means,
         evidence=f"error counters, before → after: {'; '.join(words)}",
         fix=counter.fix,
         basis=Basis(BasisKind.RULE, "error counters", counter.per_minute, source=counter.source),
@@ -132,7 +134,7 @@ def _verdict(check: str, subject: str, name: str, counter: Counter, outcome: Out
 
 
 def _error(check: str, subject: str, detail: str) -> Verdict:
-    return Verdict(check, subject, Outcome.ERROR, reasons=(Reason.COUNTERS_UNREAD,), detail=detail)
+    return Verdict(check, subject, Outcome.ERROR, reasons=(Reason.COUNTERS_NOT_READ,), detail=detail)
 
 
 class _Account:

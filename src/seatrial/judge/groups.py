@@ -13,35 +13,37 @@ from itertools import combinations, permutations
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Of
-from seatrial.hardware.references import Fleet
-from seatrial.model import CLUSTER, EXCUSED, GPUS_USED, Measurement, Metric, Scope
+from seatrial.checks.base import Check, SubjectKind
+from seatrial.hardware.references import PeerGroup
+from seatrial.model import CLUSTER, EXEMPT, GPUS_USED, Measurement, Metric, Scope
 from seatrial.util.text import and_more
 
-NOBODY = Fleet("", ())
+NO_PEERS = PeerGroup("", ())
 _NAMED = 4  # how many places a sentence names
 # What a baseline of the check as a whole depends on: its ranks must be of one mind about it.
-SHAPE = ("gpu", "world_size", "nodes")
+SHAPE_FACTS = ("gpu", "world_size", "nodes")
 _PLAIN = (str, int, type(None))
 
 
-class Group:
+class MeasurementGroup:
     """Measurements that together must hold what a rule asks for: their facts as one, and by name their metrics.
 
     Of these only those of ``given``, which says what each is given of every one of, if of any: a thousand nodes bring
     a million, and of every second one there is nothing to judge.
     """
 
-    def __init__(self, measurements: Sequence[Measurement], check: Check, given: Mapping[str, Of | None]) -> None:
-        first, self.many = measurements[0], len(measurements) > 1
+    def __init__(
+        self, measurements: Sequence[Measurement], check: Check, given: Mapping[str, SubjectKind | None]
+    ) -> None:
+        first, self.has_several_ranks = measurements[0], len(measurements) > 1
         self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
-        if self.many:
+        if self.has_several_ranks:
             self.subject, self.failed, self.facts = CLUSTER, any(one.error for one in measurements), {}
             for measurement in measurements:
                 self.facts |= measurement.facts
-        if check.by_node:
+        if check.per_node:
             self.subject = node_of(first)
-        self.model = model_of(self.facts)
+        self.gpu_model = gpu_model(self.facts)
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
@@ -50,41 +52,41 @@ class Group:
                         self.metrics[name] = [metric]
                     else:
                         named.append(metric)
-        self.of_device, self.given = check.scope is Scope.GPU, given
+        self.is_per_gpu, self.required_per = check.scope is Scope.GPU, given
         self._measurements, self._unlike = measurements, dict[str, str]()
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
         """What a baseline depends on, to look things up by, whatever a record holds in its place."""
-        return tuple([one if type(one) in _PLAIN else (repr(one),) for one in map(self.facts.get, SHAPE)])
+        return tuple([one if type(one) in _PLAIN else (repr(one),) for one in map(self.facts.get, SHAPE_FACTS)])
 
-    def contradiction(self, names: Iterable[str]) -> str:
+    def rank_disagreement(self, names: Iterable[str]) -> str:
         """Which of these facts the ranks tell otherwise than each other, and who; empty where all that tell agree."""
         for name in names:
             if name not in self._unlike:
                 self._unlike[name] = _unlike(name, self._measurements)
         return "; ".join(filter(None, map(self._unlike.__getitem__, names)))
 
-    def excused(self, metric: str) -> dict[str, str]:
+    def exempt_subjects(self, metric: str) -> dict[str, str]:
         """The places that rightly have no ``metric``, though the check gives it of every one, and why."""
-        told = self.facts.get(EXCUSED)
-        if not isinstance(told, Mapping) or self.given[metric] not in ("place", "gpu"):
+        told = self.facts.get(EXEMPT)
+        if not isinstance(told, Mapping) or self.required_per[metric] not in ("place", "gpu"):
             return {}
         measured = {one.subject for one in self.metrics[metric]}
         whys = {place: why.get(metric) if isinstance(why, Mapping) else why for place, why in told.items()}
         return {place: str(why) for place, why in whys.items() if why is not None and place not in measured}
 
-    def absent(self, metric: str) -> str:
+    def missing_subjects(self, metric: str) -> str:
         """Of which places a metric is missing that is given of some, where the check gives it of every one."""
-        kind = self.given[metric]
+        kind = self.required_per[metric]
         if not kind or self.failed:  # an error has been told already
             return ""
         expected = self._gpus() if kind == "gpu" else _EVERY[kind]([one.subject for one in self._measurements])
         if kind == "gpu" and not expected:
             return f"the GPUs that were used, since the fact {GPUS_USED} lists none"
-        found = {one.subject for one in self.metrics[metric]}.union(self.excused(metric))
+        found = {one.subject for one in self.metrics[metric]}.union(self.exempt_subjects(metric))
         if kind == "pair":  # whichever of the two it names first
-            found |= {opposite(subject) for subject in found}
+            found |= {opposite_direction(subject) for subject in found}
         missing = [place for place in expected if place not in found]
         return f"{len(missing)} of {len(expected)}: {and_more(missing, _NAMED)}" if missing else ""
 
@@ -94,23 +96,23 @@ class Group:
         return [f"{self.subject}/gpu{index}" for index in used] if isinstance(used, list) else []
 
 
-def groups_of(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[Group]:
+def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[MeasurementGroup]:
     """All ranks of a collective together, or those of a node where each works by itself; else each place alone.
 
     ``names`` are those of the metrics that are judged.
     """
-    given = {name: _of(check.per, name) for name in names}
-    if check.by_node:
+    given = {name: _of(check.required_per, name) for name in names}
+    if check.per_node:
         nodes: dict[str, list[Measurement]] = {}
         for one in measured:
             nodes.setdefault(node_of(one), []).append(one)
-        return [Group(ranks, check, given) for ranks in nodes.values()]
+        return [MeasurementGroup(ranks, check, given) for ranks in nodes.values()]
     if check.scope is Scope.CLUSTER:
-        return [Group(measured, check, given)] if measured else []
-    return [Group([measurement], check, given) for measurement in measured]
+        return [MeasurementGroup(measured, check, given)] if measured else []
+    return [MeasurementGroup([measurement], check, given) for measurement in measured]
 
 
-class Fleets:
+class PeerGroups:
     """The values of one metric on like GPUs: unlike ones are never compared.
 
     Two nodes cannot outvote each other, however many GPUs each has: of two, each is compared with itself alone.
@@ -119,12 +121,12 @@ class Fleets:
     def __init__(self) -> None:
         # by model and node
         self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._fleets: dict[tuple[str, str], Fleet] = {}
+        self._fleets: dict[tuple[str, str], PeerGroup] = {}
 
     def add(self, model: str, subject: str, value: float) -> None:
         self._values[model][subject.partition("/")[0]].append(value)
 
-    def of(self, model: str, subject: str) -> Fleet:
+    def group_of(self, model: str, subject: str) -> PeerGroup:
         """The fleet that ``subject``, a GPU of this ``model``, is one of."""
         if (found := self._fleets.get((model, ""))) is not None:
             return found
@@ -132,16 +134,16 @@ class Fleets:
         node = subject.partition("/")[0] if len(nodes) == 2 else ""
         if (found := self._fleets.get((model, node))) is None:
             chosen = [nodes.get(node, [])] if node else list(nodes.values())
-            found = Fleet(model, tuple(value for some in chosen for value in some), node)
+            found = PeerGroup(model, tuple(value for some in chosen for value in some), node)
             self._fleets[model, node] = found
         return found
 
 
-def fleets_of(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, Fleets]:
+def peer_groups(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, PeerGroups]:
     """All values of each metric of ``names``."""
-    found = {name: Fleets() for name in names}
+    found = {name: PeerGroups() for name in names}
     for measurement in measured if names else ():
-        model = model_of(measurement.facts)
+        model = gpu_model(measurement.facts)
         for metric in measurement.metrics:
             if (fleets := found.get(metric.name)) is not None:
                 fleets.add(model, metric.subject, metric.value)
@@ -153,12 +155,12 @@ def node_of(measurement: Measurement) -> str:
     return measurement.subject.partition("/")[0]
 
 
-def model_of(facts: Mapping[str, JsonValue]) -> str:
+def gpu_model(facts: Mapping[str, JsonValue]) -> str:
     """NVML's name of the GPU; empty where the check told of none."""
     return str(facts.get("gpu") or "")
 
 
-def opposite(subject: str) -> str:
+def opposite_direction(subject: str) -> str:
     """The opposite direction of a pair: ``n/gpu1->gpu0`` of ``n/gpu0->gpu1``, ``n2->n1`` of ``n1->n2``."""
     before, _, target = subject.partition("->")
     node, slash, source = before.rpartition("/")
@@ -174,7 +176,7 @@ def _unlike(name: str, measurements: Sequence[Measurement]) -> str:
     return f"{name} is {and_more(words, _NAMED)}" if len(words) > 1 else ""
 
 
-def _of(per: Mapping[str, Of], metric: str) -> Of | None:
+def _of(per: Mapping[str, SubjectKind], metric: str) -> SubjectKind | None:
     """What a check gives a metric of every one of; None where it need not be of all."""
     return next((kind for family, kind in per.items() if fnmatchcase(metric, family)), None)
 

@@ -8,16 +8,18 @@ from statistics import median
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, Figure, bound
-from seatrial.hardware.references import Known, Spec
-from seatrial.hardware.training_flops import FAMILIES
-from seatrial.judge.thresholds import beyond_hardware
+from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, MetricLookup, hardware_bound
+from seatrial.hardware.references import References, Spec
+from seatrial.hardware.training_flops import BOUNDED_METRICS
+from seatrial.judge.thresholds import above_physical_limit
 from seatrial.model import Insight, Measurement, Metric, Verdict
 
 _LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # of which insights on links speak
 
 
-def achieved(measurements: Sequence[Measurement], checks: Mapping[str, Check], known: Known) -> Iterator[Insight]:
+def achieved_over_peak(
+    measurements: Sequence[Measurement], checks: Mapping[str, Check], known: References
+) -> Iterator[Insight]:
     """One line for each model of GPU and each figure that has a peak; of a CPU none is known."""
     bounds = {name: {k: v for k, v in check.bounds.items() if v not in _LINKS} for name, check in checks.items()}
     found: dict[tuple[str, str, str], list[Metric]] = {}
@@ -30,7 +32,7 @@ def achieved(measurements: Sequence[Measurement], checks: Mapping[str, Check], k
         yield _insight(check, gpu, metrics, _peak(known, gpu, bounds[check][name], metrics[0].unit))
 
 
-def _peak(known: Known, gpu: str, line: str, unit: str) -> Spec | str:
+def _peak(known: References, gpu: str, line: str, unit: str) -> Spec | str:
     """What the vendor gives, or why that is not known."""
     sku = known.sku(gpu)
     if isinstance(sku, str):
@@ -63,14 +65,18 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
     return Insight(check=check, title="achieved over peak", text=text, values=values)
 
 
-def unreachable(check: Check, measured: Sequence[Measurement], known: Known) -> Iterator[Verdict]:
+def values_above_peak(check: Check, measured: Sequence[Measurement], known: References) -> Iterator[Verdict]:
     """An ERROR for each figure of a training that its GPU's arithmetic has no room for: it was measured wrongly.
 
     Other figures are held to their bound where a rule judges them. Of these most have no rule.
     """
-    families = {name for name in check.metrics if name.partition(".")[0] in FAMILIES}
+    families = {name for name in check.metrics if name.partition(".")[0] in BOUNDED_METRICS}
     for one in measured if families else ():
         for metric in one.metrics:
-            most = bound(Figure(metric.name, metric.name), one.facts, known) if metric.name in families else None
+            most = (
+                hardware_bound(MetricLookup(metric.name, metric.name), one.facts, known)
+                if metric.name in families
+                else None
+            )
             if most and most.unit == metric.unit and metric.value > most.value:
-                yield beyond_hardware(check.name, metric, most)
+                yield above_physical_limit(check.name, metric, most)

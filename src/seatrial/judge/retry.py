@@ -18,19 +18,19 @@ _FAIL = Outcome.FAIL  # once: to ask an enum for a member takes as long as a cal
 _LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUDGED: Outcome.UNJUDGED}
 
 
-def shortfalls(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
+def retryable_failures(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Those that fail for want of performance, and that a second measurement may bear out or not."""
     repeatable = _Repeatable(check)
     return [one for one in verdicts if one.outcome is _FAIL and repeatable[one.metric]]
 
 
-def is_complete(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
+def covers_same_subjects(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
     """Whether the second measurement, ``repeats``, was made everywhere where the first was, and nowhere else."""
     same = {one.subject for one in own} == {one.subject for one in repeats}
     return same and not any(one.error or one.skipped for one in repeats)
 
 
-def weighed(
+def combined_verdicts(
     check: Check,
     first: Sequence[Verdict],
     own: Sequence[Measurement],
@@ -39,7 +39,7 @@ def weighed(
 ) -> Iterator[Verdict]:
     """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
     repeatable = _Repeatable(check)
-    complete, trouble = is_complete(own, repeats), _trouble(repeats)
+    complete, trouble = covers_same_subjects(own, repeats), _trouble(repeats)
     changes = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
     how = "measured again" + (f" ({'; '.join(changes)})" if changes else "")
     mildest_first = sorted(second, key=lambda one: WORST_FIRST.index(one.outcome), reverse=True)
@@ -58,14 +58,14 @@ def weighed(
             yield _not_repeated(one, trouble)
         elif key in failed and key not in failed_again and moved in failed_again:
             # with the rank to another device: a fault of the host, its cores, its memory, its settings
-            yield _both(one, again[moved], _FAIL, Reason.REPRODUCED_BY_RANK, how, subject=moved[1])
+            yield _both(one, again[moved], _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, how, subject=moved[1])
         else:
             others = failed_again - failed if key in failed and key not in failed_again else set()
             instead = tuple(sorted(subject for metric, subject in others if metric == one.metric))
             yield _weighed(one, again[key], how, instead)
     for one in second:  # of what no repetition excuses
         if one.outcome is _FAIL and (one.metric, one.subject) not in failed and not repeatable[one.metric]:
-            yield replace(one, reasons=(*one.reasons, Reason.SECOND_TIME_ONLY))
+            yield replace(one, reasons=(*one.reasons, Reason.FAILED_IN_RETRY_ONLY))
 
 
 class _Repeatable(dict[str, bool]):
@@ -75,8 +75,8 @@ class _Repeatable(dict[str, bool]):
     """
 
     def __init__(self, check: Check) -> None:
-        super().__init__((rule.metric, True) for rule in check.rules if rule.baseline)
-        self._families = check.performance
+        super().__init__((rule.metric, True) for rule in check.rules if rule.reference)
+        self._families = check.performance_metrics
 
     def __missing__(self, metric: str) -> bool:
         self[metric] = any(fnmatchcase(metric, family) for family in self._families)
@@ -99,7 +99,7 @@ def _not_repeated(verdict: Verdict, trouble: str) -> Verdict:
     """A FAIL by one measurement alone stays one."""
     if verdict.outcome is not _FAIL:
         return verdict
-    reason = Reason.RETRY_FAILED if trouble else Reason.NOT_REPEATED
+    reason = Reason.RETRY_FAILED if trouble else Reason.NOT_RETRIED
     evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
     return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
 
@@ -112,9 +112,9 @@ def _weighed(first: Verdict, second: Verdict, how: str, instead: tuple[str, ...]
         case Outcome.FAIL, better if better in _LIFTED:
             return _both(first, second, _LIFTED[better], Reason.NOT_REPRODUCED, how, instead=instead)
         case Outcome.FAIL, _:
-            return _not_repeated(first, second.reason)
+            return _not_repeated(first, second.message)
         case Outcome.PASS | Outcome.WARN, Outcome.FAIL:
-            return _both(first, second, Outcome.WARN, Reason.SECOND_TIME_ONLY, how)
+            return _both(first, second, Outcome.WARN, Reason.FAILED_IN_RETRY_ONLY, how)
     return first
 
 
@@ -130,8 +130,8 @@ def _both(
     """The verdict that fell short, with the values of both measurements."""
     assert first.value is not None
     assert second.value is not None
-    leading = second if reason is Reason.SECOND_TIME_ONLY else first
-    accounts = [one.evidence or one.statement for one in (first, second)]  # a good one has no evidence
+    leading = second if reason is Reason.FAILED_IN_RETRY_ONLY else first
+    accounts = [one.evidence or one.summary for one in (first, second)]  # a good one has no evidence
     return replace(
         leading,
         outcome=outcome,

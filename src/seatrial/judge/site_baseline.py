@@ -16,16 +16,16 @@ from seatrial.hardware import links
 from seatrial.model import (
     Baseline,
     BasisKind,
-    Expected,
+    DecisionValue,
     Measurement,
     Metric,
     Outcome,
     Reason,
+    ReferenceValue,
     Trial,
     UsageError,
-    Verb,
     Verdict,
-    first_fault,
+    first_validation_error,
 )
 
 Key = tuple[str, str, int, int, str, str]  # baseline key, GPU, GPUs, nodes, unit, class of the network between nodes
@@ -38,8 +38,10 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the baseline {path}: {error}") from error
     except ValidationError as error:
-        raise UsageError(f"{path} is no baseline of `seatrial baseline learn`: {first_fault(error)}") from error
-    asked = {rule.baseline for check in checks.values() for rule in check.rules if rule.baseline}
+        raise UsageError(
+            f"{path} is no baseline of `seatrial baseline learn`: {first_validation_error(error)}"
+        ) from error
+    asked = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
         if key not in asked:
             close = difflib.get_close_matches(key, asked, n=1)
@@ -71,10 +73,12 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     if not found:
         why = f"{passed_over[0]} (and {len(passed_over) - 1} more)" if passed_over else "no metric has a baseline"
         raise UsageError(f"nothing to learn in {', '.join(trials)}: {why}")
-    expected: dict[str, list[Expected]] = defaultdict(list)
+    expected: dict[str, list[ReferenceValue]] = defaultdict(list)
     for (key, gpu, gpus, nodes, unit, fabric), values in sorted(found.items()):
         source = f"median of {len(values)} values in {len(trials)} runs, from {min(values):.4g} to {max(values):.4g}"
-        own = Expected(gpus=gpus, nodes=nodes, value=median(values), unit=unit, source=source, gpu=gpu, fabric=fabric)
+        own = ReferenceValue(
+            gpus=gpus, nodes=nodes, value=median(values), unit=unit, source=source, gpu=gpu, fabric=fabric
+        )
         expected[key].append(own)
     return Baseline(name=name, learned_from=tuple(trials), expected={k: tuple(v) for k, v in expected.items()})
 
@@ -85,9 +89,9 @@ def dump(baseline: Baseline) -> str:
 
 
 def _refuse(path: str, trial: Trial) -> None:
-    if trial.decision.value is Verb.REJECTED:
+    if trial.decision.value is DecisionValue.REJECTED:
         raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): a baseline is learned from good runs")
-    if ended := trial.stopped or trial.trouble:
+    if ended := trial.stop_reason or trial.gpu_error:
         raise UsageError(f"{path} did not come to its end ({ended}): a baseline is learned from whole runs")
 
 
@@ -100,9 +104,9 @@ def _faults(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     found: dict[tuple[str, str, str], str] = {}
     for one in verdicts:
         unknown = one.outcome is Outcome.UNJUDGED and (one.basis is None or one.basis.kind is BasisKind.PEERS)
-        unknown |= Reason.RECORDED_ONLY in one.reasons
+        unknown |= Reason.NO_THRESHOLD in one.reasons
         key, good = (one.check, one.metric, one.subject), unknown or one.outcome is Outcome.PASS
-        found[key] = found.get(key) or ("" if good else f"{one.subject}: {one.outcome}, {one.reason}")
+        found[key] = found.get(key) or ("" if good else f"{one.subject}: {one.outcome}, {one.message}")
     return found
 
 
@@ -119,7 +123,7 @@ def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) 
     if check is None or not isinstance(gpu, str) or not isinstance(gpus, int) or not isinstance(nodes, int):
         return
     keys: Mapping[str, Sequence[str]] = {
-        metric.name: [rule.baseline for rule in check.rules if rule.baseline and rule.metric == metric.name]
+        metric.name: [rule.reference for rule in check.rules if rule.reference and rule.metric == metric.name]
         for metric in measurement.metrics
     }
     for metric in measurement.metrics:

@@ -9,19 +9,19 @@ from seatrial.config.schema import Config
 from seatrial.launch.base import Launcher
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
-from seatrial.launch.slurm_job import cancel_what_is_left
+from seatrial.launch.slurm_job import cancel_remaining_jobs
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import UsageError
 
 
-def by_slurm(settings: Config) -> bool:
+def uses_slurm(settings: Config) -> bool:
     """Whether Slurm starts the jobs: it was asked for, or several nodes were and nothing else can reach them."""
     return settings.launcher == "slurm" or (settings.launcher == "auto" and settings.cluster.nodes > 1)
 
 
-def elsewhere(settings: Config) -> bool:
+def runs_remotely(settings: Config) -> bool:
     """Whether jobs run on other machines than this one, whose GPUs then say nothing about theirs."""
-    return by_slurm(settings) or settings.launcher == "torchrun"
+    return uses_slurm(settings) or settings.launcher == "torchrun"
 
 
 def launcher_for(settings: Config, placement: str) -> Launcher:
@@ -31,7 +31,7 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
     """
     nodes = 1 if placement == "control" else settings.cluster.nodes
     launcher: Launcher = LocalLauncher()
-    if placement != "control" and by_slurm(settings):
+    if placement != "control" and uses_slurm(settings):
         launcher = SlurmLauncher(settings)
     elif placement != "control" and settings.launcher == "torchrun":
         launcher = TorchrunLauncher(settings)
@@ -41,11 +41,11 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
     return launcher
 
 
-def end_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
+def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
     """End what an earlier run in this directory has left running, should it have been killed: a word before each.
 
     On this machine the kernel has ended it already (``shell.die_with_parent``). Raises SeatrialError where it cannot
     be ended.
     """
-    if by_slurm(settings):
-        yield from cancel_what_is_left(run_dir, settings)
+    if uses_slurm(settings):
+        yield from cancel_remaining_jobs(run_dir, settings)

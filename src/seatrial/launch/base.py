@@ -26,7 +26,7 @@ class Waiting(Frozen):
     hopeless: bool
 
 
-class Whereabouts(Frozen):
+class Allocation(Frozen):
     """What a scheduler calls a job, and the nodes it gave it; both empty without one."""
 
     id: str = ""
@@ -36,7 +36,7 @@ class Whereabouts(Frozen):
 class Running(Protocol):
     """A started job."""
 
-    def whereabouts(self) -> Whereabouts:
+    def allocation(self) -> Allocation:
         """Its number in the queue and its nodes, as far as they are known."""
 
     def waiting(self) -> Waiting | None:

@@ -110,7 +110,7 @@ class Collector:
         """Whether all that the nodes kept for us is here."""
         return self.finished and self._nodes > 0
 
-    def look(self, nodes: str = "") -> None:
+    def fetch(self, nodes: str = "") -> None:
         """Take in what has come, without waiting for more. ``nodes``: see Transport."""
         self.transport.nodes = nodes or self.transport.nodes
         if self._started is None:
@@ -173,7 +173,7 @@ class Collector:
         with (self.folder / "launcher.err").open("a", encoding="utf-8") as log:
             log.write(f"seatrial: {text}\n")
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why nothing can be fetched; empty as long as that is not certain."""
         if self.finished or self._started is None or time.monotonic() - self._heard < SILENCE_S:
             return ""
@@ -181,8 +181,8 @@ class Collector:
 
     def lost(self) -> str:
         """What did not arrive of a job that has ended, or will not."""
-        if self.finished or self.trouble():
-            return self.trouble()
+        if self.finished or self.problem():
+            return self.problem()
         if self._nodes:
             return self._failure("not everything had come when the job ended")
         return f"The job wrote nothing here; what its script said may be on its first node: {self.node_dir}.log"
@@ -197,24 +197,24 @@ class Collector:
             f"Run first, from here: {self.transport.test}"
         )
 
-    def end_early(self, nodes: str) -> None:
+    def stop_ranks(self, nodes: str) -> None:
         """Fetch what there is from a job that is about to be cancelled, and let it end; gives up after a while.
 
         Its script may not have come so far yet that it knows whether the run directory is shared.
         """
         deadline, asked = time.monotonic() + END_S, False
-        self.look(nodes)
+        self.fetch(nodes)
         while not self.finished and time.monotonic() < deadline:
             asked = asked or self._ask("touch", f"{self.node_dir}/ended").code == 0
-            self.look()
+            self.fetch()
             time.sleep(0.1)
 
-    def clear(self) -> None:
+    def remove_remote_files(self) -> None:
         """Remove what the nodes keep, from a job that does not come to do it itself."""
         self._ask("rm", "-rf", self.node_dir)
 
-    def _ask(self, *argv: str) -> processes.Answer:
-        return processes.ask(self.transport.command(*argv), ANSWER_S)
+    def _ask(self, *argv: str) -> processes.CommandResult:
+        return processes.run_command(self.transport.command(*argv), ANSWER_S)
 
     def close(self) -> None:
         """End the step, and remove what only it needed."""

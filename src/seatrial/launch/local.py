@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.launch.base import Rendered, Whereabouts
+from seatrial.launch.base import Allocation, Rendered
 from seatrial.model import Job
 from seatrial.util import processes
 
@@ -27,8 +27,8 @@ class LocalJob:
     def waiting(self) -> None:
         return None
 
-    def whereabouts(self) -> Whereabouts:
-        return Whereabouts()
+    def allocation(self) -> Allocation:
+        return Allocation()
 
     def exit_reason(self) -> str:
         return ""

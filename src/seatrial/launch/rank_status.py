@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from seatrial.model import Job, Measurement
 from seatrial.util.journal import Follower, Record
-from seatrial.worker import ENDING, Sign
+from seatrial.worker import TERMINATING, Heartbeat
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Rank:
     checks: tuple[str, ...]  # of the job: it may speak of no others
     follower: Follower
     pulse_path: Path
-    pulse: Sign | None = None
+    pulse: Heartbeat | None = None
     seen: float | None = None
     subject: str = ""
     started: dict[str, float] = field(default_factory=dict)  # check → when we saw it start, by our own clock
@@ -41,17 +41,17 @@ class Rank:
         return next((check for check in self.started if check not in self.measured), None)
 
     @property
-    def ending(self) -> bool:
+    def is_terminating(self) -> bool:
         """Whether it was told to end, by SIGTERM."""
-        return self.pulse is not None and self.pulse.doing == ENDING
+        return self.pulse is not None and self.pulse.doing == TERMINATING
 
     @property
-    def at_work(self) -> bool:
+    def is_working(self) -> bool:
         """Neither done nor ending, from where it needs no pulse."""
-        return not self.done and not self.ending
+        return not self.done and not self.is_terminating
 
     @property
-    def leaving(self) -> bool:
+    def is_exiting(self) -> bool:
         """Whether its last word was of an error, after which it may have ended."""
         return self.current is None and any(measured.error for measured in list(self.measured.values())[-1:])
 
@@ -68,12 +68,12 @@ class Rank:
         return f"rank {self.number}" + (f" ({', '.join(filter(None, known))})" if any(known) else "")
 
     @property
-    def last_words(self) -> str:
+    def last_status(self) -> str:
         """What it was doing: the check by its journal, with the pulse's note where that speaks of the same."""
         said, note = (self.pulse.doing, self.pulse.note) if self.pulse else ("", "")
         if self.current:
             return ": ".join(filter(None, [self.current, note if said == self.current else ""]))
-        if self.measured and (said in self.checks or self.ending):
+        if self.measured and (said in self.checks or self.is_terminating):
             return f"the end of {list(self.measured)[-1]}"
         return said or "nothing yet"
 
@@ -113,7 +113,7 @@ class Rank:
 
     def _feel_pulse(self) -> None:
         try:
-            pulse = Sign.model_validate(json.loads(self.pulse_path.read_bytes()))
+            pulse = Heartbeat.model_validate(json.loads(self.pulse_path.read_bytes()))
         except (OSError, ValueError, RecursionError):  # not there yet, between two versions of it, or no sign of life
             return
         if pulse != self.pulse:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.discover.reading import id_list
+from seatrial.discover.file_readers import parse_id_list
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job
 from seatrial.util.failures import TERMINATED, Failure, exit_hint, exit_reason, first_failure, killed
@@ -70,16 +70,16 @@ class _Task(NamedTuple):
     code: int
 
 
-def silent(rank: Rank, seconds: float) -> RootCause:
+def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
     """A rank whose pulse has stopped while the job goes on."""
     state = _process_state(rank)
-    cause = f"no sign of life for {seconds:.0f} s; last heard of in {rank.last_words}{state}"
+    cause = f"no sign of life for {seconds:.0f} s; last heard of in {rank.last_status}{state}"
     return RootCause(rank.name, cause, rank.number)
 
 
 def over_limit(late: Sequence[Rank], what: str, limit_s: float) -> RootCause:
     """Alive, but not done with a check, or with the job, in its time."""
-    words = and_more([f"{rank.name} in {rank.last_words}" for rank in late], 4, "; ")
+    words = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, "; ")
     who = late[0] if len(late) == 1 else None
     cause = f"{what} did not end within its limit of {limit_s:g} s; last heard of: {words}"
     return RootCause(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
@@ -94,12 +94,12 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCa
     return RootCause(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
 
 
-def damaged(rank: Rank) -> RootCause:
+def damaged_journal(rank: Rank) -> RootCause:
     """A rank that writes what no worker of this version writes: what it measured cannot be told from it."""
     return RootCause(rank.name, f"its journal {rank.follower.path.name} is damaged: {rank.damage}", rank.number)
 
 
-def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:
+def job_ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:
     """The job exited with an error. ``scheduler_reason`` counts where no rank gives a cause."""
     if missing := _missing(folder) or _unanswering(ranks, job, folder):
         return missing
@@ -119,9 +119,9 @@ def ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_re
         return RootCause("launcher", ". ".join(filter(None, reasons)), None)
     first = first_failure(failures)
     rank = ranks[first.rank]
-    if first.code is None or (first.reported and not first.silent):
+    if first.code is None or (first.reported and not first.gives_no_reason):
         return RootCause(rank.name, reports[first.rank].text, first.rank)
-    return _died(rank, first.code, _logs(folder, first.rank, len(ranks)) if first.silent else ())
+    return _died(rank, first.code, _logs(folder, first.rank, len(ranks)) if first.gives_no_reason else ())
 
 
 def _failure(rank: Rank, code: int | None, reports: Mapping[int, _Report]) -> Failure:
@@ -130,7 +130,7 @@ def _failure(rank: Rank, code: int | None, reports: Mapping[int, _Report]) -> Fa
     order = rank.pulse.time if rank.pulse else 0.0
     if report and (code is None or not killed(code)):
         order = report.time
-    elif code in TERMINATED and not rank.ending:  # torchrun or srun may have ended it because of another
+    elif code in TERMINATED and not rank.is_terminating:  # torchrun or srun may have ended it because of another
         order = math.inf
     return Failure(rank.number, code, report is not None, order)
 
@@ -153,7 +153,7 @@ def _exits(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
 
 def _left(rank: Rank, closed: set[str]) -> bool:
     """Whether a rank of which torchrun says nothing is no longer there, though it had not done its check."""
-    return rank.current is not None and rank.at_work and rank.pulse is not None and str(rank.pulse.pid) not in closed
+    return rank.current is not None and rank.is_working and rank.pulse is not None and str(rank.pulse.pid) not in closed
 
 
 def _by_node(log: str) -> dict[int, str]:
@@ -173,7 +173,7 @@ def _tasks(folder: Path) -> list[_Task]:
     return [
         _Task(match["node"], number, code)
         for match, code in ends
-        for number in id_list(match["tasks"])
+        for number in parse_id_list(match["tasks"])
         if code is not None
     ]
 
@@ -222,7 +222,7 @@ def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | N
     """Nodes whose task did not end when srun ended it, nor tell of its end: what their peers say comes of that."""
     text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
     found = _UNANSWERED.findall(text) if _STEP_LOST in text else []
-    first = [ranks[task * job.ranks_per_node] for tasks in found for task in id_list(tasks) if task < job.nodes]
+    first = [ranks[task * job.ranks_per_node] for tasks in found for task in parse_id_list(tasks) if task < job.nodes]
     nodes = ", ".join(sorted({rank.pulse.node if rank.pulse else rank.name for rank in first})[:8])
     cause = "its task neither ended with the others nor answered srun; was it reset? Run first, there: uptime; dmesg"
     return RootCause(nodes, f"{cause}; journalctl -u slurmd -n 50", None) if nodes else None
@@ -230,7 +230,7 @@ def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | N
 
 def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> RootCause:
     hint = ", before its end" if code == 0 else exit_hint(code)
-    reasons = [f"{exit_reason(code)} in {rank.last_words}{hint}", _last_line(logs)]
+    reasons = [f"{exit_reason(code)} in {rank.last_status}{hint}", _last_line(logs)]
     return RootCause(rank.name, ". ".join(filter(None, reasons)), rank.number)
 
 

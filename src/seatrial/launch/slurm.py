@@ -20,7 +20,7 @@ from seatrial.config.schema import Slurm as Header
 from seatrial.discover import slurm
 from seatrial.launch import script
 from seatrial.launch.base import Rendered
-from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_what_is_left, collector_of
+from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
 
@@ -61,14 +61,14 @@ class SlurmLauncher:
         atomic_write(batch, rendered.text.encode(errors="surrogateescape"))
         atomic_write(folder / TOKEN, token.encode())  # before Slurm knows of the job: it is how we find it again
         try:
-            said = slurm.call([*slurm.outside_any_job(), *rendered.argv, str(batch), token])
+            said = slurm.command_output([*slurm.env_prefix_outside_job(), *rendered.argv, str(batch), token])
             job_id = _job_id(said)
         except BaseException:  # Ctrl-C, or no answer in time: Slurm may have taken the job all the same
             with contextlib.suppress(SeatrialError):
-                list(cancel_what_is_left(folder.parent, self._settings))
+                list(cancel_remaining_jobs(folder.parent, self._settings))
             raise
         atomic_write(folder / JOB_ID, job_id.encode())
-        return SlurmJob(job_id, self._settings, collector_of(job_id, self._settings, folder))
+        return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))
 
 
 def _job_id(said: str) -> str:
@@ -81,7 +81,7 @@ def _job_id(said: str) -> str:
 
 def _header(job: Job, wanted: Header) -> list[str]:
     """The #SBATCH lines, in the order in which a person would write them."""
-    gpus = f"gpu:{job.promised_gpus}" if job.promised_gpus else None
+    gpus = f"gpu:{job.expected_gpus}" if job.expected_gpus else None
     minutes = wanted.time_min or math.ceil(job.limit_s / 60) + 1
     options: list[tuple[str, object]] = [
         ("job-name", f"seatrial-{job.name}"),

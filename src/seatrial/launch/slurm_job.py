@@ -14,8 +14,8 @@ from pathlib import Path
 from seatrial.config.schema import Config
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job
-from seatrial.discover.slurm_messages import first_commands, never_starts
-from seatrial.launch.base import Waiting, Whereabouts
+from seatrial.discover.slurm_messages import first_commands, is_permanent_pending_reason
+from seatrial.launch.base import Allocation, Waiting
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
 from seatrial.model import SeatrialError
@@ -52,9 +52,9 @@ class SlurmJob:
         job = self._look()
         if job is None or job.pending:
             return None
-        self.collector.look(job.nodes)
+        self.collector.fetch(job.nodes)
         if not (_is_over(job) or (self._ended and time.monotonic() - self._ended > _COMPLETING_S)):
-            return 1 if self.collector.trouble() else None
+            return 1 if self.collector.problem() else None
         self.collector.close()
         fine = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
         return 0 if fine and self.collector.finished else job.exit_code or 1
@@ -82,16 +82,16 @@ class SlurmJob:
     def _in_the_queue(self, job: Job) -> Waiting:
         waited = time.monotonic() - self.submitted
         reason = f"job {self.id} is {job.state}: {job.reason or 'Slurm has given no reason yet'}"
-        hopeless = never_starts(job.reason)
+        hopeless = is_permanent_pending_reason(job.reason)
         if not hopeless and waited <= self.settings.slurm.queue_s:
             return Waiting(reason=reason, hopeless=False)
         why = "waiting will not help" if hopeless else f"after {waited:.0f} s (slurm.queue_s)"
-        facts = [in_service(self.settings), too_long(job, self.settings)]
+        facts = [unavailable_nodes(self.settings), over_time_limit(job, self.settings)]
         told = [f"{reason}; {why}", *facts, f"Run first: {first_commands(self.id, job.reason)}"]
         return Waiting(reason=". ".join(filter(None, told)), hopeless=True)
 
-    def whereabouts(self) -> Whereabouts:
-        return Whereabouts(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
+    def allocation(self) -> Allocation:
+        return Allocation(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
 
     def exit_reason(self) -> str:
         job = self._last
@@ -99,7 +99,7 @@ class SlurmJob:
             return ""
         said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
         first = f"Run first: {first_commands(self.id, job.reason)}"
-        nodes = ". ".join(filter(None, [in_service(self.settings), first])) if job.state == "NODE_FAIL" else ""
+        nodes = ". ".join(filter(None, [unavailable_nodes(self.settings), first])) if job.state == "NODE_FAIL" else ""
         scratch = self.settings.slurm.scratch  # where Slurm itself opens the log
         launch = f"slurmd could not start its script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl -u slurmd"
         launch = launch if job.reason == "JobLaunchFailure" else ""
@@ -111,12 +111,12 @@ class SlurmJob:
         if job is not None and _is_over(job):
             self.collector.close()
             return ""
-        if job is not None and job.state == "RUNNING" and not self.collector.trouble():
-            self.collector.end_early(job.nodes)
+        if job is not None and job.state == "RUNNING" and not self.collector.problem():
+            self.collector.stop_ranks(job.nodes)
             if self.collector.fetched:
                 over = self._until_over(15, cancel=False)  # it ends by itself now, and tidies up on its nodes
                 if over is not None and over.state == "RUNNING":
-                    self.collector.clear()
+                    self.collector.remove_remote_files()
         self.collector.close()
         job = self._until_over(_GONE_S, cancel=True)
         if job is not None and _is_over(job):
@@ -129,7 +129,7 @@ class SlurmJob:
         """What Slurm says of the job when it is over, or when the time is up. A scancel that fails is tried again."""
         deadline = time.monotonic() + seconds
         while True:
-            if cancel and processes.ask(["scancel", self.id], timeout_s=30).code == 0:
+            if cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
                 cancel = False
             job = self._look(now=True)
             if (job is not None and _is_over(job)) or time.monotonic() > deadline:
@@ -150,7 +150,7 @@ class SlurmJob:
         return self._last
 
 
-def cancel_what_is_left(run_dir: Path, settings: Config) -> Iterator[str]:
+def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
     """End the jobs that a run in this directory, which was killed, has left in the queue: a word before each.
 
     When this is at its end, they are gone. Ours is whose script lies in this directory, or was given the token that we
@@ -160,20 +160,20 @@ def cancel_what_is_left(run_dir: Path, settings: Config) -> Iterator[str]:
     folders = {token.read_text(encoding="utf-8"): token.parent for token in run_dir.rglob(f"attempt*/{TOKEN}")}
     if not folders:
         return
-    for job_id, command in slurm.scripts().items():
+    for job_id, command in slurm.queued_job_scripts().items():
         for token, folder in folders.items():
             if command.endswith(f" {token}") or command == str(folder / SCRIPT):
                 yield f"job {job_id} of an earlier run here is still in Slurm's queue: it is cancelled"
-                job = SlurmJob(job_id, settings, collector_of(job_id, settings, folder))
+                job = SlurmJob(job_id, settings, job_collector(job_id, settings, folder))
                 if left := job.cancel():
                     raise SeatrialError(f"what an earlier run here left may still write here: {left}")
 
 
-def collector_of(job_id: str, settings: Config, folder: Path) -> Collector:
+def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
     return Collector(SrunTransport(job_id), f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
 
 
-def in_service(settings: Config) -> str:
+def unavailable_nodes(settings: Config) -> str:
     """How many nodes can take our jobs, and what is wrong with the others; empty where they suffice, or are unknown."""
     try:
         nodes = slurm.nodes()
@@ -181,7 +181,7 @@ def in_service(settings: Config) -> str:
         return ""  # the reason beside which this would stand has been told
     wanted = settings.slurm
     nodes = tuple(node for node in nodes if wanted.partition is None or wanted.partition in node.partitions)
-    out = [node for node in nodes if not node.usable or node.kept_from(wanted.reservation)]
+    out = [node for node in nodes if not node.usable or node.blocked_by_reservation(wanted.reservation)]
     able = len(nodes) - len(out)
     if able >= settings.cluster.nodes and not out:
         return ""
@@ -191,7 +191,7 @@ def in_service(settings: Config) -> str:
     return f"{asked}: {those}" if out else asked
 
 
-def too_long(job: Job, settings: Config) -> str:
+def over_time_limit(job: Job, settings: Config) -> str:
     """Whether more time is asked for than the partition gives; empty where not, or where nobody knows."""
     try:
         found = slurm.partitions()
@@ -208,7 +208,7 @@ def too_long(job: Job, settings: Config) -> str:
 
 def _is_over(job: Job) -> bool:
     """Nothing is left of it, on its nodes either; of a job that Slurm has forgotten there is nothing."""
-    return job.ended or not job.known
+    return job.ended or not job.has_state
 
 
 def _is_completing(job: Job) -> bool:

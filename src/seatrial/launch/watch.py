@@ -15,7 +15,7 @@ from typing import Protocol
 from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
 from seatrial.launch import root_cause
-from seatrial.launch.base import Launcher, Running, Whereabouts
+from seatrial.launch.base import Allocation, Launcher, Running
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
@@ -32,7 +32,7 @@ class Listener(Protocol):
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def doing(self, words: str) -> None: ...
+    def current_check(self, words: str) -> None: ...
 
     def measured(self, measurement: Measurement) -> None: ...
 
@@ -44,7 +44,7 @@ class Watched:
     state: JobState
     root_cause: RootCause | None
     startup_s: float
-    where: Whereabouts = field(default_factory=Whereabouts)
+    where: Allocation = field(default_factory=Allocation)
 
 
 def run_job(
@@ -92,10 +92,10 @@ class _Attempt:
             started=started,
             seconds=time.monotonic() - clock,
             startup_s=watched.startup_s,
-            culprit=cause.culprit if cause else "",
+            failed_subject=cause.culprit if cause else "",
             cause=cause.cause if cause else "",
             scheduler_id=watched.where.id,
-            nodes=watched.where.nodes,
+            nodelist=watched.where.nodes,
         )
         return result, cause
 
@@ -107,14 +107,14 @@ class _Attempt:
                 watched = self._watch(running)
             finally:
                 if left := running.cancel():
-                    self.listener.doing(left)
+                    self.listener.current_check(left)
         except KeyboardInterrupt:
             # what was measured before Ctrl-C and only the job's end has fetched; an error there may be of that end
             for measurement in (measured for rank in self.ranks for measured in rank.read()):
                 if not measurement.error:
                     self.listener.measured(measurement)
             raise
-        watched = replace(watched, where=running.whereabouts())
+        watched = replace(watched, where=running.allocation())
         if not left:
             return watched
         # a process that cannot be ended is a fault of the machine, even where all was measured
@@ -133,15 +133,15 @@ class _Attempt:
                 startup_s = time.monotonic() - begun
             elapsed_s = startup_s or time.monotonic() - begun
             if damaged := next((rank for rank in ranks if rank.damage), None):
-                return Watched(JobState.FAILED, root_cause.damaged(damaged), elapsed_s)
+                return Watched(JobState.FAILED, root_cause.damaged_journal(damaged), elapsed_s)
             if code == 0:
                 return Watched(JobState.COMPLETED, None, elapsed_s)
             if code is not None:
-                cause = root_cause.ended(self.job, ranks, code, self.folder, running.exit_reason())
+                cause = root_cause.job_ended(self.job, ranks, code, self.folder, running.exit_reason())
                 return Watched(JobState.FAILED, cause, elapsed_s)
             if waiting := running.waiting():
                 if waiting.reason:
-                    self.listener.doing(f"waiting: {waiting.reason}")
+                    self.listener.current_check(f"waiting: {waiting.reason}")
                 if waiting.hopeless:
                     return Watched(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), elapsed_s)
                 begun = time.monotonic()  # the limits count from when it runs
@@ -155,20 +155,20 @@ class _Attempt:
             if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
                 self.listener.measured(measurement)
         if self.ranks[0].pulse:
-            self.listener.doing(self.ranks[0].last_words)
+            self.listener.current_check(self.ranks[0].last_status)
 
     def _stuck(self, begun: float) -> tuple[JobState, RootCause] | None:
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
-        patience = limits.silence_s + (_LEAVING_S if any(rank.leaving for rank in ranks) else 0)
-        silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > patience and rank.at_work]
+        patience = limits.heartbeat_timeout_s + (_LEAVING_S if any(rank.is_exiting for rank in ranks) else 0)
+        silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > patience and rank.is_working]
         if silent:
             _try_to_write(self.folder)
             # the first to fall silent: the others may have ended because of it
             first = min(silent, key=lambda rank: (rank.failed, rank.seen))
-            return JobState.HUNG, root_cause.silent(first, now - (first.seen or now))
+            return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.seen or now))
         # once nobody was to be seen for a while, from when somebody was again
-        if all(rank.seen and now - max(rank.seen, begun) > patience and not rank.at_work for rank in ranks):
-            cause = f"all ranks ended {limits.silence_s:g} s ago or more, and what started them has not"
+        if all(rank.seen and now - max(rank.seen, begun) > patience and not rank.is_working for rank in ranks):
+            cause = f"all ranks ended {limits.heartbeat_timeout_s:g} s ago or more, and what started them has not"
             return JobState.HUNG, RootCause("launcher", cause, None)
         if late := self._over_limit(now):
             return JobState.TIMEOUT, late

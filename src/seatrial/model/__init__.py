@@ -8,15 +8,15 @@ bandwidths GB/s with 1 GB = 1e9 B, as nccl-tests prints them.
 from __future__ import annotations
 
 from seatrial.model.base import Frozen
-from seatrial.model.errors import NoRoom, NotApplicable, SeatrialError, UsageError, first_fault
+from seatrial.model.errors import DiskFullError, NotApplicable, SeatrialError, UsageError, first_validation_error
 from seatrial.model.job import Job, JobResult, JobState, Machine
 from seatrial.model.measurement import (
     CLUSTER,
     ERROR_COUNTERS,
-    EXCUSED,
+    EXEMPT,
     GPUS_USED,
-    LEFT_OUT,
-    WITHHELD,
+    NOT_REPORTED,
+    NOT_REQUESTED,
     Artifact,
     Fact,
     Measurement,
@@ -27,18 +27,18 @@ from seatrial.model.measurement import (
     Series,
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
-from seatrial.model.rule import Baseline, Expected, Limit, ParsedLimit, Rule
-from seatrial.model.trial import Decision, Finding, Insight, Session, Timing, Trial, Verb
+from seatrial.model.rule import Baseline, ParsedThreshold, ReferenceValue, Rule, Threshold
+from seatrial.model.trial import Decision, DecisionValue, Finding, Insight, Session, Timing, Trial
 from seatrial.model.units import ByteSize, format_bytes, format_value, parse_bytes
 from seatrial.model.verdict import Basis, Retry, Verdict
 
 __all__ = [
     "CLUSTER",
     "ERROR_COUNTERS",
-    "EXCUSED",
+    "EXEMPT",
     "GPUS_USED",
-    "LEFT_OUT",
-    "WITHHELD",
+    "NOT_REPORTED",
+    "NOT_REQUESTED",
     "WORST_FIRST",
     "Artifact",
     "Baseline",
@@ -46,7 +46,8 @@ __all__ = [
     "BasisKind",
     "ByteSize",
     "Decision",
-    "Expected",
+    "DecisionValue",
+    "DiskFullError",
     "Fact",
     "Finding",
     "Frozen",
@@ -54,29 +55,28 @@ __all__ = [
     "Job",
     "JobResult",
     "JobState",
-    "Limit",
     "Machine",
     "Measurement",
     "Metric",
-    "NoRoom",
     "NotApplicable",
     "Observation",
     "Outcome",
-    "ParsedLimit",
+    "ParsedThreshold",
     "Phase",
     "Reason",
+    "ReferenceValue",
     "Retry",
     "Rule",
     "Scope",
     "SeatrialError",
     "Series",
     "Session",
+    "Threshold",
     "Timing",
     "Trial",
     "UsageError",
-    "Verb",
     "Verdict",
-    "first_fault",
+    "first_validation_error",
     "format_bytes",
     "format_value",
     "parse_bytes",

@@ -12,14 +12,14 @@ from pydantic_core import PydanticSerializationError
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def encodable(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
     """``value`` with U+FFFD for every half of a surrogate pair in its strings, which UTF-8 cannot hold."""
     if isinstance(value, str):
         return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {encodable(key): encodable(item) for key, item in value.items()}
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(encodable, value))
+        return type(value)(map(replace_surrogates, value))
     return value
 
 
@@ -33,7 +33,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
-        dumped: dict[str, Any] = encodable(super().model_dump(*args, **options))
+        dumped: dict[str, Any] = replace_surrogates(super().model_dump(*args, **options))
         return dumped
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:

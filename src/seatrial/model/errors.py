@@ -15,11 +15,11 @@ class UsageError(SeatrialError):
     """The command line, a trial file or a promise that the machine cannot keep. Exit code 2."""
 
 
-class NoRoom(SeatrialError):
+class DiskFullError(SeatrialError):
     """What was to be kept did not fit on its disk: an error of the machine's user, and no finding."""
 
 
-def first_fault(error: ValidationError) -> str:
+def first_validation_error(error: ValidationError) -> str:
     """Where the first thing is that does not fit a record, and what is wrong with it: ``cluster.nodes: …``."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"

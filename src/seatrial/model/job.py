@@ -23,17 +23,17 @@ class Job(Frozen):
     ranks_per_node: int
     checks: tuple[str, ...]
     options: dict[str, dict[str, JsonValue]]
-    promised_gpus: int | None
-    promised_nodes: int = 1
+    expected_gpus: int | None
+    expected_nodes: int = 1
     nodelist: str = Field(default="", description="the nodes of the jobs before it, as the scheduler names them")
     limits: dict[str, float] = Field(default={}, description="seconds for each check; after these it is given up")
     limit_s: float
     env: dict[str, str] = {}
-    again: bool = Field(default=False, description="measures a second time what fell short the first time")
+    retry: bool = Field(default=False, description="measures a second time what fell short the first time")
     telemetry_hz: float = Field(default=0, description="samples a second beside it, on each node; 0: none")
 
     @property
-    def places(self) -> int:
+    def process_count(self) -> int:
         """Processes, over all nodes: each brings a measurement of every check."""
         return self.nodes * self.ranks_per_node
 
@@ -58,10 +58,10 @@ class JobResult(Frozen):
     started: float
     seconds: float
     startup_s: float
-    culprit: str = ""
+    failed_subject: str = ""
     cause: str = ""
     scheduler_id: str = Field(default="", description="its number in the scheduler's queue")
-    nodes: str = Field(default="", description="where it ran, as the scheduler writes it: n[1-4]")
+    nodelist: str = Field(default="", description="where it ran, as the scheduler writes it: n[1-4]")
 
 
 class Machine(Frozen):
@@ -69,4 +69,6 @@ class Machine(Frozen):
 
     host: str = Field(description="the name of this host; empty where a scheduler chooses the nodes")
     gpus: tuple[str, ...] = Field(description="UUIDs of the GPUs that may be used")
-    system: tuple[str, ...] = Field(default=(), description="versions of what was measured with: kernel, driver, torch")
+    versions: tuple[str, ...] = Field(
+        default=(), description="versions of what was measured with: kernel, driver, torch"
+    )

@@ -16,10 +16,10 @@ from pydantic.dataclasses import dataclass
 from seatrial.model.base import Frozen
 
 CLUSTER = "cluster"
-ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see telemetry/error_window.py
-WITHHELD = "withheld"  # a fact: why a metric is not given, by its name
-LEFT_OUT = "left_out"  # a fact: why a metric was not asked for, by its name
-EXCUSED = "excused"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both
+ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see telemetry/error_counts.py
+NOT_REPORTED = "not_reported"  # a fact: why a metric is not given, by its name
+NOT_REQUESTED = "not_requested"  # a fact: why a metric was not asked for, by its name
+EXEMPT = "exempt"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both
 GPUS_USED = "gpus_used"  # a fact: NVML's indices of the GPUs of a node that CUDA may use
 
 
@@ -102,7 +102,7 @@ class Measurement(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     skipped: str | None = None
-    again: bool = Field(default=False, description="the second of two: measured because the first fell short")
+    retry: bool = Field(default=False, description="the second of two: measured because the first fell short")
     started: float = 0.0
     seconds: float = 0.0
 

@@ -32,7 +32,7 @@ class BasisKind(StrEnum):
     TRIAL = "trial"  # a threshold of the trial file
     SITE = "site"  # the baseline of this site's good runs
     SKU = "SKU"  # what is published of the hardware
-    MODEL = "model"  # the limit computed from the hardware's links and arithmetic
+    PHYSICAL_LIMIT = "physical_limit"  # the limit computed from the hardware's links and arithmetic
     PEERS = "peers"  # the median of like devices in this trial
     RULE = "rule"  # the check itself
 
@@ -41,43 +41,43 @@ class Reason(StrEnum):
     """Why a verdict is no plain PASS. One verdict may have several."""
 
     # The check was not measured, or not completely
-    LEFT_OUT = "left_out"  # by --only or --skip
+    EXCLUDED = "excluded"  # by --only or --skip
     UNKNOWN_CHECK = "unknown_check"
     NOT_MEASURED = "not_measured"
     MEASUREMENT_FAILED = "measurement_failed"
-    INCOMPLETE = "incomplete"  # fewer places than planned, or other ones
-    MISSING = "missing"  # a metric that a rule judges
-    MISSING_SOMEWHERE = "missing_somewhere"
+    INCOMPLETE_COVERAGE = "incomplete_coverage"  # fewer places than planned, or other ones
+    METRIC_MISSING = "metric_missing"  # a metric that a rule judges
+    METRIC_PARTLY_MISSING = "metric_partly_missing"
     # The rule or threshold was not evaluated
-    DOES_NOT_APPLY = "does_not_apply"
-    APPLIES_TO_PEER = "applies_to_peer"  # and not here, without a reason
+    NOT_APPLICABLE = "not_applicable"
+    APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # and not here, without a reason
     RANKS_DISAGREE = "ranks_disagree"
     NO_RULE = "no_rule"
     THRESHOLD_NOT_EVALUATED = "threshold_not_evaluated"
-    OTHER_SIZE = "other_size"  # the trial has a threshold on another size of the same figure
+    THRESHOLD_ON_OTHER_SIZE = "threshold_on_other_size"  # the trial has a threshold on another size of the same figure
     TOO_FEW_PEERS = "too_few_peers"
     NO_REFERENCE = "no_reference"
-    PEERS_ONLY = "peers_only"  # peers show who is slower, not whether all are
-    RECORDED_ONLY = "recorded_only"
-    OTHER_UNIT = "other_unit"
+    NO_ABSOLUTE_REFERENCE = "no_absolute_reference"  # peers show who is slower, not whether all are
+    NO_THRESHOLD = "no_threshold"
+    UNIT_MISMATCH = "unit_mismatch"
     IMPOSSIBLE_THRESHOLD = "impossible_threshold"
     # The value is bad, or cannot be right
-    BELOW_ZERO = "below_zero"
-    BEYOND_HARDWARE = "beyond_hardware"
-    BEYOND_BELIEF = "beyond_belief"  # too good beside the reference
+    NEGATIVE_VALUE = "negative_value"
+    ABOVE_PHYSICAL_LIMIT = "above_physical_limit"
+    IMPLAUSIBLY_HIGH = "implausibly_high"  # too good beside the reference
     THRESHOLD_VIOLATED = "threshold_violated"
-    BELOW_WARNING = "below_warning"
-    INTERVAL_REACHES = "interval_reaches"  # the threshold is within the value's 95 % interval
-    SAMPLES_REACH = "samples_reach"  # the threshold is within the range of too few samples for an interval
-    BEHIND_PEERS = "behind_peers"
+    BELOW_WARNING_THRESHOLD = "below_warning_threshold"
+    WITHIN_CONFIDENCE_INTERVAL = "within_confidence_interval"  # the threshold is within the value's 95 % interval
+    WITHIN_SAMPLE_RANGE = "within_sample_range"  # the threshold is within the range of too few samples for an interval
+    BELOW_PEERS = "below_peers"
     ASYMMETRIC = "asymmetric"  # far under the opposite direction
-    ERRORS_COUNTED = "errors_counted"
-    COUNTERS_UNREAD = "counters_unread"
-    COUNTERS_REFUSED = "counters_refused"
+    ERROR_COUNTERS_INCREASED = "error_counters_increased"
+    COUNTERS_NOT_READ = "counters_not_read"
+    COUNTERS_UNAVAILABLE = "counters_unavailable"
     # What the second measurement says
     REPRODUCED = "reproduced"
-    REPRODUCED_BY_RANK = "reproduced_by_rank"  # by the same rank on another device
+    REPRODUCED_ON_OTHER_DEVICE = "reproduced_on_other_device"  # by the same rank on another device
     NOT_REPRODUCED = "not_reproduced"
-    SECOND_TIME_ONLY = "second_time_only"
-    NOT_REPEATED = "not_repeated"
+    FAILED_IN_RETRY_ONLY = "failed_in_retry_only"
+    NOT_RETRIED = "not_retried"
     RETRY_FAILED = "retry_failed"

@@ -22,7 +22,7 @@ _LIMIT = re.compile(r"\s*(>=|<=|==|>|<)\s*(-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?
 _COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "==": operator.eq}
 
 
-class Limit(Frozen):
+class Threshold(Frozen):
     """A threshold written as in ``"> 350 GB/s"``: comparison, number, unit."""
 
     op: Literal[">=", ">", "<=", "<", "=="]
@@ -30,7 +30,7 @@ class Limit(Frozen):
     unit: str = ""
 
     @classmethod
-    def parse(cls, text: object) -> Limit:
+    def parse(cls, text: object) -> Threshold:
         """Read ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError on anything else."""
         match = _LIMIT.fullmatch(str(text))
         if not match:
@@ -40,7 +40,7 @@ class Limit(Frozen):
             return cls(op=op, value=parse_bytes(f"{number}{unit}"), unit="B")
         return cls(op=op, value=float(number), unit=unit)
 
-    def holds(self, value: float) -> bool:
+    def is_met_by(self, value: float) -> bool:
         compare: Callable[[float, float], bool] = _COMPARE[self.op]
         return compare(value, self.value)
 
@@ -50,9 +50,9 @@ class Limit(Frozen):
         return f"{self.op} {number} {self.unit}".strip()
 
 
-ParsedLimit = Annotated[
-    Limit,
-    BeforeValidator(lambda value: value if isinstance(value, Limit | dict) else Limit.parse(value)),
+ParsedThreshold = Annotated[
+    Threshold,
+    BeforeValidator(lambda value: value if isinstance(value, Threshold | dict) else Threshold.parse(value)),
     PlainSerializer(str, return_type=str),
 ]
 
@@ -73,24 +73,24 @@ class Rule(Frozen):
     """
 
     metric: str
-    expect: ParsedLimit | None = None
-    baseline: str | None = None
+    expect: ParsedThreshold | None = None
+    reference: str | None = None
     fail_below: float = 0.90
     warn_below: float = 0.95
-    breach: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
-    where: dict[str, str] = {}
-    like: dict[str, str] = {}
-    signed: bool = False
-    shows: tuple[str, ...] = ()
-    siblings: bool = False
-    mirrored: float = 0.0
-    own: ParsedLimit | None = None
-    if_known: bool = False
-    why: str
+    outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
+    applies_if: dict[str, str] = {}
+    reference_if: dict[str, str] = {}
+    may_be_negative: bool = False
+    evidence_facts: tuple[str, ...] = ()
+    compare_with_peers: bool = False
+    asymmetry_limit: float = 0.0
+    check_threshold: ParsedThreshold | None = None
+    reference_optional: bool = False
+    meaning: str
     fix: str
 
 
-class Expected(Frozen):
+class ReferenceValue(Frozen):
     """A value that good hardware reaches, for one shape of cluster, and where the number comes from."""
 
     gpus: int = Field(description="in the whole measurement, over all nodes")
@@ -100,7 +100,7 @@ class Expected(Frozen):
     source: str = Field(min_length=1)
     gpu: str = Field(default="", description="NVML's name of it, where no SKU file around it says that")
     fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
-    floor: FiniteFloat | None = Field(
+    required: FiniteFloat | None = Field(
         default=None, gt=0, description="a gate in use: under it fails, whatever the rule"
     )
 
@@ -110,4 +110,4 @@ class Baseline(Frozen):
 
     name: str
     learned_from: tuple[str, ...]
-    expected: dict[str, tuple[Expected, ...]]
+    expected: dict[str, tuple[ReferenceValue, ...]]

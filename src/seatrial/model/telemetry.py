@@ -38,7 +38,7 @@ GPU_GAUGES = (
     Gauge("nvlink_rx_gbs", "GB/s", "NVLink received", 3),
     Gauge("nvlink_tx_gbs", "GB/s", "NVLink sent", 3),
 )
-REASONS = "clock_reasons"  # NVML's bits: why clocks are lower than they could be
+CLOCKS_EVENT_REASONS = "clocks_event_reasons"  # NVML's bits: why clocks are lower than they could be
 HOST_GAUGES = (
     Gauge("cpu_util", "%", "CPU utilisation", 1),
     Gauge("memory_used_bytes", "B", "Memory used"),
@@ -50,20 +50,20 @@ HOST_GAUGES = (
     Gauge("rdma_tx_gbs", "GB/s", "RDMA sent", 3),
 )
 GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
-SAMPLER_CPU = "sampler_cpu_s"  # what the sampler itself has taken of a CPU since it began
+SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # what the sampler itself has taken of a CPU since it began
 
 # The reasons for lower clocks that are neither a person's choice nor rest; the first is what full load does
 POWER_CAP = "software power cap"
 HARDWARE_SLOWDOWN = "hardware slowdown"
-HEAT_OR_POWER = (
+THROTTLE_REASONS = (
     "software thermal slowdown",
     "hardware thermal slowdown",
     "hardware power brake",
     HARDWARE_SLOWDOWN,
 )
 THROTTLED = "throttled"  # the gauge of a dashboard that counts the GPUs for which a reason was given
-NOT_LOOKED_AT = "not looked at"  # and those of which nobody knows
-SAMPLER_LIMIT = 0.01  # of one core, at one sample a second
+NOT_SAMPLED = "not looked at"  # and those of which nobody knows
+SAMPLER_CPU_LIMIT = 0.01  # of one core, at one sample a second
 
 
 class Load(Frozen):
@@ -81,7 +81,7 @@ class Load(Frozen):
     power_w_max: FiniteFloat | None = None
     temperature_c_max: FiniteFloat | None = None
     sm_clock_mhz_min: FiniteFloat | None = None
-    throttled: dict[str, FiniteFloat] = {}
+    throttled_share: dict[str, FiniteFloat] = {}
 
 
 class Span(Frozen):
@@ -124,15 +124,21 @@ class Telemetry(Frozen):
     loads: tuple[Load, ...] = Field(
         default=(), description="by check; of more than 64 GPUs only those that were throttled or had an extreme"
     )
-    not_looked_at: dict[str, int] = Field(default={}, description="check → GPUs that were not looked at while it ran")
+    unsampled_gpus: dict[str, int] = Field(default={}, description="check → GPUs that were not looked at while it ran")
     dashboards: tuple[Dashboard, ...] = ()
-    least_looks_hz: FiniteFloat | None = Field(default=None, description="looks a second at the GPU with the fewest")
-    most_looks_hz: FiniteFloat | None = None
-    cpu_share: FiniteFloat | None = Field(default=None, description="of one core, of the costliest sampler, at work")
-    absent: dict[str, str] = Field(default={}, description="gauge → why it could not be read, and of how many devices")
-    complaints: tuple[str, ...] = ()
+    min_sample_rate_hz: FiniteFloat | None = Field(
+        default=None, description="looks a second at the GPU with the fewest"
+    )
+    max_sample_rate_hz: FiniteFloat | None = None
+    sampler_cpu_share: FiniteFloat | None = Field(
+        default=None, description="of one core, of the costliest sampler, at work"
+    )
+    unreadable_gauges: dict[str, str] = Field(
+        default={}, description="gauge → why it could not be read, and of how many devices"
+    )
+    warnings: tuple[str, ...] = ()
 
     @property
-    def costly(self) -> bool:
+    def exceeds_cpu_limit(self) -> bool:
         """Whether a sampler took more than it is to keep to."""
-        return self.cpu_share is not None and self.cpu_share > SAMPLER_LIMIT
+        return self.sampler_cpu_share is not None and self.sampler_cpu_share > SAMPLER_CPU_LIMIT

@@ -24,10 +24,10 @@ from seatrial.model.verdict import Verdict
 class Finding(Frozen):
     """A diagnosis: what is wrong, where, how sure we are, why we say so, and what to do first."""
 
-    what: str
-    where: str
+    title: str
+    subject: str
     confidence: Literal["high", "medium", "low"]
-    why: str
+    evidence: str
     first_command: str = ""
     fix: str = ""
     source: str = ""
@@ -42,7 +42,7 @@ class Insight(Frozen):
     values: dict[str, JsonValue] = {}
 
 
-class Verb(StrEnum):
+class DecisionValue(StrEnum):
     """What a trial decides."""
 
     ACCEPTED = "ACCEPTED"
@@ -53,11 +53,11 @@ class Verb(StrEnum):
 class Decision(Frozen):
     """The one answer, and in a sentence why; ``scope`` says in words which nodes and GPUs it is about."""
 
-    value: Verb
+    value: DecisionValue
     reason: str
-    scope: str = ""
+    tested_hardware: str = ""
     cpu_only: bool = Field(default=False, description="no GPU was used: it says nothing about GPUs or a fabric")
-    recorded_only: dict[str, tuple[str, ...]] = Field(
+    metrics_without_threshold: dict[str, tuple[str, ...]] = Field(
         default={}, description="by check, the metrics of performance that no rule and no threshold judged"
     )
 
@@ -76,7 +76,7 @@ class Session(Frozen):
     started: float
     seconds: float
     command: tuple[str, ...]
-    stopped: str = Field(default="", description="what ended it before its time")
+    stop_reason: str = Field(default="", description="what ended it before its time")
     overhead: tuple[Timing, ...] = ()
 
 
@@ -107,14 +107,16 @@ class Trial(Frozen):
     origins: dict[str, str]
     environment: dict[str, JsonValue]
     jobs: tuple[Job, ...]
-    left_out: dict[str, str] = Field(default={}, description="checks of the trial that --only or --skip left out")
-    stopped: str = Field(default="", description="what ended the trial before its time")
+    excluded_checks: dict[str, str] = Field(
+        default={}, description="checks of the trial that --only or --skip left out"
+    )
+    stop_reason: str = Field(default="", description="what ended the trial before its time")
     baseline: Baseline | None = Field(default=None, description="of the site, as it was when this was judged")
-    trouble: str = Field(default="", description="why GPUs that should be there could not be used")
+    gpu_error: str = Field(default="", description="why GPUs that should be there could not be used")
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
-    repeats: tuple[Measurement, ...] = Field(default=(), description="second measurements, of what fell short at first")
+    retries: tuple[Measurement, ...] = Field(default=(), description="second measurements, of what fell short at first")
     verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()

@@ -39,9 +39,9 @@ class Basis:
     source: str = ""
     fail_below: float | None = None
     warn_below: float | None = None
-    asymmetry: float | None = None
-    lax: str = ""
-    beyond: str = ""
+    asymmetry_limit: float | None = None
+    lax_reason: str = ""
+    exceeds: str = ""
 
     def __str__(self) -> str:
         return verdict_text.basis_text(self)
@@ -57,10 +57,10 @@ class Retry:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    first: float
-    second: float
-    subject: str = ""
-    instead: tuple[str, ...] = ()
+    first_value: float
+    retry_value: float
+    retry_subject: str = ""
+    failed_only_in_retry: tuple[str, ...] = ()
 
 
 @_record
@@ -85,25 +85,25 @@ class Verdict:
     value: float | None = None
     unit: str = ""
     basis: Basis | None = None
-    share: float | None = None
-    why: str = ""
+    ratio: float | None = None
+    meaning: str = ""
     evidence: str = ""
     fix: str = ""
     interval: tuple[float, float] | None = None
-    opposite: float | None = None
+    opposite_value: float | None = None
     retry: Retry | None = None
 
     @property
-    def statement(self) -> str:
+    def summary(self) -> str:
         """What was measured and what is expected, as text to show. No code reads it."""
-        return verdict_text.statement(self)
+        return verdict_text.summary(self)
 
     @property
-    def reason(self) -> str:
+    def message(self) -> str:
         """The statement, and what it means, as text to show. No code reads it."""
-        return f"{self.statement}: {self.why}" if self.why else self.statement
+        return f"{self.summary}: {self.meaning}" if self.meaning else self.summary
 
     @property
-    def judged_by(self) -> str:
+    def basis_text(self) -> str:
         """The basis as text to show. No code reads it."""
         return str(self.basis or "")

@@ -20,15 +20,15 @@ class Show(Protocol):
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def doing(self, words: str) -> None: ...
+    def current_check(self, words: str) -> None: ...
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
-    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None: ...
+    def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None: ...
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
-    def complain(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
 
 
 @dataclass
@@ -55,25 +55,25 @@ class Collected:
         self.jobs.append(job)
         self.show.job_started(job, attempt)
 
-    def doing(self, words: str) -> None:
-        self.show.doing(words)
+    def current_check(self, words: str) -> None:
+        self.show.current_check(words)
 
     def measured(self, measurement: Measurement) -> None:
-        if self.jobs and self.jobs[-1].again:  # a launcher that tells of an error does not say so
-            measurement = measurement.model_copy(update={"again": True})
-        self.run_dir.keep(measurement)
-        kept = self.repeats if measurement.again else self.measurements
+        if self.jobs and self.jobs[-1].retry:  # a launcher that tells of an error does not say so
+            measurement = measurement.model_copy(update={"retry": True})
+        self.run_dir.save(measurement)
+        kept = self.repeats if measurement.retry else self.measurements
         kept.append(measurement)
-        self._seen[measurement.check, measurement.again] += 1  # of a large cluster, not to be looked for among all
-        places = next((job.places for job in self.jobs if measurement.check in job.checks), 1)
-        if measurement.error or self._seen[measurement.check, measurement.again] == places:
+        self._seen[measurement.check, measurement.retry] += 1  # of a large cluster, not to be looked for among all
+        places = next((job.process_count for job in self.jobs if measurement.check in job.checks), 1)
+        if measurement.error or self._seen[measurement.check, measurement.retry] == places:
             self.complete(self, measurement.check)
 
     def finished(self, result: JobResult) -> None:
-        self.run_dir.keep_result(result)
+        self.run_dir.save_result(result)
         self.results.append(result)
 
-    def put_in_order(self) -> None:
+    def sort(self) -> None:
         """Of a check its ranks by number: in what order their files were read is chance, and no matter of a record."""
         checks = list(dict.fromkeys(one.check for one in (*self.measurements, *self.repeats)))
         for kept in (self.measurements, self.repeats):

@@ -57,7 +57,7 @@ def make_plan(
     return Plan(tuple(job for job in jobs if job.checks), tuple(settled.values()), left_out)
 
 
-def again(jobs: Iterable[Job], checks: Container[str], startup_s: float) -> Iterator[Job]:
+def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float) -> Iterator[Job]:
     """The jobs that measure ``checks`` a second time, each where the first did."""
     for job in jobs:
         if names := tuple(name for name in job.checks if name in checks):
@@ -85,8 +85,8 @@ def _reason_against(check: Check, config: Config, devices: Devices) -> Measureme
     if check.needs.gpus and not devices.usable_gpus:
         return Measurement(check=check.name, subject=CLUSTER, skipped="no GPU on this machine, and none promised")
     world_size = config.cluster.nodes * _ranks_per_node(config, devices)
-    if world_size < check.needs.ranks:
-        reason = f"needs {check.needs.ranks} ranks, this placement has {world_size}"
+    if world_size < check.needs.min_ranks:
+        reason = f"needs {check.needs.min_ranks} ranks, this placement has {world_size}"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
     return None
 
@@ -124,8 +124,8 @@ def _job(placement: Placement, runnable: list[Check], config: Config, devices: D
         ranks_per_node=_ranks_per_node(config, devices) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options={check.name: _options(check, config) for check in checks},
-        promised_gpus=_promised(config, devices),
-        promised_nodes=config.cluster.nodes,
+        expected_gpus=_promised(config, devices),
+        expected_nodes=config.cluster.nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
         env=config.env,

@@ -31,7 +31,7 @@ class Preview:
 def preview(request: Request) -> Preview:
     """Plan and render, and start nothing. Raises UsageError."""
     settings, survey = request.config, discover()
-    plausibility.refuse(settings, catalog(), survey.models(settings), baseline_of(settings))
+    plausibility.validate_thresholds(settings, catalog(), survey.models(settings), baseline_of(settings))
     plan = make_plan(settings, catalog(), survey.devices(settings), only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
     return Preview(plan, tuple(rendered))
@@ -44,9 +44,11 @@ def prepare(request: Request, path: Path) -> Preview:
     """
     run_dir = RunDir.create(path, request)
     survey = discover()
-    plausibility.refuse(request.config, catalog(), survey.models(request.config), baseline_of(request.config))
+    plausibility.validate_thresholds(
+        request.config, catalog(), survey.models(request.config), baseline_of(request.config)
+    )
     plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
-    run_dir.keep_machine(survey.machine(request.config))
+    run_dir.save_machine(survey.machine(request.config))
     rendered = []
     for job in plan.jobs:
         if job.placement != "control":  # which runs here, when the others have ended

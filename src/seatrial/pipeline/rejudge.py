@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from seatrial.analysis import read
+from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
-from seatrial.diagnose import relocated
+from seatrial.diagnose import refreshed_findings
 from seatrial.judge import judge, plausibility, site_baseline
-from seatrial.judge.decision import decide, recorded_only
-from seatrial.model import Baseline, Decision, Measurement, Trial, UsageError, Verdict, first_fault
+from seatrial.judge.decision import decide, metrics_without_threshold
+from seatrial.model import Baseline, Decision, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
 
 
@@ -25,18 +25,28 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     try:
         settings = Config.model_validate(trial.config)
     except ValidationError as error:
-        raise UsageError(f"the record is not to be judged by this version: config.{first_fault(error)}") from error
+        raise UsageError(
+            f"the record is not to be judged by this version: config.{first_validation_error(error)}"
+        ) from error
     known = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and known:
-        plausibility.refuse_site(known, catalog())
-    verdicts = judge(settings, trial.jobs, trial.measurements, catalog(), trial.left_out, known, repeats=trial.repeats)
-    obstacles = (trial.stopped, trial.trouble)
+        plausibility.validate_baseline(known, catalog())
+    verdicts = judge(
+        settings, trial.jobs, trial.measurements, catalog(), trial.excluded_checks, known, retries=trial.retries
+    )
+    obstacles = (trial.stop_reason, trial.gpu_error)
     old = trial.decision
     decision = decision_of(
-        settings, trial.measurements, verdicts, trial.left_out, obstacles, scope=old.scope, cpu_only=old.cpu_only
+        settings,
+        trial.measurements,
+        verdicts,
+        trial.excluded_checks,
+        obstacles,
+        scope=old.tested_hardware,
+        cpu_only=old.cpu_only,
     )
-    insights = read(settings, trial.measurements, catalog(), known)
-    findings = relocated(trial, verdicts, catalog())
+    insights = trial_insights(settings, trial.measurements, catalog(), known)
+    findings = refreshed_findings(trial, verdicts, catalog())
     return trial.model_copy(
         update={
             "verdicts": verdicts,
@@ -51,7 +61,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
 def learn(name: str, paths: Sequence[Path]) -> str:
     """The baseline of these runs, judged by the rules of today, as the text of its file. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
-    plausibility.refuse_site(learned, catalog())
+    plausibility.validate_baseline(learned, catalog())
     return site_baseline.dump(learned)
 
 
@@ -72,5 +82,5 @@ def decision_of(
 ) -> Decision:
     """The decision on these verdicts, with the figures that were recorded only."""
     required = {name: check.required for name, check in settings.checks.items()}
-    recorded = recorded_only(catalog(), measurements, verdicts)
+    recorded = metrics_without_threshold(catalog(), measurements, verdicts)
     return decide(required, verdicts, left_out, scope, obstacles, recorded, cpu_only)

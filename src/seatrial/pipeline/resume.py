@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seatrial import report
 from seatrial.checks import catalog
-from seatrial.launch import end_earlier_jobs, launcher_for
+from seatrial.launch import cancel_earlier_jobs, launcher_for
 from seatrial.model import Machine, Measurement
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan, make_plan
@@ -14,24 +14,24 @@ from seatrial.pipeline.run_directory import Request
 from seatrial.pipeline.survey import Survey
 
 
-def take_up(collected: Collected, here: Machine) -> None:
+def load_earlier_session(collected: Collected, here: Machine) -> None:
     """Take in what an earlier run left in the directory, but for errors, and for what another machine measured."""
-    for words in end_earlier_jobs(collected.settings, collected.run_dir.path):
-        collected.show.complain(words)
+    for words in cancel_earlier_jobs(collected.settings, collected.run_dir.path):
+        collected.show.warn(words)
     kept = collected.run_dir.recover()
     for complaint in kept.complaints:
-        collected.show.complain(complaint)
+        collected.show.warn(complaint)
     again = {one.check for one in kept.measurements if one.error}
     if kept.machine != here:
         again = {one.check for one in kept.measurements}
     if kept.machine != here and kept.machine and again:
         was, now = _description(kept.machine, here), _description(here, kept.machine)
-        collected.show.complain(f"measured before on {was}, now on {now}: everything is measured again")
+        collected.show.warn(f"measured before on {was}, now on {now}: everything is measured again")
         report.set_aside(collected.run_dir.path)  # if we are killed, nobody is to find ACCEPTED here
     if again:
-        collected.run_dir.forget(again)
+        collected.run_dir.discard_checks(again)
     if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
-        collected.run_dir.keep_machine(here)
+        collected.run_dir.save_machine(here)
     collected.measurements = [one for one in kept.measurements if one.check not in again]
     collected.repeats = [one for one in kept.repeats if one.check not in again]
     collected.results, collected.sessions = kept.results, kept.sessions
@@ -39,7 +39,7 @@ def take_up(collected: Collected, here: Machine) -> None:
 
 def _description(machine: Machine, other: Machine) -> str:
     """A machine by its name, and by what the other does not have."""
-    differing = [one for one in (*machine.gpus, *machine.system) if one not in (*other.gpus, *other.system)]
+    differing = [one for one in (*machine.gpus, *machine.versions) if one not in (*other.gpus, *other.versions)]
     return "; ".join([machine.host or "nodes of Slurm's choice", *differing])
 
 
@@ -57,7 +57,7 @@ def remaining(plan: Plan, collected: Collected, survey: Survey) -> Plan:
     finished = done(plan, collected.measurements)
     partly = {one.check for one in collected.measurements} - set(finished)
     if partly:
-        collected.run_dir.forget(partly)
+        collected.run_dir.discard_checks(partly)
         collected.measurements = [one for one in collected.measurements if one.check not in partly]
         collected.repeats = [one for one in collected.repeats if one.check not in partly]
     left = checked_plan(collected.run_dir.request, survey, finished)
@@ -67,7 +67,7 @@ def remaining(plan: Plan, collected: Collected, survey: Survey) -> Plan:
 
 def done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Checks of which every place has been measured."""
-    expected = {name: job.places for job in plan.jobs for name in job.checks}
+    expected = {name: job.process_count for job in plan.jobs for name in job.checks}
     settled = {one.check for one in plan.settled}
     ranks: dict[str, set[int]] = {one.check: set() for one in measurements}
     for one in measurements:

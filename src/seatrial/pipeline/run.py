@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from seatrial import __version__, report, telemetry
-from seatrial.analysis import read
+from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.throttling import throttled
-from seatrial.judge import judge, plausibility, to_repeat
+from seatrial.diagnose.throttling import throttling_findings
+from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.launch import launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
     Decision,
+    DecisionValue,
     Finding,
     Insight,
     Job,
@@ -28,15 +29,14 @@ from seatrial.model import (
     Session,
     Timing,
     Trial,
-    Verb,
     Verdict,
     worst,
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.collect import Collected, Show
-from seatrial.pipeline.plan import Plan, again
+from seatrial.pipeline.plan import Plan, retry_jobs
 from seatrial.pipeline.rejudge import baseline_of, decision_of
-from seatrial.pipeline.resume import checked_plan, remaining, take_up
+from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.survey import Survey, cpu_only, discover, scope_of
 from seatrial.util import processes, signals
@@ -57,9 +57,9 @@ def run(run_dir: RunDir, show: Show) -> Trial:
     with collected.timed("plan"):
         plan = checked_plan(run_dir.request, survey)
         baseline = baseline_of(collected.settings)
-        plausibility.refuse(collected.settings, catalog(), survey.models(collected.settings), baseline)
+        plausibility.validate_thresholds(collected.settings, catalog(), survey.models(collected.settings), baseline)
     with _until_stopped(collected):
-        take_up(collected, survey.machine(collected.settings))
+        load_earlier_session(collected, survey.machine(collected.settings))
         left = remaining(plan, collected, survey)
         for measurement in left.settled:
             collected.measured(measurement)
@@ -68,8 +68,8 @@ def run(run_dir: RunDir, show: Show) -> Trial:
         for job in _repeats(plan, collected, baseline):
             _run_job(_on_the_same_nodes(job, collected), collected)
     # judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do
-    with signals.uninterrupted():
-        collected.put_in_order()
+    with signals.signals_deferred():
+        collected.sort()
         said = _said(plan, collected, baseline)
         return _reported(_record(collected, plan, survey, said, begun), collected)
 
@@ -81,9 +81,9 @@ def show_outcome(collected: Collected, check: str) -> None:
         [one for one in every if one.check == check] for every in (collected.measurements, collected.repeats)
     )
     to_come = None if collected.settings.retry and not repeats else repeats
-    verdicts = judge(config, collected.jobs, first, catalog(), {}, repeats=to_come)
+    verdicts = judge(config, collected.jobs, first, catalog(), {}, retries=to_come)
     outcome = worst(verdict.outcome for verdict in verdicts)
-    reason = next((verdict.reason for verdict in verdicts if verdict.outcome is outcome), "")
+    reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     collected.show.judged(check, outcome, reason, max(one.seconds for one in repeats or first))
 
 
@@ -101,21 +101,21 @@ class _Said:
 def _said(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Said:
     settings, measurements, repeats = collected.settings, collected.measurements, collected.repeats
     with collected.timed("judge"):
-        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, repeats=repeats)
-        insights = read(settings, measurements, catalog(), baseline)
+        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, retries=repeats)
+        insights = trial_insights(settings, measurements, catalog(), baseline)
     with collected.timed("diagnose"):
         findings = diagnose(collected.results, measurements, repeats, verdicts, catalog(), collected.run_dir.path)
     with collected.timed("telemetry"):
         sampled = _sampled(plan, collected)
-    return _Said(baseline, verdicts, insights, (*findings, *throttled(sampled)), sampled)
+    return _Said(baseline, verdicts, insights, (*findings, *throttling_findings(sampled)), sampled)
 
 
 def _sampled(plan: Plan, collected: Collected) -> Telemetry | None:
     """What the samplers saw, beside all jobs of the trial, those of earlier sessions too."""
     phases = {name: str(check.phase) for name, check in catalog().items()}
-    found = telemetry.of_run(collected.run_dir.path, plan.jobs, collected.measurements, phases)
-    for complaint in found.complaints if found else ():
-        collected.show.complain(complaint)
+    found = telemetry.summarize_run(collected.run_dir.path, plan.jobs, collected.measurements, phases)
+    for complaint in found.warnings if found else ():
+        collected.show.warn(complaint)
     return found
 
 
@@ -124,19 +124,19 @@ def _repeats(plan: Plan, collected: Collected, baseline: Baseline | None) -> lis
     settings, known = collected.settings, catalog()
     if not settings.retry:
         return []
-    reasons = to_repeat(settings, collected.measurements, collected.repeats, known, baseline)
+    reasons = checks_to_retry(settings, collected.measurements, collected.repeats, known, baseline)
     if any(one.check in reasons for one in collected.repeats):
-        collected.run_dir.forget_repeats(reasons)
+        collected.run_dir.discard_retries(reasons)
         collected.repeats = [one for one in collected.repeats if one.check not in reasons]
-    jobs = list(again(plan.jobs, reasons, settings.limits.startup_s))
+    jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s))
     for job in jobs:
-        collected.show.repeating(job, reasons)
+        collected.show.retry_started(job, reasons)
     return jobs
 
 
 def _on_the_same_nodes(job: Job, collected: Collected) -> Job:
     """``job``, asking for the nodes of the jobs before it: of other nodes it would say nothing about these."""
-    used = [one.nodes for one in collected.results if one.nodes and one.state is JobState.COMPLETED]
+    used = [one.nodelist for one in collected.results if one.nodelist and one.state is JobState.COMPLETED]
     if job.placement == "control" or not used or not collected.measurements:
         return job
     return job.model_copy(update={"nodelist": used[-1]})
@@ -146,7 +146,7 @@ def _run_job(job: Job, collected: Collected) -> None:
     launcher = launcher_for(collected.settings, job.placement)
     for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
         collected.finished(result)
-        measured = collected.repeats if job.again else collected.measurements
+        measured = collected.repeats if job.retry else collected.measurements
         measuring = sum(_check_seconds(job.checks, measured).values())
         overhead = max(0.0, result.seconds - measuring)
         name = f"start and end of job {job.name}"
@@ -171,7 +171,7 @@ def _until_stopped(collected: Collected) -> Iterator[None]:
         collected.stopped = INTERRUPTED
     except OSError as error:
         collected.stopped = f"{error.strerror or error}: {error.filename or collected.run_dir.path}"
-        collected.show.complain(
+        collected.show.warn(
             f"{collected.stopped}. What was measured so far is kept; go on with "
             f"seatrial run --resume {collected.run_dir.path}"
         )
@@ -179,7 +179,7 @@ def _until_stopped(collected: Collected) -> Iterator[None]:
 
 def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun: float) -> Trial:
     request, settings = collected.run_dir.request, collected.settings
-    trouble = survey.obstacle(settings)
+    trouble = survey.gpu_error(settings)
     seconds = _check_seconds(list(settings.checks), collected.measurements)
     more = _check_seconds(list(settings.checks), collected.repeats)
     seconds |= {f"{name}, again": value for name, value in more.items()}
@@ -187,7 +187,7 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
         started=time.time() - (time.monotonic() - begun),
         seconds=time.monotonic() - begun,
         command=("seatrial", *sys.argv[1:]),
-        stopped=collected.stopped,
+        stop_reason=collected.stopped,
         overhead=tuple(collected.timings),
     )
     sessions = (*collected.sessions, now)
@@ -203,14 +203,14 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
         origins=request.origins,
         environment=survey.facts,
         jobs=plan.jobs,
-        left_out=plan.left_out,
-        stopped=collected.stopped,
-        trouble=trouble,
+        excluded_checks=plan.left_out,
+        stop_reason=collected.stopped,
+        gpu_error=trouble,
         baseline=said.baseline,
         sessions=sessions,
         results=tuple(collected.results),
         measurements=tuple(collected.measurements),
-        repeats=tuple(collected.repeats),
+        retries=tuple(collected.repeats),
         verdicts=said.verdicts,
         findings=said.findings,
         insights=said.insights,
@@ -231,18 +231,21 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
 def _reported(trial: Trial, collected: Collected) -> Trial:
     """Write the reports. A record that could not be written accepts nothing, and no file says otherwise."""
     try:
-        collected.run_dir.keep_session(trial.sessions[-1])
+        collected.run_dir.save_session(trial.sessions[-1])
         with collected.timed("report"):
             report.render_all(trial)
         # made once more, so that the reports show what they took themselves
         trial = trial.model_copy(update={"timings": (*trial.timings, collected.timings[-1])})
         report.write_all(trial, collected.run_dir.path)
     except (OSError, report.NotWritten) as error:
-        collected.show.complain(f"the reports are not whole: {error}")
-        if trial.decision.value is Verb.ACCEPTED:
+        collected.show.warn(f"the reports are not whole: {error}")
+        if trial.decision.value is DecisionValue.ACCEPTED:
             reason = f"the record of the trial could not be written: {error}"
             incomplete = Decision(
-                value=Verb.INCOMPLETE, reason=reason, scope=trial.decision.scope, cpu_only=trial.decision.cpu_only
+                value=DecisionValue.INCOMPLETE,
+                reason=reason,
+                tested_hardware=trial.decision.tested_hardware,
+                cpu_only=trial.decision.cpu_only,
             )
             trial = trial.model_copy(update={"decision": incomplete})
         report.write_some(trial, collected.run_dir.path)

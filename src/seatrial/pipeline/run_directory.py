@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from seatrial.config.schema import Config
-from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_fault
+from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.util import journal
 from seatrial.util.files import atomic_write
 from seatrial.util.journal import Journal
@@ -36,7 +36,7 @@ class Request(Frozen):
 
 
 @dataclass
-class Kept:
+class SavedRun:
     """What a journal of measurements holds."""
 
     measurements: list[Measurement] = field(default_factory=list)
@@ -93,30 +93,30 @@ class RunDir:
             (self.path / "run.json").unlink()
             self.path.rmdir()
 
-    def keep(self, measurement: Measurement) -> None:
+    def save(self, measurement: Measurement) -> None:
         """On disk when this returns. Raises OSError."""
         self._journal.append({"measurement": measurement.model_dump(mode="json")})
 
-    def keep_result(self, result: JobResult) -> None:
+    def save_result(self, result: JobResult) -> None:
         self._journal.append({"result": result.model_dump(mode="json")})
 
-    def keep_session(self, session: Session) -> None:
+    def save_session(self, session: Session) -> None:
         self._journal.append({"session": session.model_dump(mode="json")})
 
-    def keep_machine(self, machine: Machine) -> None:
+    def save_machine(self, machine: Machine) -> None:
         self._journal.append({"machine": machine.model_dump(mode="json")})
 
-    def forget(self, checks: Iterable[str]) -> None:
+    def discard_checks(self, checks: Iterable[str]) -> None:
         """Mark that these checks are run again: what was measured of them before does not count any more."""
         self._journal.append({"again": sorted(checks)})
 
-    def forget_repeats(self, checks: Iterable[str]) -> None:
+    def discard_retries(self, checks: Iterable[str]) -> None:
         """Mark that these checks are measured a second time once more; their first measurements count as before."""
         self._journal.append({"retry": sorted(checks)})
 
-    def recover(self) -> Kept:
+    def recover(self) -> SavedRun:
         """All that counts so far, with measurements that only a rank's journal holds (we were killed before it)."""
-        kept = Kept()
+        kept = SavedRun()
         records, kept.complaints = journal.read(self._journal.path)
         seen = {_key(record) for record in records}
         paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
@@ -179,7 +179,7 @@ def _told_of(record: journal.Record) -> tuple[str, str]:
     return str(measurement.get("check")), "retry" if measurement.get("again") else "again"
 
 
-def _take_in(record: journal.Record, kept: Kept) -> None:
+def _take_in(record: journal.Record, kept: SavedRun) -> None:
     if "again" in record:
         again = set(record["again"])
         kept.measurements = [one for one in kept.measurements if one.check not in again]
@@ -194,7 +194,7 @@ def _take_in(record: journal.Record, kept: Kept) -> None:
         kept.sessions.append(Session.model_validate(record["session"]))
     elif "measurement" in record:
         measurement = Measurement.model_validate(record["measurement"])
-        (kept.repeats if measurement.again else kept.measurements).append(measurement)
+        (kept.repeats if measurement.retry else kept.measurements).append(measurement)
 
 
 MOST_LEVELS = 100  # of nesting in trial.json; facts of a machine have been seen to take ten
@@ -209,7 +209,7 @@ def load_trial(path: Path) -> Trial:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
-        raise UsageError(f"{file} is no trial.json of this version: {first_fault(error)}{hint}") from error
+        raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 from seatrial import __version__
 from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
-from seatrial.launch import by_slurm, elsewhere
+from seatrial.launch import runs_remotely, uses_slurm
 from seatrial.model import Machine, UsageError
 from seatrial.pipeline.plan import Devices, Plan
 
@@ -25,10 +25,10 @@ class Survey:
     def devices(self, settings: Config) -> Devices:
         """What the planner may use. GPUs that should be there and cannot be used are trouble, never a CPU run."""
         promised = settings.cluster.gpus_per_node
-        if by_slurm(settings):
+        if uses_slurm(settings):
             offered = slurm.gpus_per_node(settings.slurm.partition) if promised is None else promised
             return Devices(offered, promised=offered)
-        if elsewhere(settings):
+        if runs_remotely(settings):
             if promised is None:
                 raise UsageError("nobody but you knows how many GPUs a node has: say so with --gpus-per-node")
             return Devices(promised, promised=promised)
@@ -42,42 +42,43 @@ class Survey:
             return Devices(usable, f"{', '.join(sliced)} {why}. {mend}")
         if promised is not None and usable < promised:
             return Devices(
-                usable, f"{promised} GPUs promised, {usable} usable: {self.gpus.unavailable or 'see gpu.inventory'}"
+                usable,
+                f"{promised} GPUs promised, {usable} usable: {self.gpus.nvml_unavailable or 'see gpu.inventory'}",
             )
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
-            why = self.gpus.unavailable or "CUDA_VISIBLE_DEVICES hides them all"
+            why = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES hides them all"
             return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
-        if not usable and self.gpus.untold:
-            return Devices(0, f"{self.gpus.untold}; --gpus-per-node 0 says that there are none")
+        if not usable and self.gpus.detection_error:
+            return Devices(0, f"{self.gpus.detection_error}; --gpus-per-node 0 says that there are none")
         return Devices(usable)
 
     def machine(self, settings: Config) -> Machine:
         """Whose figures these will be. Where jobs run elsewhere, each measurement names its node itself."""
-        if elsewhere(settings):
+        if runs_remotely(settings):
             return Machine(host="", gpus=())
         gpus = tuple(one.uuid or f"gpu{one.index}" for one in self.visible(settings))
-        return Machine(host=socket.gethostname(), gpus=gpus, system=self._system())
+        return Machine(host=socket.gethostname(), gpus=gpus, versions=self._system())
 
     def visible(self, settings: Config) -> tuple[gpu.Gpu, ...]:
         """The GPUs that the workers may use: the trial's own variables reach them too."""
-        return gpu.visible(self.gpus, {**os.environ, **settings.env})
+        return gpu.cuda_visible(self.gpus, {**os.environ, **settings.env})
 
     def models(self, settings: Config) -> tuple[str, ...]:
         """NVML's names of the GPUs that will be measured, one for each; none where jobs run elsewhere, or unnamed."""
-        names = [] if elsewhere(settings) else [one.name for one in self.visible(settings)]
+        names = [] if runs_remotely(settings) else [one.name for one in self.visible(settings)]
         used = names[: settings.cluster.gpus_per_node] if settings.cluster.gpus_per_node is not None else names
         return tuple(name for name in used if name) if all(used) else ()
 
-    def obstacle(self, settings: Config) -> str:
+    def gpu_error(self, settings: Config) -> str:
         """Why not every GPU is used that nobody set aside; empty where all are. Fewer GPUs skip what needs several."""
         devices = self.devices(settings)
         if devices.trouble:
             return devices.trouble
         chosen = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
-        if chosen or elsewhere(settings) or self.gpus.present <= devices.usable_gpus:
+        if chosen or runs_remotely(settings) or self.gpus.installed_gpus <= devices.usable_gpus:
             return ""
-        why = "; ".join([*self.gpus.lost, *self.gpus.unaccounted])
-        return f"{devices.usable_gpus} of the {self.gpus.present} GPUs of this machine can be used: {why}"
+        why = "; ".join([*self.gpus.lost, *self.gpus.not_usable])
+        return f"{devices.usable_gpus} of the {self.gpus.installed_gpus} GPUs of this machine can be used: {why}"
 
     def _system(self) -> tuple[str, ...]:
         """What else makes another machine of one with this name, or with these GPUs."""
@@ -95,7 +96,7 @@ class Survey:
 
 def discover() -> Survey:
     """Read-only facts of this machine."""
-    gpus = gpu.read_within()
+    gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return Survey(facts, gpus)
 
@@ -113,14 +114,16 @@ def scope_of(settings: Config, plan: Plan, survey: Survey) -> str:
     if devices.trouble:
         return f"{nodes}; {devices.trouble}"
     if not devices.usable_gpus:
-        there = f"no GPU used, though there are {survey.gpus.present}" if survey.gpus.present else "no GPU"
+        there = (
+            f"no GPU used, though there are {survey.gpus.installed_gpus}" if survey.gpus.installed_gpus else "no GPU"
+        )
         return f"REHEARSAL: {nodes}, {there}; this says nothing about GPUs or a fabric"
     used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial computes on a GPU"
-    if by_slurm(settings):
+    if uses_slurm(settings):
         return f"{nodes} of a Slurm cluster, {used} GPUs each"
-    if elsewhere(settings):
+    if runs_remotely(settings):
         return f"{nodes} of a person's choice, {used} GPUs each"
     visible = survey.visible(settings)
     models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))

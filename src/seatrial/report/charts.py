@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 
 from seatrial.model import Series, format_bytes, format_value
-from seatrial.report.formatting import family, figure, unit_in_print
+from seatrial.report.formatting import family, print_value, unit_text
 
 LEFT_OF_TICK, DIGIT = 12.0, 7.8  # room for the labels of the y axis: a digit is so wide at a phone's larger print
 MOST_LINES = 8  # more than that no eye tells apart: then the band of all, the median, and those in trouble
@@ -77,7 +77,7 @@ class Axis:
         share = ((math.log2(value) if self.log else value) - low) / ((high - low) or 1.0)
         return round(self.start + share * (self.end - self.start), 1)
 
-    def marked(self, values: Iterable[float], unit: str) -> Axis:
+    def with_ticks(self, values: Iterable[float], unit: str) -> Axis:
         """The same axis with a tick at each value."""
         return replace(self, ticks=tuple((self.at(value), tick(value, unit)) for value in values))
 
@@ -154,7 +154,7 @@ def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
     def curve(one: Series, style: int) -> Curve:
         pairs = _thinned(list(zip(one.x, one.y, strict=False)))
         points, label = placed(pairs), labels(one)
-        notes = [f"{label}: {tick(a, one.x_unit)}, {figure(b, one.y_unit)}" for a, b in pairs]
+        notes = [f"{label}: {tick(a, one.x_unit)}, {print_value(b, one.y_unit)}" for a, b in pairs]
         marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MOST_MARKS else []
         return Curve(label, style, frame.path(points), tuple(marks))
 
@@ -164,8 +164,8 @@ def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
         title=family(first.name) if len({one.name for one in group}) > 1 else first.name,
         x=x,
         y=y,
-        x_label="message size" if first.x_unit == "B" else unit_in_print(first.x_unit),
-        y_label=unit_in_print(first.y_unit),
+        x_label="message size" if first.x_unit == "B" else unit_text(first.x_unit),
+        y_label=unit_text(first.y_unit),
         curves=tuple(curve(one, style) for style, one in enumerate(group)) if len(group) <= MOST_LINES else (),
     )
     if chart.curves:
@@ -215,7 +215,7 @@ def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
     size = step(high - low)
     first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
-    return Axis(first * size, last * size, start, end).marked((n * size for n in range(first, last + 1)), unit)
+    return Axis(first * size, last * size, start, end).with_ticks((n * size for n in range(first, last + 1)), unit)
 
 
 def _decades(values: Sequence[float], start: float, end: float) -> Axis:
@@ -223,7 +223,7 @@ def _decades(values: Sequence[float], start: float, end: float) -> Axis:
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     last = max(last, first + 1)
     powers = range(first, last + 1, math.ceil((last - first) / 8))
-    return Axis(10.0**first, 10.0**last, start, end, log=True).marked((10.0**power for power in powers), "")
+    return Axis(10.0**first, 10.0**last, start, end, log=True).with_ticks((10.0**power for power in powers), "")
 
 
 def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
@@ -231,7 +231,7 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     powers = [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
-    return Axis(low, high, start, end, log=True).marked(values if len(values) <= 6 else powers, unit)
+    return Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers, unit)
 
 
 def step(span: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from seatrial.model import Trial
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry
 from seatrial.report.charts import Axis, Chart, Curve, Frame, drawable, linear, step
-from seatrial.report.formatting import natural, span
+from seatrial.report.formatting import format_range, natural_key
 from seatrial.report.text import plural
 from seatrial.report.view import CheckView
 
@@ -34,7 +34,7 @@ class Shade:
 
 
 @dataclass(frozen=True)
-class Board:
+class DashboardView:
     """All panels of one kind in one phase."""
 
     title: str
@@ -49,40 +49,40 @@ class Board:
     not_looked_at: str  # checks while which some GPUs were not
 
 
-def boards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> list[Board]:
+def dashboards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> list[DashboardView]:
     """The dashboards of a phase, GPUs first; a phase in which nothing was read twice has none."""
     if telemetry is None:
         return []
     loads = tuple(load for load in telemetry.loads if load.check in checks)
-    counts = telemetry.not_looked_at
+    counts = telemetry.unsampled_gpus
     unseen = ", ".join(f"{check} ({plural(counts[check], 'GPU')})" for check in checks if check in counts)
     found = sorted((one for one in telemetry.dashboards if one.phase == phase), key=lambda one: one.kind)
     drawn = [_board(one, *((loads, unseen) if one.kind == "gpu" else ((), ""))) for one in found]
     return [board for board in drawn if board.panels]
 
 
-def undrawn(trial: Trial, phase: str, checks: Sequence[CheckView]) -> str:
+def missing_dashboards(trial: Trial, phase: str, checks: Sequence[CheckView]) -> str:
     """Why a phase that was sampled lacks a dashboard; empty where it has all, or none of its checks was sampled."""
     jobs = [job for job in trial.jobs if job.telemetry_hz]
     sampled = {name for job in jobs for name in job.checks}
     ran = [one for one in checks if one.name in sampled and any(not m.skipped and m.seconds for m in one.measurements)]
     if not trial.telemetry or not ran:
         return ""
-    has = {board.title for board in boards(trial.telemetry, phase, [])}
+    has = {board.title for board in dashboards(trial.telemetry, phase, [])}
     kinds = ("gpu", "host") if any(job.device == "cuda" for job in jobs) else ("host",)
     missing = " and no ".join(_TITLES[kind] for kind in kinds if _TITLES[kind] not in has)
     seconds = sum(one.seconds for one in ran)
     return missing and f"No {missing}: in the {seconds:.1f} s of its checks no gauge was read twice."
 
 
-def _board(one: Dashboard, loads: tuple[Load, ...], unseen: str) -> Board:
+def _board(one: Dashboard, loads: tuple[Load, ...], unseen: str) -> DashboardView:
     x = _time_axis(_end(one))
     many = any(track.role != "device" for track in one.tracks)
     devices = {track.label for track in one.tracks if track.role == "device" and track.gauge != THROTTLED}
-    labels = ["median"] if many else sorted(devices, key=natural)
+    labels = ["median"] if many else sorted(devices, key=natural_key)
     styles = {label: n % 8 for n, label in enumerate(labels)}
     extent = f"{plural(one.devices, _DEVICES[one.kind])}, {one.seconds:.0f} s, a point each {one.step_s:.3g} s"
-    return Board(
+    return DashboardView(
         title=_TITLES[one.kind],
         extent=extent,
         spans=one.spans,
@@ -104,7 +104,7 @@ def _end(one: Dashboard) -> float:
 def _time_axis(seconds: float) -> Axis:
     """From zero to the end, however odd: a phase that fills half of its chart wastes the other half."""
     size = step(seconds)
-    axis = Axis(0.0, seconds, *FRAME.across).marked((n * size for n in range(int(seconds / size) + 1)), "s")
+    axis = Axis(0.0, seconds, *FRAME.across).with_ticks((n * size for n in range(int(seconds / size) + 1)), "s")
     *ticks, (place, label) = axis.ticks
     return replace(axis, ticks=(*ticks, (place, f"{label} s")))
 
@@ -150,7 +150,7 @@ def _panel(gauge: Gauge, one: Dashboard, x: Axis, styles: dict[str, int]) -> Cha
         curves=curves,
         band="".join(FRAME.area(low, high) for low, high in areas),
         legend=tuple(curve for curve in curves if curve.label in new),
-        range=span(known, unit),
+        range=format_range(known, unit),
     )
 
 

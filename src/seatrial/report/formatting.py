@@ -13,7 +13,7 @@ _UNITS_IN_PRINT = {"count": "", "us": "µs"}
 _KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"), ("rail", "rails"))
 
 
-def counted(subjects: Iterable[str]) -> str:
+def count_text(subjects: Iterable[str]) -> str:
     """How many subjects of which kind: ``cluster + 2 ranks``, ``1 node + 8 GPUs``."""
     kinds = Counter(_kind(subject) for subject in subjects)
     parts = [CLUSTER] if kinds[CLUSTER] else []
@@ -32,27 +32,27 @@ def _kind(subject: str) -> str:
     return "GPU" if place.startswith("gpu") else "rank" if place.startswith("rank") else "node"
 
 
-def figure(value: float, unit: str) -> str:
+def print_value(value: float, unit: str) -> str:
     """``model.format_value`` with the unit as print has it."""
     if value >= 2.0**63:  # how a limit that is none comes as a number: RLIM_INFINITY, rounded to a float
         return "unlimited"
     if value <= -(2.0**63):
-        return f"{value:.3g} {unit_in_print(unit)}".strip()
-    return format_value(value, unit_in_print(unit))
+        return f"{value:.3g} {unit_text(unit)}".strip()
+    return format_value(value, unit_text(unit))
 
 
-def unit_in_print(unit: str) -> str:
+def unit_text(unit: str) -> str:
     """A count needs no unit behind it, and a microsecond has a letter of its own."""
     return _UNITS_IN_PRINT.get(unit, unit)
 
 
-def span(values: Sequence[float], unit: str) -> str:
+def format_range(values: Sequence[float], unit: str) -> str:
     """``787–810 TFLOP/s``: the least and the greatest of several values, or the one that all of them are."""
-    low, high = figure(min(values), unit), figure(max(values), unit)
+    low, high = print_value(min(values), unit), print_value(max(values), unit)
     return low if low == high else f"{low.partition(' ')[0]}–{high}"
 
 
-def natural(text: str) -> list[tuple[int, str]]:
+def natural_key(text: str) -> list[tuple[int, str]]:
     """A key that sorts ``node2`` before ``node10``: digits by their count first, then as text."""
     return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", text)]
 

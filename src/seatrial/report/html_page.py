@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from seatrial.model import WORST_FIRST, JobState, Outcome, Trial, Verb
+from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts, dashboards, sections
-from seatrial.report.text import neutral, plural, prose, utc
-from seatrial.report.view import chapters, headline, launchers, recorded_only, size, tally, troubles
+from seatrial.report.text import plural, prose, sanitized, utc
+from seatrial.report.view import chapters, headline, launchers, outcome_counts, problems, recorded_only, size
 
 # The sign beside each word, so that nothing hangs on colour alone.
 SYMBOLS: dict[str, str] = {
@@ -25,9 +25,9 @@ SYMBOLS: dict[str, str] = {
     Outcome.SKIP: "–",
     Outcome.UNJUDGED: "?",
     Outcome.ERROR: "⊘",
-    Verb.ACCEPTED: "✓",
-    Verb.REJECTED: "✗",
-    Verb.INCOMPLETE: "!",
+    DecisionValue.ACCEPTED: "✓",
+    DecisionValue.REJECTED: "✗",
+    DecisionValue.INCOMPLETE: "!",
     JobState.COMPLETED: "✓",
     JobState.FAILED: "✗",
     JobState.HUNG: "⊘",
@@ -46,18 +46,18 @@ MEANINGS: dict[str, str] = {
 
 def render(trial: Trial) -> str:
     """The whole report. It may be mailed or archived as it is; only links to artifacts need the run directory."""
-    trial = neutral(trial)
+    trial = sanitized(trial)
     template = _environment().get_template("template.html.j2")
     return template.render(
         trial=trial,
         headline=headline(trial),
-        recorded_only=recorded_only(trial.decision),
+        metrics_without_threshold=recorded_only(trial.decision),
         launcher=launchers(trial),
         size=size(trial),
-        counts=dict(tally(trial.verdicts)),
+        counts=dict(outcome_counts(trial.verdicts)),
         time=sections.time_bar(trial),
-        troubles=troubles(trial),
-        fleet=sections.fleet(trial),
+        problems=problems(trial),
+        fleet=sections.node_grid(trial),
         chapters=chapters(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )

@@ -74,7 +74,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
             padding=(0, 2, 0, 2),
         )
         for rule in check.rules:
-            table.add_row(rule.metric, _rule(rule), escape(rule.why))
+            table.add_row(rule.metric, _rule(rule), escape(rule.meaning))
         if not check.rules:  # an empty table would be printed without its title
             table.add_row("no rule judges it")
         console.print(table, highlight=False)
@@ -88,7 +88,7 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
             "title": check.title,
             "phase": check.phase,
             "scope": check.scope,
-            "needs": {"gpus": check.needs.gpus, "ranks": check.needs.ranks},
+            "needs": {"gpus": check.needs.gpus, "ranks": check.needs.min_ranks},
             "limit_s": check.limit_s,
             "metrics": dict(check.metrics),
             "rules": [rule.model_dump(mode="json") for rule in check.rules],
@@ -105,18 +105,22 @@ def print_findings(findings: Sequence[Finding], patterns: int, console: Console)
         console.print(f"{tried} This is no all-clear.", highlight=False, soft_wrap=True)
     for finding in findings:
         where = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
-        console.print(f"[bold]{escape(clean(finding.what))}[/]  {where}", highlight=False, soft_wrap=True)
-        for title, text in (("why", finding.why), ("first", finding.first_command), ("fix", finding.fix)):
+        console.print(f"[bold]{escape(clean(finding.title))}[/]  {where}", highlight=False, soft_wrap=True)
+        for title, text in (("why", finding.evidence), ("first", finding.first_command), ("fix", finding.fix)):
             console.print(f"  {title:<6}{escape(clean(text))}", highlight=False, soft_wrap=True)
 
 
 def _needs(check: Check) -> str:
     parts = ["GPUs"] if check.needs.gpus else []
-    parts += [f"{check.needs.ranks} ranks"] if check.needs.ranks > 1 else []
+    parts += [f"{check.needs.min_ranks} ranks"] if check.needs.min_ranks > 1 else []
     return f"needs {' and '.join(parts)}" if parts else "needs nothing special"
 
 
 def _rule(rule: Rule) -> str:
-    wanted = str(rule.expect) if rule.expect else f">= {rule.fail_below:.0%} of the SKU's {rule.baseline}"
-    where = f" where {', '.join(f'{name} is {value}' for name, value in rule.where.items())}" if rule.where else ""
-    return f"{rule.breach} unless {wanted}{where}"
+    wanted = str(rule.expect) if rule.expect else f">= {rule.fail_below:.0%} of the SKU's {rule.reference}"
+    where = (
+        f" where {', '.join(f'{name} is {value}' for name, value in rule.applies_if.items())}"
+        if rule.applies_if
+        else ""
+    )
+    return f"{rule.outcome_if_violated} unless {wanted}{where}"

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
-from seatrial.model.verdict_text import LAX
-from seatrial.report.formatting import natural
-from seatrial.report.text import neutral, one_line, utc
+from seatrial.model.verdict_text import LAX_THRESHOLD
+from seatrial.report.formatting import natural_key
+from seatrial.report.text import one_line, sanitized, utc
 from seatrial.report.view import CheckView, chapters, lax_thresholds
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
@@ -20,14 +20,14 @@ _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "err
 
 def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document, whatever text the logs brought."""
-    trial = neutral(trial)
+    trial = sanitized(trial)
     name = f"seatrial {trial.name}" + (", a rehearsal" if trial.decision.cpu_only else "")
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
     for chapter in chapters(trial):
-        root.extend(_suite(check, chapter.title, trial.decision.scope) for check in chapter.checks)
-    root.extend(_left_out(check, reason) for check, reason in trial.left_out.items())
+        root.extend(_suite(check, chapter.title, trial.decision.tested_hardware) for check in chapter.checks)
+    root.extend(_left_out(check, reason) for check, reason in trial.excluded_checks.items())
     _count(root)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
@@ -42,12 +42,12 @@ def _suite(check: CheckView, phase: str, scope: str) -> ET.Element:
     for insight in check.insights:
         ET.SubElement(properties, "property", name=insight.title, value=one_line(insight.text))
     for _, text in lax_thresholds(check.verdicts):
-        ET.SubElement(properties, "property", name=LAX, value=one_line(text))
+        ET.SubElement(properties, "property", name=LAX_THRESHOLD, value=one_line(text))
     by_subject: dict[str, list[Verdict]] = {}
     for verdict in check.verdicts or (_unjudged(check.name),):
         by_subject.setdefault(verdict.subject, []).append(verdict)
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
-    for subject in sorted(by_subject, key=natural):
+    for subject in sorted(by_subject, key=natural_key):
         suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0)))
     _count(suite)
     return suite
@@ -62,7 +62,7 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
     outcome = worst(verdict.outcome for verdict in verdicts)
     verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
     if tag := _TAGS.get(outcome):
-        element = ET.SubElement(case, tag, message=one_line(verdicts[0].reason))
+        element = ET.SubElement(case, tag, message=one_line(verdicts[0].message))
         if outcome is not Outcome.SKIP:
             element.set("type", outcome)
         element.text = "\n\n".join(_told(verdict) for verdict in verdicts if verdict.outcome is not Outcome.PASS)
@@ -73,8 +73,8 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
 
 def _told(verdict: Verdict) -> str:
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
-    fields = {"evidence": verdict.evidence, "judged by": verdict.judged_by, "fix": verdict.fix}
-    return "\n".join([f"{head}: {verdict.reason}", *(f"{name}: {text}" for name, text in fields.items() if text)])
+    fields = {"evidence": verdict.evidence, "judged by": verdict.basis_text, "fix": verdict.fix}
+    return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 
 def _left_out(check: str, reason: str) -> ET.Element:

@@ -6,8 +6,18 @@ import re
 import shlex
 
 from seatrial.model import Finding, Trial
-from seatrial.report.text import neutral, one_line, plural, prose, utc
-from seatrial.report.view import CheckView, Group, chapters, headline, launchers, recorded_only, size, tally, troubles
+from seatrial.report.text import one_line, plural, prose, sanitized, utc
+from seatrial.report.view import (
+    CheckView,
+    Group,
+    chapters,
+    headline,
+    launchers,
+    outcome_counts,
+    problems,
+    recorded_only,
+    size,
+)
 
 MOST_TROUBLES = 10  # what a ticket can carry; the report has them all
 MOST_SUBJECTS = 8
@@ -18,8 +28,8 @@ _MENTION = re.compile(r"([@#])(?=\w)")
 
 def render(trial: Trial) -> str:
     """The decision, a table of checks, and the worst troubles and findings with evidence."""
-    trial = neutral(trial)
-    shown = troubles(trial)
+    trial = sanitized(trial)
+    shown = problems(trial)
     parts = [_head(trial), _table(trial), *_how(trial), *map(_trouble, shown[:MOST_TROUBLES])]
     if len(shown) > MOST_TROUBLES:
         parts.append(f"… and {plural(len(shown) - MOST_TROUBLES, 'more trouble')}, all in the report.")
@@ -37,8 +47,8 @@ def _head(trial: Trial) -> str:
         "",
         f"{size(trial)} · {_text(launchers(trial))} · {when} · {trial.seconds:.1f} s · seatrial {trial.seatrial}",
     ]
-    if trial.decision.scope:
-        lines += ["", f"Scope: {_text(trial.decision.scope)}"]
+    if trial.decision.tested_hardware:
+        lines += ["", f"Scope: {_text(trial.decision.tested_hardware)}"]
     if recorded := recorded_only(trial.decision):
         lines += ["", "Recorded, judged by nothing:", *(f"- {_text(one)}" for one in recorded)]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
@@ -47,31 +57,34 @@ def _head(trial: Trial) -> str:
 def _table(trial: Trial) -> str:
     rows = ["| check | subjects | outcome | key figure |", "|---|---|---|---|"]
     rows += [_row(check) for chapter in chapters(trial) for check in chapter.checks]
-    rows += [f"| {_cell(check)} | | left out | {_cell(reason)} |" for check, reason in trial.left_out.items()]
+    rows += [f"| {_cell(check)} | | left out | {_cell(reason)} |" for check, reason in trial.excluded_checks.items()]
     return "\n".join(rows)
 
 
 def _row(check: CheckView) -> str:
-    told = ", ".join(f"{count} {outcome}" for outcome, count in tally(check.verdicts)) or "UNJUDGED: no verdict"
+    told = (
+        ", ".join(f"{count} {outcome}" for outcome, count in outcome_counts(check.verdicts)) or "UNJUDGED: no verdict"
+    )
     return f"| {_cell(check.name)} | {_cell(check.extent)} | {told} | {_cell(check.key_figure)} |"
 
 
 def _how(trial: Trial) -> list[str]:
     """How each check measured, where it says so."""
     checks = [check for chapter in chapters(trial) for check in chapter.checks]
-    told = [f"- **{_text(check.name)}**: {_text(how)}" for check in checks for how in check.how]
+    told = [f"- **{_text(check.name)}**: {_text(how)}" for check in checks for how in check.methods]
     return ["\n".join(["How it was measured:", "", *told])] if told else []
 
 
 def _trouble(group: Group) -> str:
     first = group.first
-    lines = [f"### {first.outcome}: {_text(f'{group.what} {first.metric}')} on {_text(group.where)}", ""]
+    lines = [f"### {first.outcome}: {_text(f'{group.title} {first.metric}')} on {_text(group.subjects_text)}", ""]
     if len(group.verdicts) == 1:
-        lines.append(_text(first.reason))
+        lines.append(_text(first.message))
     else:
-        lines += [_text(group.why), ""] if group.why else []
+        lines += [_text(group.meaning), ""] if group.meaning else []
         lines += [
-            f"- {_text(verdict.subject)}: {_text(group.own(verdict))}" for verdict in group.verdicts[:MOST_SUBJECTS]
+            f"- {_text(verdict.subject)}: {_text(group.verdict_text(verdict))}"
+            for verdict in group.verdicts[:MOST_SUBJECTS]
         ]
         more = len(group.verdicts) - MOST_SUBJECTS
         lines += [f"- … and {plural(more, 'more subject')}, all in the report"] if more > 0 else []
@@ -84,9 +97,7 @@ def _trouble(group: Group) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    told = (
-        f"- **{_text(finding.what)}** · {_text(finding.where)} · {finding.confidence} confidence. {_text(finding.why)}"
-    )
+    told = f"- **{_text(finding.title)}** · {_text(finding.subject)} · {finding.confidence} confidence. {_text(finding.evidence)}"
     if finding.first_command:
         told += f" First: {_code(finding.first_command)}"
     return told + (f" Fix: {_text(finding.fix)}" if finding.fix else "")

@@ -62,11 +62,11 @@ class Live:
         self._heading = f"job {job.name}{again}"
         self._line(f"start   {self._heading}")
 
-    def repeating(self, job: Job, reasons: Mapping[str, str]) -> None:
+    def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
         for check in job.checks:
             self._line(f"again   {check} in job {job.name}, since one measurement alone is no proof: {reasons[check]}")
 
-    def doing(self, words: str) -> None:
+    def current_check(self, words: str) -> None:
         """Called many times a second; says something new only when there is something new."""
         if self._console.is_terminal:
             elapsed = _clock(time.monotonic() - self._begun)
@@ -82,7 +82,7 @@ class Live:
         text = f"[{style}]{outcome:<8}[/] {escape(check)} ({seconds:.1f} s){escape(clean(why))}"
         self._print(text)
 
-    def complain(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self._print(f"[bold red]{escape(clean(text))}[/]")
 
     def _line(self, text: str) -> None:

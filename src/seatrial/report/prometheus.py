@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from seatrial.model import Trial, Verb, Verdict
-from seatrial.report.text import neutral
-from seatrial.report.view import chapters, lax_thresholds, tally
+from seatrial.model import DecisionValue, Trial, Verdict
+from seatrial.report.text import sanitized
+from seatrial.report.view import chapters, lax_thresholds, outcome_counts
 
 # Unit of a metric → base unit as it stands in the name, and the factor that converts.
 # https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B as in model.py.
@@ -57,7 +57,7 @@ class _Family:
 
 def render(trial: Trial) -> str:
     """The trial as gauges, with a newline at the end, as the format demands."""
-    trial = neutral(trial)
+    trial = sanitized(trial)
     families = [*_of_the_run(trial), _verdicts(trial), _durations(trial), *_measured(trial)]
     return "\n".join(line for family in families for line in family.lines()) + "\n"
 
@@ -69,7 +69,7 @@ def _of_the_run(trial: Trial) -> Iterator[_Family]:
     duration = _Family("seatrial_last_run_duration_seconds", "Wall time of the whole trial.")
     duration.add(trial.seconds, trial=trial.name)
     decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")
-    for verb in Verb:
+    for verb in DecisionValue:
         decision.add(verb is trial.decision.value, trial=trial.name, decision=verb)
     rehearsal = _Family(
         "seatrial_rehearsal", "1 where no GPU had a part: the decision says nothing about GPUs or a fabric."
@@ -95,7 +95,7 @@ def _verdicts(trial: Trial) -> _Family:
     for verdict in trial.verdicts:
         judged.setdefault((verdict.check, verdict.subject), []).append(verdict)
     for (check, subject), verdicts in judged.items():
-        for outcome, count in tally(verdicts):
+        for outcome, count in outcome_counts(verdicts):
             family.add(count, trial=trial.name, check=check, subject=subject, outcome=outcome)
     return family
 
@@ -110,11 +110,11 @@ def _durations(trial: Trial) -> _Family:
 
 def _measured(trial: Trial) -> list[_Family]:
     families: dict[str, _Family] = {}
-    for measurement in (*trial.measurements, *trial.repeats):
+    for measurement in (*trial.measurements, *trial.retries):
         for metric in measurement.metrics:
             suffix, factor = _base_unit(metric.unit)
-            name = "_".join(filter(None, ("seatrial_remeasured" if measurement.again else "seatrial_measured", suffix)))
-            unit = (suffix.replace("_", " ") or "plain numbers") + (", the second time" if measurement.again else "")
+            name = "_".join(filter(None, ("seatrial_remeasured" if measurement.retry else "seatrial_measured", suffix)))
+            unit = (suffix.replace("_", " ") or "plain numbers") + (", the second time" if measurement.retry else "")
             family = families.setdefault(name, _Family(name, f"Values that checks measured, in {unit}."))
             family.add(
                 metric.value * factor,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Rug, charts, rug
-from seatrial.report.formatting import figure, natural, span
-from seatrial.report.view import HOW, TROUBLE, CheckView, Row
+from seatrial.report.formatting import format_range, natural_key, print_value
+from seatrial.report.view import METHOD, NOT_PASSED, CheckView, Row
 
 _PLACE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
 
@@ -62,7 +62,7 @@ def time_bar(trial: Trial) -> TimeBar:
 
 
 @dataclass(frozen=True)
-class Spot:
+class GridCell:
     """A GPU or rank on the map, by the worst that was said of it."""
 
     kind: str
@@ -76,18 +76,18 @@ class Node:
 
     name: str
     outcome: Outcome | None
-    places: tuple[Spot, ...]
+    places: tuple[GridCell, ...]
 
 
-def fleet(trial: Trial) -> list[Node]:
+def node_grid(trial: Trial) -> list[Node]:
     """Every node with a GPU or rank that a verdict names."""
     said: dict[str, list[Outcome]] = {}
     for verdict in trial.verdicts:
         said.setdefault(verdict.subject, []).append(verdict.outcome)
-    spots: dict[str, list[Spot]] = {}
-    for subject in sorted(said, key=natural):
+    spots: dict[str, list[GridCell]] = {}
+    for subject in sorted(said, key=natural_key):
         if match := _PLACE.fullmatch(subject):
-            spots.setdefault(match["node"], []).append(Spot(match["kind"], match["number"], worst(said[subject])))
+            spots.setdefault(match["node"], []).append(GridCell(match["kind"], match["number"], worst(said[subject])))
     return [Node(node, worst(said[node]) if node in said else None, tuple(spots[node])) for node in spots]
 
 
@@ -123,7 +123,7 @@ def matrix(check: CheckView) -> Matrix | None:
         readings = [column.get(subject) for column in found]
         given = [verdict.outcome for reading in readings if reading for verdict in reading.verdicts]
         cells = tuple(
-            _cell(reading.metric, reading.outcome, [v.reason for v in reading.verdicts if v.outcome in TROUBLE])
+            _cell(reading.metric, reading.outcome, [v.message for v in reading.verdicts if v.outcome in NOT_PASSED])
             if reading
             else None
             for reading in readings
@@ -136,8 +136,8 @@ def matrix(check: CheckView) -> Matrix | None:
 def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) -> Cell:
     if not metric:
         return Cell("not measured", "", outcome, "; ".join(reasons))
-    samples = span(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
-    return Cell(figure(metric.value, metric.unit), samples, outcome, "; ".join(reasons))
+    samples = format_range(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
+    return Cell(print_value(metric.value, metric.unit), samples, outcome, "; ".join(reasons))
 
 
 def rug_of(row: Row) -> Rug | None:
@@ -146,12 +146,12 @@ def rug_of(row: Row) -> Rug | None:
         return None
     if len(row.readings) == 1:
         return rug(row.spread, [False] * len(row.spread))
-    return rug(row.spread, [reading.outcome in TROUBLE for reading in row.readings if reading.metric])
+    return rug(row.spread, [reading.outcome in NOT_PASSED for reading in row.readings if reading.metric])
 
 
 def charts_of(check: CheckView) -> list[Chart]:
     """The curves that a check brought back; places in trouble stand out."""
-    troubled = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in TROUBLE)
+    troubled = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
     return charts([series for measurement in check.measurements for series in measurement.series], troubled)
 
 
@@ -171,14 +171,14 @@ def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
     found: dict[str, dict[str, tuple[Any, list[str]]]] = {}
     for measurement in measurements:
         for name, value in measurement.facts.items():
-            if name == HOW:
+            if name == METHOD:
                 continue
             key = json.dumps(value, sort_keys=True)
             found.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
     rows = []
     for name, values in found.items():
         ordered = sorted(values.values(), key=lambda held: -len(held[1]))
-        rows.append(FactRow(name, tuple((value, tuple(sorted(where, key=natural))) for value, where in ordered)))
+        rows.append(FactRow(name, tuple((value, tuple(sorted(where, key=natural_key))) for value, where in ordered)))
     return rows
 
 

@@ -9,10 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from seatrial.model import BasisKind, Finding, Outcome, Trial, Verb
-from seatrial.model.verdict_text import LAX
-from seatrial.report.text import neutral, one_line, plural
-from seatrial.report.view import CheckView, Group, chapters, launchers, lax_thresholds, size, tally, troubles
+from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
+from seatrial.model.verdict_text import LAX_THRESHOLD
+from seatrial.report.text import one_line, plural, sanitized
+from seatrial.report.view import CheckView, Group, chapters, launchers, lax_thresholds, outcome_counts, problems, size
 
 STYLES = {
     Outcome.PASS: "green",
@@ -21,9 +21,9 @@ STYLES = {
     Outcome.SKIP: "dim",
     Outcome.UNJUDGED: "bold cyan",
     Outcome.ERROR: "bold magenta",
-    Verb.ACCEPTED: "bold green",
-    Verb.REJECTED: "bold red",
-    Verb.INCOMPLETE: "bold yellow",
+    DecisionValue.ACCEPTED: "bold green",
+    DecisionValue.REJECTED: "bold red",
+    DecisionValue.INCOMPLETE: "bold yellow",
 }
 MOST_SUBJECTS = 4  # named one by one under a trouble that many share; the report names all
 MOST_LINES = 8  # of evidence; the report has all of it
@@ -31,21 +31,21 @@ MOST_LINES = 8  # of evidence; the report has all of it
 
 def summary(trial: Trial, console: Console) -> None:
     """Print the summary of a finished trial. Text from outside is printed as it is, never read as markup."""
-    trial = neutral(trial)
+    trial = sanitized(trial)
     nodes = f"{size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
     console.print(Text.assemble((f"seatrial {one_line(trial.name)}", "bold"), f" · {nodes}"))
     console.print()
     console.print(_table(trial))
     _left_out(trial, console)
     console.print(_counts(trial))
-    for group in troubles(trial):
+    for group in problems(trial):
         _trouble(group, console)
     if trial.findings:
         console.print(Text("\nFindings", "bold"))
     for number, finding in enumerate(trial.findings, 1):
         _finding(number, finding, console)
     for check, text in lax_thresholds(trial.verdicts):
-        console.print(Text.assemble("\n", (LAX, "yellow"), f"  {check} {one_line(text)}"))
+        console.print(Text.assemble("\n", (LAX_THRESHOLD, "yellow"), f"  {check} {one_line(text)}"))
     _decision(trial, console)
 
 
@@ -73,14 +73,14 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
 
 
 def _left_out(trial: Trial, console: Console) -> None:
-    if trial.left_out:
+    if trial.excluded_checks:
         console.print(Text("Left out", "bold"))
-    for check, reason in trial.left_out.items():
+    for check, reason in trial.excluded_checks.items():
         console.print(Padding(Text(f"{check}: {one_line(reason)}", "dim"), (0, 0, 0, 2)))
 
 
 def _counts(trial: Trial) -> Text:
-    counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in tally(trial.verdicts)]
+    counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in outcome_counts(trial.verdicts)]
     told = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
     if trial.baseline:
         judged = sum(one.basis is not None and one.basis.kind is BasisKind.SITE for one in trial.verdicts)
@@ -91,12 +91,12 @@ def _counts(trial: Trial) -> Text:
 def _trouble(group: Group, console: Console) -> None:
     first = group.first
     console.print()
-    what = " ".join(filter(None, (group.what, first.metric)))
-    console.print(Text.assemble((first.outcome, STYLES[first.outcome]), f"  {what} on {group.where}"))
+    what = " ".join(filter(None, (group.title, first.metric)))
+    console.print(Text.assemble((first.outcome, STYLES[first.outcome]), f"  {what} on {group.subjects_text}"))
     if len(group.verdicts) == 1:
-        _field("", first.reason, console)
+        _field("", first.message, console)
     else:
-        _field("", group.why, console)
+        _field("", group.meaning, console)
         _each(group, console)
     _field("checks", group.stopped, console)
     _field("evidence", _shortened(first.evidence), console)
@@ -105,7 +105,7 @@ def _trouble(group: Group, console: Console) -> None:
 
 def _each(group: Group, console: Console) -> None:
     """What is said of each subject; said once where it is the same of all."""
-    own = {group.own(verdict) for verdict in group.verdicts}
+    own = {group.verdict_text(verdict) for verdict in group.verdicts}
     shown = group.verdicts[:MOST_SUBJECTS]
     more = len(group.verdicts) - len(shown)
     rest = f"… and {plural(more, 'more subject')}, all in the report" if more else ""
@@ -113,7 +113,7 @@ def _each(group: Group, console: Console) -> None:
         _field("", f"{own.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest}", console)
         return
     for verdict in shown:
-        _field("", f"{verdict.subject}: {group.own(verdict)}", console)
+        _field("", f"{verdict.subject}: {group.verdict_text(verdict)}", console)
     _field("", rest, console)
 
 
@@ -124,9 +124,9 @@ def _shortened(evidence: str) -> str:
 
 
 def _finding(number: int, finding: Finding, console: Console) -> None:
-    what = f"{one_line(finding.what)} · {one_line(finding.where)} · {finding.confidence} confidence"
+    what = f"{one_line(finding.title)} · {one_line(finding.subject)} · {finding.confidence} confidence"
     _grid(f"{number}.", Text(what), 3, console)
-    _field("why", finding.why, console)
+    _field("why", finding.evidence, console)
     if finding.first_command:
         # Not wrapped: a command is there to be copied.
         command = finding.first_command.strip().replace("\n", "\n" + " " * 13)
@@ -151,8 +151,8 @@ def _grid(label: str, text: Text, indent: int, console: Console) -> None:
 def _decision(trial: Trial, console: Console) -> None:
     decision = trial.decision
     text = Text(one_line(decision.reason))
-    if decision.scope:
-        text.append(f"\nScope: {one_line(decision.scope)}", "dim")
+    if decision.tested_hardware:
+        text.append(f"\nScope: {one_line(decision.tested_hardware)}", "dim")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

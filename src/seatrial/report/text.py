@@ -35,7 +35,7 @@ def clean(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
-def neutral(trial: Trial) -> Trial:
+def sanitized(trial: Trial) -> Trial:
     """The same trial with every string in it cleaned: the first thing each renderer does, trial.json excepted."""
     return Trial.model_validate(_clean_all(trial.model_dump()))
 

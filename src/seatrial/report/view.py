@@ -29,15 +29,15 @@ from seatrial.model import (
     Verdict,
     worst,
 )
-from seatrial.model.verdict_text import LAX
-from seatrial.report.formatting import bytes_of, counted, family, figure, natural, span, unit_in_print
+from seatrial.model.verdict_text import LAX_THRESHOLD
+from seatrial.report.formatting import bytes_of, count_text, family, format_range, natural_key, print_value, unit_text
 from seatrial.report.text import plural
 
 OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
-MOST_REMARKS = 2
-HOW = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
+MAX_REMARKS = 2
+METHOD = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
 _NUMBER = re.compile(r"\d[\d.,]*")
-TROUBLE = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
+NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Row:
         return next((reading.metric.unit for reading in self.readings if reading.metric), "")
 
     @property
-    def where(self) -> str:
+    def subject_text(self) -> str:
         """The one subject, or of how many the value is the median."""
         if len(self.readings) == 1:
             return self.readings[0].subject
@@ -79,7 +79,7 @@ class Row:
     @property
     def value(self) -> str:
         """The one value, or the median of several."""
-        return figure(median(self.values), self.unit) if self.values else "not measured"
+        return print_value(median(self.values), self.unit) if self.values else "not measured"
 
     @property
     def spread(self) -> tuple[float, ...]:
@@ -91,17 +91,17 @@ class Row:
     @property
     def range(self) -> str:
         """Least to greatest of the spread, without the unit; empty where all are the same."""
-        unit = unit_in_print(self.unit)
-        return span(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
+        unit = unit_text(self.unit)
+        return format_range(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
 
     @property
     def outcomes(self) -> list[tuple[Outcome, int]]:
         """How often each outcome was given, worst first. Empty: recorded, not judged."""
-        return tally(self.verdicts)
+        return outcome_counts(self.verdicts)
 
     @property
-    def troubled(self) -> bool:
-        return any(outcome in TROUBLE for outcome, _ in self.outcomes)
+    def not_passed(self) -> bool:
+        return any(outcome in NOT_PASSED for outcome, _ in self.outcomes)
 
     @property
     def judged(self) -> bool:
@@ -115,8 +115,8 @@ class Row:
     @property
     def remark(self) -> str:
         """What judged it; where nothing did, why."""
-        texts = dict.fromkeys(verdict.judged_by or verdict.detail or verdict.reason for verdict in self.verdicts)
-        return "; ".join(texts) if len(texts) <= MOST_REMARKS else f"{next(iter(texts))}; and so on"
+        texts = dict.fromkeys(verdict.basis_text or verdict.detail or verdict.message for verdict in self.verdicts)
+        return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and so on"
 
 
 @dataclass(frozen=True)
@@ -144,22 +144,22 @@ class CheckView:
         for measurement in self.measurements:
             for metric in measurement.metrics:
                 outcomes.setdefault(metric.subject, Outcome.PASS)
-        return sorted(outcomes, key=lambda subject: (WORST_FIRST.index(outcomes[subject]), natural(subject)))
+        return sorted(outcomes, key=lambda subject: (WORST_FIRST.index(outcomes[subject]), natural_key(subject)))
 
     @property
     def extent(self) -> str:
         """How many places of which kind: ``cluster + 2 ranks``."""
-        return counted(self.subjects)
+        return count_text(self.subjects)
 
     @property
-    def how(self) -> list[str]:
+    def methods(self) -> list[str]:
         """What was measured, over which path, how often and how sure: a sentence, several where processes differ.
 
         And what the figures say beyond their verdicts.
         """
-        told = [str(measurement.facts[HOW]) for measurement in self.measurements if HOW in measurement.facts]
+        told = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
         beyond = [f"{one.title}: {one.text}" for one in self.insights]
-        beyond += [f"{LAX}: {text}" for _, text in lax_thresholds(self.verdicts)]
+        beyond += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
         return list(dict.fromkeys([*_alike(told), *beyond]))
 
     @property
@@ -197,7 +197,7 @@ class CheckView:
     @property
     def skipped(self) -> str:
         """Why the check brought back no number, unless that is told with the other troubles."""
-        return self.verdicts[0].reason if self.outcome is Outcome.SKIP else ""
+        return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
 
     @property
     def key_figure(self) -> str:
@@ -214,7 +214,7 @@ class CheckView:
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
         unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
-        return f"{row.name} {span(row.values, unit)}{'' if row.judged else ', not judged'}"
+        return f"{row.name} {format_range(row.values, unit)}{'' if row.judged else ', not judged'}"
 
     def _dullness(self, row: Row) -> tuple[int, bool, bool, int]:
         urgency = _urgency(row)
@@ -242,7 +242,7 @@ class Group:
         return self.verdicts[0]
 
     @property
-    def what(self) -> str:
+    def title(self) -> str:
         """The check, or how many of them."""
         return plural(1 + len(self.others), "check") if self.others else self.first.check
 
@@ -252,17 +252,17 @@ class Group:
         return ", ".join((self.first.check, *self.others)) if self.others else ""
 
     @property
-    def where(self) -> str:
+    def subjects_text(self) -> str:
         return self.first.subject if len(self.verdicts) == 1 else plural(len(self.verdicts), "subject")
 
     @property
-    def why(self) -> str:
+    def meaning(self) -> str:
         """What a bad value means, where it is the same for all: it is shown once."""
-        return self.first.why if len({verdict.why for verdict in self.verdicts}) == 1 else ""
+        return self.first.meaning if len({verdict.meaning for verdict in self.verdicts}) == 1 else ""
 
-    def own(self, verdict: Verdict) -> str:
+    def verdict_text(self, verdict: Verdict) -> str:
         """What the verdict says of its subject alone."""
-        return verdict.statement if self.why else verdict.reason
+        return verdict.summary if self.meaning else verdict.message
 
 
 def chapters(trial: Trial) -> list[Chapter]:
@@ -280,7 +280,7 @@ def chapters(trial: Trial) -> list[Chapter]:
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
             insights=tuple(one for one in trial.insights if one.check == name),
-            performance=known[name].performance if name in known else (),
+            performance=known[name].performance_metrics if name in known else (),
         )
         for name in ordered
     ]
@@ -288,13 +288,13 @@ def chapters(trial: Trial) -> list[Chapter]:
     return [Chapter(str(title), checks) for title, checks in parts if checks]
 
 
-def troubles(trial: Trial) -> list[Group]:
+def problems(trial: Trial) -> list[Group]:
     """Every FAIL, ERROR, UNJUDGED and WARN, worst first, the same trouble on many subjects as one group.
 
     A job that never starts is an ERROR of each of its checks, all in the same words: one group, too.
     """
     groups: dict[object, list[Group]] = {}
-    for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in TROUBLE):
+    for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED):
         words = [(one.subject, one.metric, one.detail, one.evidence, one.fix) for one in group.verdicts]
         same = tuple(words) if group.first.outcome is Outcome.ERROR else group
         groups.setdefault(same, []).append(group)
@@ -308,28 +308,30 @@ def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
     for verdict in verdicts:
         key = (verdict.check, verdict.metric, verdict.outcome, verdict.basis, verdict.fix)
         groups.setdefault(key, []).append(verdict)
-    return [Group(tuple(sorted(group, key=lambda verdict: natural(verdict.subject)))) for group in groups.values()]
+    return [Group(tuple(sorted(group, key=lambda verdict: natural_key(verdict.subject)))) for group in groups.values()]
 
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
     """Each threshold that tests hardly anything, once however many subjects passed it: its check, and why."""
     found: dict[tuple[str, str], Basis] = {}
     for verdict in verdicts:
-        if verdict.basis and verdict.basis.lax:
+        if verdict.basis and verdict.basis.lax_reason:
             found[verdict.check, verdict.metric] = verdict.basis
-    plain = ((check, metric, replace(basis, lax=""), basis.lax) for (check, metric), basis in found.items())
+    plain = (
+        (check, metric, replace(basis, lax_reason=""), basis.lax_reason) for (check, metric), basis in found.items()
+    )
     return [(check, f"{metric}, {basis}, is {lax}") for check, metric, basis, lax in plain]
 
 
 def recorded_only(decision: Decision) -> list[str]:
     """The metrics that nothing judged, a line for the checks that have the same: ``a.b, a.c: algbw.*``."""
     by_metrics: dict[tuple[str, ...], list[str]] = {}
-    for check, metrics in decision.recorded_only.items():
+    for check, metrics in decision.metrics_without_threshold.items():
         by_metrics.setdefault(metrics, []).append(check)
     return [f"{', '.join(checks)}: {', '.join(metrics)}" for metrics, checks in by_metrics.items()]
 
 
-def tally(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
+def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
     """How many verdicts of each outcome, worst first, none left at zero."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
@@ -382,11 +384,11 @@ def _alike(told: list[str]) -> Iterator[str]:
 
 
 def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
-    return WORST_FIRST.index(reading.outcome or Outcome.PASS), natural(reading.subject)
+    return WORST_FIRST.index(reading.outcome or Outcome.PASS), natural_key(reading.subject)
 
 
 def _urgency(row: Row) -> int:
     """Trouble by its weight, then judged rows, then recorded ones."""
-    if row.troubled:
+    if row.not_passed:
         return WORST_FIRST.index(row.outcomes[0][0])
     return len(WORST_FIRST) + (not row.outcomes)

@@ -8,12 +8,12 @@ from pathlib import Path
 from seatrial.model import Job, Measurement
 from seatrial.model.telemetry import Telemetry
 from seatrial.telemetry import files
-from seatrial.telemetry.join import Joined
+from seatrial.telemetry.aggregate import TelemetryAggregator
 
 MOST_COMPLAINTS = 8
 
 
-def of_run(
+def summarize_run(
     run_dir: Path, jobs: Sequence[Job], measurements: Sequence[Measurement], phases: Mapping[str, str]
 ) -> Telemetry | None:
     """Gather what the samplers of a run have left, and sum it up; ``phases``: of each check. None: no job had one.
@@ -27,17 +27,17 @@ def of_run(
     complaints = []
     for folder in folders:
         try:
-            damage = files.gather(folder)
+            damage = files.merge_samples(folder)
         except OSError as error:
             damage = f"{folder.name}: its telemetry could not be gathered: {error.strerror or error}"
         complaints += [damage] if damage else []
-    paths = [path for folder in folders if (path := folder / files.FILE).is_file()]
+    paths = [path for folder in folders if (path := folder / files.TELEMETRY_FILE).is_file()]
     checks = {name: phases[name] for job in watched for name in job.checks if name in phases}
-    joined = Joined(checks, measurements, min(job.telemetry_hz for job in watched))
+    joined = TelemetryAggregator(checks, measurements, min(job.telemetry_hz for job in watched))
     for path in paths:
-        for device in files.read(path):
+        for device in files.read_devices(path):
             joined.add(device)
-    silences = joined.silences()
+    silences = joined.sampling_gaps()
     silences += _sampler_errors(run_dir) if silences else ()
     complaints += silences[:MOST_COMPLAINTS]
     if len(silences) > MOST_COMPLAINTS:

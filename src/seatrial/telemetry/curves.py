@@ -10,8 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, median
 from typing import Literal
 
-from seatrial.model.telemetry import GAUGES, HEAT_OR_POWER, NOT_LOOKED_AT, POWER_CAP, REASONS, THROTTLED, Kind, Track
-from seatrial.telemetry.files import Device
+from seatrial.model.telemetry import (
+    CLOCKS_EVENT_REASONS,
+    GAUGES,
+    NOT_SAMPLED,
+    POWER_CAP,
+    THROTTLE_REASONS,
+    THROTTLED,
+    Kind,
+    Track,
+)
+from seatrial.telemetry.files import DeviceSamples
 
 MOST_LINES = 8  # devices that have a track each; of more: least, median, greatest, and who keeps away from the rest
 MOST_ODD = 2
@@ -19,10 +28,10 @@ MOST_ODD = 2
 ODD_SIGMAS, ODD_SHARE = 5.0, 0.05
 # How long a GPU's reasons for lower clocks are taken to hold while it waits for its next look: NVML tells them of the
 # moment only, and a sampler that can afford one GPU a second comes round a node of sixteen in less
-LASTS_S = 20.0
+REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
-_LABELS = (POWER_CAP, *HEAT_OR_POWER, NOT_LOOKED_AT)
-_UNKNOWN, _KNOWN = 1 << _LABELS.index(NOT_LOOKED_AT), 1 << len(_LABELS)
+_LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
+_UNKNOWN, _KNOWN = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 
 _OF_ALL: dict[Literal["least", "median", "greatest"], Callable[[list[float]], float]] = {
     "least": min,
@@ -41,7 +50,7 @@ class Curves:
         # What each GPU said last, in each step: bits by _LABELS, and _KNOWN; 0 where it had no part in the phase
         self._said: dict[str, array[int]] = {}
 
-    def add(self, device: Device, begin: float, end: float, at: float) -> None:
+    def add(self, device: DeviceSamples, begin: float, end: float, at: float) -> None:
         """Take in the samples of a device from ``begin`` to ``end``, Unix seconds; the first stands at ``at``."""
         first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
         inside = [
@@ -80,11 +89,11 @@ class Curves:
             return None
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
 
-    def _note(self, device: Device, inside: Sequence[tuple[int, int]], steps: range) -> None:
+    def _note(self, device: DeviceSamples, inside: Sequence[tuple[int, int]], steps: range) -> None:
         """What a GPU said holds until it is looked at again, for LASTS_S at most. Before and after, nobody knows."""
-        masks = device.column(REASONS)
+        masks = device.column(CLOCKS_EVENT_REASONS)
         looks = [(place, mask) for n, place in inside if masks and (mask := masks[n]) is not None]
-        meanings = {mask: _KNOWN | _bits(device.throttled_by(mask)) for mask in {mask for _, mask in looks}}
+        meanings = {mask: _KNOWN | _bits(device.throttle_reasons(mask)) for mask in {mask for _, mask in looks}}
         seen: dict[int, int] = {}
         for place, mask in looks:
             seen[place] = seen.get(place, 0) | meanings[mask]
@@ -92,7 +101,7 @@ class Curves:
         latest, until = _UNKNOWN, -1
         for place in steps:
             if place in seen:
-                latest, until = seen[place], place + self._place(LASTS_S)
+                latest, until = seen[place], place + self._place(REASON_VALID_S)
             elif place > until:
                 latest = _UNKNOWN
             if place in seen or not said[place] & _KNOWN:  # known: from beside another attempt
@@ -111,13 +120,13 @@ def _throttled(said: Iterable[array[int]]) -> Iterator[Track]:
         label: [float(sum(times for value, times in step.items() if value & _bits([label]))) for step in steps]
         for label in _LABELS
     }
-    unknown = counts.pop(NOT_LOOKED_AT)
+    unknown = counts.pop(NOT_SAMPLED)
     given = {reason: values for reason, values in counts.items() if any(values)}
     for reason, values in given.items():
         sure = (value if anybody else None for value, anybody in zip(values, known, strict=True))
         yield Track(gauge=THROTTLED, label=reason, values=tuple(sure))
     if given and any(unknown):
-        yield Track(gauge=THROTTLED, label=NOT_LOOKED_AT, values=tuple(unknown))
+        yield Track(gauge=THROTTLED, label=NOT_SAMPLED, values=tuple(unknown))
 
 
 def _tracks(gauge: str, found: dict[str, array[float]], digits: int) -> Iterator[Track]:

@@ -21,18 +21,18 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from seatrial.model import Frozen
-from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HEAT_OR_POWER, HOST, POWER_CAP
+from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HOST, POWER_CAP, THROTTLE_REASONS
 from seatrial.util.files import atomic_write
 
-FILE = "telemetry.jsonl.gz"
+TELEMETRY_FILE = "telemetry.jsonl.gz"
 _PLACE = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
 _Line = dict[str, Any]
 
 
-class Device(Frozen):
+class DeviceSamples(Frozen):
     """A line of the file: one device beside one attempt of a job. Its further fields are columns: one for each gauge.
 
-    ``skipped``: lines of its sampler that were damaged. ``reasons``: what the bits of ``clock_reasons`` mean.
+    ``skipped``: lines of its sampler that were damaged. ``reasons``: what the bits of ``clocks_event_reasons`` mean.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -46,7 +46,7 @@ class Device(Frozen):
     name: str | None = None
     uuid: str | None = None
     reasons: dict[str, str] = {}
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     skipped: int = 0
     time: tuple[FiniteFloat, ...]  # Unix seconds by the clock of its node
 
@@ -65,32 +65,32 @@ class Device(Frozen):
         return self.__pydantic_extra__.get(gauge, ())
 
     @cached_property
-    def looks(self) -> list[int]:
+    def sampled_indices(self) -> list[int]:
         """The samples in which it was looked at: where GPUs are looked at in turn, the others have no value."""
         rows = zip(*self.__pydantic_extra__.values(), strict=True)
         return [n for n, row in enumerate(rows) if row.count(None) < len(row)]
 
-    def throttled_by(self, mask: float) -> frozenset[str]:
+    def throttle_reasons(self, mask: float) -> frozenset[str]:
         """The reasons of a mask that are neither a person's choice nor rest.
 
         "Hardware slowdown" goes with heat and with the power brake, and is left out beside them; alone it is the fast
         trigger on too much power (NVML API reference, nvmlClocksEventReasonHwSlowdown).
         """
         given = {reason for bit, reason in self.reasons.items() if int(mask) & int(bit)}
-        known = frozenset(given.intersection((POWER_CAP, *HEAT_OR_POWER)))
+        known = frozenset(given.intersection((POWER_CAP, *THROTTLE_REASONS)))
         return known - {HARDWARE_SLOWDOWN} if known - {HARDWARE_SLOWDOWN, POWER_CAP} else known
 
 
-def read(path: Path) -> Iterator[Device]:
+def read_devices(path: Path) -> Iterator[DeviceSamples]:
     """The devices of a gathered file, as far as it is whole. A line that is none of ours is passed over."""
     for line in _lines(path):
         try:
-            yield Device.model_validate_json(line)
+            yield DeviceSamples.model_validate_json(line)
         except ValidationError:
             continue
 
 
-def gather(folder: Path) -> str:
+def merge_samples(folder: Path) -> str:
     """Make one file of what all samplers of the job in ``folder`` left, beside what was gathered before; says what was
     damaged. Their own files are removed. Raises OSError."""
     left = sorted(folder.glob("attempt*/rank*.samples"))
@@ -98,14 +98,14 @@ def gather(folder: Path) -> str:
         return ""
     packed, known, skipped = io.BytesIO(), set[object](), 0
     with gzip.open(packed, "wb") as file:
-        for line in (*_lines(folder / FILE), *_new_lines(left)):
+        for line in (*_lines(folder / TELEMETRY_FILE), *_new_lines(left)):
             device = _object(line)
             key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
             if device and key not in known:  # killed before it could remove them, an earlier call has left them twice
                 known.add(key)
                 skipped += int(device.get("skipped", 0)) if device.get("device") == HOST else 0
                 file.write(line.strip() + b"\n")
-    atomic_write(folder / FILE, packed.getvalue())
+    atomic_write(folder / TELEMETRY_FILE, packed.getvalue())
     for path in left:
         path.unlink()
     return f"{folder.name}: {skipped} damaged lines of telemetry are left out" if skipped else ""

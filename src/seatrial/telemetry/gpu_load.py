@@ -7,42 +7,42 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from seatrial.discover.nvml import Interview, clock_reasons, load_state, session
+from seatrial.discover.nvml import NvmlReader, clocks_event_reason_names, nvml_session, read_load
 from seatrial.model import Frozen
 
 PERIOD_S = 0.5
 
 
-class Sample(Frozen):
+class LoadSample(Frozen):
     """The state of a GPU. ``at`` is time.perf_counter(); a value that NVML refused is None."""
 
-    at: float
+    time_s: float
     power_w: float | None
     temperature_c: int | None
     sm_clock_mhz: int | None
-    clock_reasons: tuple[str, ...] | None
+    clocks_event_reasons: tuple[str, ...] | None
 
 
 class GpuLoad:
     """The samples so far, and the answers that NVML refused."""
 
-    def __init__(self, interview: Interview) -> None:
-        self.samples: list[Sample] = []
-        self.interview = interview
+    def __init__(self, interview: NvmlReader) -> None:
+        self.samples: list[LoadSample] = []
+        self.reader = interview
 
 
 @contextmanager
-def sampled(index: int) -> Iterator[GpuLoad]:
+def sample_gpu_load(index: int) -> Iterator[GpuLoad]:
     """Sample the GPU with NVML's ``index`` in a thread while the block runs. Raises NvmlUnavailableError."""
-    with session() as nvml:
-        load, handle = GpuLoad(Interview(nvml)), nvml.nvmlDeviceGetHandleByIndex(index)
+    with nvml_session() as nvml:
+        load, handle = GpuLoad(NvmlReader(nvml)), nvml.nvmlDeviceGetHandleByIndex(index)
         stopping = threading.Event()
 
         def run() -> None:
             while not stopping.wait(PERIOD_S):
-                state = load_state(load.interview, handle)
-                state["clock_reasons"] = clock_reasons(nvml, state["clock_reasons"])
-                load.samples.append(Sample(at=time.perf_counter(), **state))
+                state = read_load(load.reader, handle)
+                state["clocks_event_reasons"] = clocks_event_reason_names(nvml, state["clocks_event_reasons"])
+                load.samples.append(LoadSample(time_s=time.perf_counter(), **state))
 
         thread = threading.Thread(target=run, name="gpu-load", daemon=True)
         thread.start()

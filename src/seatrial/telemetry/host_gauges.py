@@ -9,32 +9,32 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.discover.reading import Attempts, number, under
+from seatrial.discover.file_readers import FieldReader, path_under, read_number
 from seatrial.model.telemetry import HOST_GAUGES
 
 # Documentation/ABI/stable/sysfs-class-infiniband: data octets divided by 4 (lanes)
 _LANES = 4
 _MB, _GB = 1e6, 1e9
-LEAST_S = 0.05  # between two looks, for a rate: over less, one packet or one tick of the CPU's clock is a burst
+MIN_INTERVAL_S = 0.05  # between two looks, for a rate: over less, one packet or one tick of the CPU's clock is a burst
 
 
 class HostGauges:
     """Counters are read at each look, and compared with those of the look before; the first gives no rates."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._attempt = Attempts()
-        self._ports = sorted(under(root, "/sys/class/infiniband").glob("*/ports/*/counters"))
-        self._cards = frozenset(card.parent.name for card in under(root, "/sys/class/net").glob("*/device"))
+        self._attempt = FieldReader()
+        self._ports = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*/counters"))
+        self._cards = frozenset(card.parent.name for card in path_under(root, "/sys/class/net").glob("*/device"))
         self._before: tuple[float, dict[str, float]] = (time.monotonic(), {})
         if not self._ports:
-            self.unread.update(dict.fromkeys(("rdma_rx_gbs", "rdma_tx_gbs"), "no RDMA port"))
-        self.look()
+            self.unreadable.update(dict.fromkeys(("rdma_rx_gbs", "rdma_tx_gbs"), "no RDMA port"))
+        self.read()
 
     @property
-    def unread(self) -> dict[str, str]:
-        return self._attempt.unread
+    def unreadable(self) -> dict[str, str]:
+        return self._attempt.unreadable
 
-    def look(self) -> list[float | None]:
+    def read(self) -> list[float | None]:
         """The gauges in the order of HOST_GAUGES."""
         now, (then, before) = time.monotonic(), self._before
         counters = self._counters()
@@ -42,10 +42,10 @@ class HostGauges:
         found: dict[str, float | None] = {
             name: max(0.0, counters[name] - before[name]) / (now - then)
             for name in counters
-            if name in before and now > then + LEAST_S
+            if name in before and now > then + MIN_INTERVAL_S
         }
         busy = self._attempt("cpu_util", lambda: psutil.cpu_percent(None))
-        found["cpu_util"] = busy if now > then + LEAST_S else None
+        found["cpu_util"] = busy if now > then + MIN_INTERVAL_S else None
         if memory := self._attempt("memory_used_bytes", psutil.virtual_memory):
             found["memory_used_bytes"] = memory.total - memory.available
         return [found.get(gauge.name) for gauge in HOST_GAUGES]
@@ -56,7 +56,7 @@ class HostGauges:
         if disks := self._attempt("disk_read_mbs", psutil.disk_io_counters):
             found |= {"disk_read_mbs": disks.read_bytes / _MB, "disk_write_mbs": disks.write_bytes / _MB}
         else:
-            self.unread.setdefault("disk_read_mbs", "no disk is seen from here")
+            self.unreadable.setdefault("disk_read_mbs", "no disk is seen from here")
         if cards := self._attempt("network_rx_mbs", self._of_cards):
             found |= {"network_rx_mbs": cards[0] / _MB, "network_tx_mbs": cards[1] / _MB}
         for name, file in (("rdma_rx_gbs", "port_rcv_data"), ("rdma_tx_gbs", "port_xmit_data")):
@@ -76,4 +76,4 @@ class HostGauges:
 
 
 def _sum(files: Iterable[Path]) -> int:
-    return sum(number(file) for file in files)
+    return sum(read_number(file) for file in files)

@@ -19,10 +19,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seatrial.discover import gpu
-from seatrial.discover.nvml import CLOCK_REASONS, Gpu, Interview, NvmlUnavailableError, kind_of, load_state, session
+from seatrial.discover.nvml import (
+    CLOCKS_EVENT_REASON_NAMES,
+    Gpu,
+    NvmlReader,
+    NvmlUnavailableError,
+    error_kind,
+    nvml_session,
+    read_load,
+)
 from seatrial.model import UsageError
-from seatrial.model.telemetry import GPU_GAUGES, HOST, HOST_GAUGES, REASONS, SAMPLER_CPU
-from seatrial.telemetry.host_gauges import LEAST_S, HostGauges
+from seatrial.model.telemetry import CLOCKS_EVENT_REASONS, GPU_GAUGES, HOST, HOST_GAUGES, SAMPLER_CPU_SECONDS
+from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
 
 # NVML watches PCIe for 20 ms at each question, in which it may keep others from the driver: of each period no more than
 # this share, but for one GPU. At a sample a second one GPU is asked at a time.
@@ -42,33 +50,33 @@ class GpuGauges:
     def __init__(self, nvml: Any, index: int, handle: Any) -> None:
         self.device = f"gpu{index}"
         self._nvml, self._handle = nvml, handle
-        self._interview = Interview(nvml)
+        self._interview = NvmlReader(nvml)
         self._links = _each_link(nvml, handle)
         self._sum_untried = len(self._links) > 2
         self._before: tuple[float, int, int] | None = None  # when, KiB received, KiB sent
         self._pcie: dict[str, Any] = {}
         if not self._links:
-            self.unread.update(dict.fromkeys(("nvlink_rx_gbs", "nvlink_tx_gbs"), "no NVLink is up"))
-        self.look()
-        self.ask_pcie()
-        self._interview.mute()
+            self.unreadable.update(dict.fromkeys(("nvlink_rx_gbs", "nvlink_tx_gbs"), "no NVLink is up"))
+        self.read()
+        self.read_pcie()
+        self._interview.skip_unreadable()
 
     @property
-    def unread(self) -> dict[str, str]:
-        return self._interview.unread
+    def unreadable(self) -> dict[str, str]:
+        return self._interview.unreadable
 
-    def look(self) -> list[float | None]:
+    def read(self) -> list[float | None]:
         """The gauges in the order of GPU_GAUGES, and the reasons for lower clocks as NVML's bits."""
-        found = self._pcie | load_state(self._interview, self._handle) | self._nvlink()
+        found = self._pcie | read_load(self._interview, self._handle) | self._nvlink()
         self._pcie = {}
         if used := self._ask(("sm_util", "memory_util"), "nvmlDeviceGetUtilizationRates"):
             found |= {"sm_util": used.gpu, "memory_util": used.memory}
         if memory := self._ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._nvml.nvmlMemory_v2):
             found["memory_used_bytes"] = memory.used
         values = [_rounded(found.get(gauge.name), gauge.digits) for gauge in GPU_GAUGES]
-        return [*values, found[REASONS]]
+        return [*values, found[CLOCKS_EVENT_REASONS]]
 
-    def ask_pcie(self) -> None:
+    def read_pcie(self) -> None:
         """For the next look. Blocks for about 40 ms."""
         counters = {"pcie_rx_gbs": "NVML_PCIE_UTIL_RX_BYTES", "pcie_tx_gbs": "NVML_PCIE_UTIL_TX_BYTES"}
         for field, constant in counters.items():
@@ -77,7 +85,7 @@ class GpuGauges:
                 self._pcie[field] = rate * _KB / 1e9
 
     def _ask(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
-        return self._interview.ask(fields, function, self._handle, *arguments)
+        return self._interview.query(fields, function, self._handle, *arguments)
 
     def _nvlink(self) -> dict[str, float]:
         """GB/s of data since the look before, over all links; nothing the first time, and after a reset."""
@@ -87,14 +95,14 @@ class GpuGauges:
             return {}
         if refused := next((one.nvmlReturn for one in answers if one.nvmlReturn), 0):
             for field in fields:
-                self._interview.refuse(field, "nvmlDeviceGetFieldValues", self._nvml.NVMLError(refused))
+                self._interview.record_error(field, "nvmlDeviceGetFieldValues", self._nvml.NVMLError(refused))
             return {}
         kib = [int(one.value.ullVal) for one in answers]
         if self._sum_untried and any(kib):
             self._sum_untried, self._links = False, _fewest(self._nvml, self._handle, self._links)
         now = (time.monotonic(), sum(kib[0::2]), sum(kib[1::2]))
         before, self._before = self._before, now
-        if before is None or now[0] < before[0] + LEAST_S or now[1] < before[1] or now[2] < before[2]:
+        if before is None or now[0] < before[0] + MIN_INTERVAL_S or now[1] < before[1] or now[2] < before[2]:
             return {}
         return {f: (now[i] - before[i]) * _KIB / (now[0] - before[0]) / 1e9 for i, f in enumerate(fields, 1)}
 
@@ -106,7 +114,7 @@ def _each_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
         try:
             up += [link] if nvml.nvmlDeviceGetNvLinkState(handle, link) else []
         except nvml.NVMLError as error:
-            if kind_of(error) == "NotSupported":
+            if error_kind(error) == "NotSupported":
                 break
     return [(field, link) for link in up for field in _bytes(nvml)]
 
@@ -138,7 +146,7 @@ class Sampler:
     """All gauges of this node."""
 
     def __init__(self, nvml: Any | None, absent: Mapping[str, str], root: Path = Path("/")) -> None:
-        self.absent = dict(absent)
+        self.unavailable = dict(absent)
         self.host = HostGauges(root)
         self.gpus: list[GpuGauges] = []
         self._nvml = nvml
@@ -149,55 +157,61 @@ class Sampler:
 
     def header(self, hz: float) -> dict[str, Any]:
         """What a row's numbers are."""
-        columns = ["time", f"{HOST}.{SAMPLER_CPU}", *(f"{HOST}.{gauge.name}" for gauge in HOST_GAUGES)]
+        columns = ["time", f"{HOST}.{SAMPLER_CPU_SECONDS}", *(f"{HOST}.{gauge.name}" for gauge in HOST_GAUGES)]
         for one in self.gpus:
-            columns += [f"{one.device}.{name}" for name in (*(gauge.name for gauge in GPU_GAUGES), REASONS)]
-        reasons = {str(getattr(self._nvml, bit)): name for bit, name in CLOCK_REASONS.items()} if self.gpus else {}
+            columns += [
+                f"{one.device}.{name}" for name in (*(gauge.name for gauge in GPU_GAUGES), CLOCKS_EVENT_REASONS)
+            ]
+        reasons = (
+            {str(getattr(self._nvml, bit)): name for bit, name in CLOCKS_EVENT_REASON_NAMES.items()}
+            if self.gpus
+            else {}
+        )
         devices: dict[str, Any] = {HOST: {}, **self._names}
         return {"node": socket.gethostname(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
-    def row(self, cpu_s: float = math.inf) -> list[float | None]:
+    def sample(self, cpu_s: float = math.inf) -> list[float | None]:
         """A sample of the host, and of the GPUs until this process has used ``cpu_s``: of none where it has already."""
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
-        row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.look(), HOST_GAUGES, strict=True)]
+        row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.read(), HOST_GAUGES, strict=True)]
         seen: dict[int, list[float | None]] = {}
         while len(seen) < len(self.gpus) and time.process_time() < cpu_s:
-            seen[self._first] = self.gpus[self._first].look()
+            seen[self._first] = self.gpus[self._first].read()
             self._first = (self._first + 1) % len(self.gpus)
         unseen = [None] * (len(GPU_GAUGES) + 1)
         return row + [value for i in range(len(self.gpus)) for value in seen.get(i, unseen)]
 
-    def ask_pcie(self, limit_s: float) -> None:
+    def read_pcie(self, limit_s: float) -> None:
         """Of one GPU after another, at least of one, in turn until the time is up."""
         began = time.monotonic()
         for _ in self.gpus:
             self._turn = (self._turn + 1) % len(self.gpus)
-            self.gpus[self._turn].ask_pcie()
+            self.gpus[self._turn].read_pcie()
             if time.monotonic() - began > limit_s / 2:
                 return
 
-    def unread(self) -> dict[str, str]:
+    def unreadable(self) -> dict[str, str]:
         """Every gauge that could not be read so far, with the reason."""
-        every = {HOST: self.absent | self.host.unread, **{one.device: one.unread for one in self.gpus}}
+        every = {HOST: self.unavailable | self.host.unreadable, **{one.device: one.unreadable for one in self.gpus}}
         return {f"{device}.{field}": why for device, unread in every.items() for field, why in unread.items()}
 
     def _open(self, nvml: Any) -> None:
         """The GPUs that CUDA may use here, or all where the variable that says so cannot be read."""
-        machine = Interview(nvml)
+        machine = NvmlReader(nvml)
         handles: dict[int, Any] = {}
-        for index in range(machine.ask("gpu", "nvmlDeviceGetCount") or 0):
-            if (handle := machine.ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index)) is not None:
+        for index in range(machine.query("gpu", "nvmlDeviceGetCount") or 0):
+            if (handle := machine.query(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index)) is not None:
                 handles[index] = handle
         known = []
         for index, handle in handles.items():
-            ask = Interview(nvml).ask
+            ask = NvmlReader(nvml).query
             name, uuid = ask("name", "nvmlDeviceGetName", handle), ask("uuid", "nvmlDeviceGetUUID", handle)
             known.append(Gpu(index=index, name=name, uuid=uuid))
         try:
-            chosen = gpu.visible(gpu.GpuFacts(gpus=tuple(known)), os.environ)
+            chosen = gpu.cuda_visible(gpu.GpuFacts(gpus=tuple(known)), os.environ)
         except UsageError as error:
-            chosen, self.absent["CUDA_VISIBLE_DEVICES"] = tuple(known), str(error)
-        self.absent |= machine.unread
+            chosen, self.unavailable["CUDA_VISIBLE_DEVICES"] = tuple(known), str(error)
+        self.unavailable |= machine.unreadable
         self._names = {f"gpu{one.index}": {"name": one.name, "uuid": one.uuid} for one in chosen}
         self.gpus = [GpuGauges(nvml, one.index, handles[one.index]) for one in chosen]
 
@@ -206,7 +220,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits) if digits else round(value)
 
 
-def watch(sampler: Sampler, file: TextIO, hz: float) -> None:
+def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
     """Write samples until our parent is gone. Raises OSError when the disk takes no more."""
     parent, told = os.getppid(), dict[str, str]()
     _write(file, sampler.header(hz))
@@ -215,12 +229,12 @@ def watch(sampler: Sampler, file: TextIO, hz: float) -> None:
         if os.getppid() != parent:
             return
         cpu_s += SAMPLE_S * max(1, 1 / hz)
-        _write(file, sampler.row(cpu_s))
-        if (unread := sampler.unread()) != told:
+        _write(file, sampler.sample(cpu_s))
+        if (unread := sampler.unreadable()) != told:
             told = unread
             _write(file, {"unread": unread})
         if time.process_time() < cpu_s:
-            sampler.ask_pcie(PCIE_SHARE / hz)
+            sampler.read_pcie(PCIE_SHARE / hz)
 
 
 def ticks(period_s: float) -> Iterator[None]:
@@ -240,10 +254,10 @@ def main(arguments: list[str]) -> None:
     with ExitStack() as stack, Path(arguments[0]).open("a", encoding="utf-8") as file:
         nvml, absent = None, dict[str, str]()
         try:
-            nvml = stack.enter_context(session())
+            nvml = stack.enter_context(nvml_session())
         except NvmlUnavailableError as reason:
             absent["gpu"] = str(reason)
-        watch(Sampler(nvml, absent), file, float(arguments[1]))
+        run_sampler(Sampler(nvml, absent), file, float(arguments[1]))
 
 
 if __name__ == "__main__":

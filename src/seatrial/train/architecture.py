@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from seatrial.model import Frozen, UsageError, first_fault
+from seatrial.model import Frozen, UsageError, first_validation_error
 
 _MODELS = resources.files("seatrial") / "data" / "models"
 
@@ -106,7 +106,7 @@ class Architecture(Frozen):
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
         return (6 if weight_gradients else 4) * self.parameters + attention
 
-    def resized(self, layers: int | None, width: int | None) -> Architecture:
+    def resize(self, layers: int | None, width: int | None) -> Architecture:
         """The same network of so many blocks, and so wide: more or fewer heads, the MLP in proportion.
 
         Raises UsageError where ``width`` is not made of whole groups of heads.
@@ -122,7 +122,7 @@ class Architecture(Frozen):
             changes["num_key_value_heads"] = width // self.head_dim // group
         return self.model_copy(update=changes)
 
-    def refuse_length(self, seq_len: int) -> None:
+    def validate_seq_len(self, seq_len: int) -> None:
         """Raises UsageError where sequences of ``seq_len`` tokens are not what this network attends to."""
         if seq_len > self.max_position_embeddings:
             raise UsageError(f"seq_len {seq_len} is longer than the model's {self.max_position_embeddings} positions")
@@ -138,7 +138,7 @@ def presets() -> list[str]:
     return sorted(Path(entry.name).stem for entry in _MODELS.iterdir() if entry.name.endswith(".yaml"))
 
 
-def find(name: str) -> Architecture:
+def load(name: str) -> Architecture:
     """The preset called ``name``, or the config.json at that path (the file, or its folder).
 
     Raises UsageError, naming what was read, where there is none or it is of another family.
@@ -150,7 +150,7 @@ def find(name: str) -> Architecture:
     try:
         return Architecture.model_validate(fields)
     except ValidationError as error:
-        raise UsageError(f"model {name}: {first_fault(error)}") from error
+        raise UsageError(f"model {name}: {first_validation_error(error)}") from error
 
 
 def _read_config(name: str) -> Any:

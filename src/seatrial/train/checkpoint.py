@@ -32,18 +32,18 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
 from seatrial.train import disk
-from seatrial.train.parallel import Built, World
+from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
 
-MANIFEST = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 THREADS = 4  # that write a rank's files, and read them: one does not fill a fast filesystem
 # What does not train is not kept: it is drawn again from the seed, or read again from where it came.
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckpointTiming:
     """One save or load. ``blocked_s``: how long training stood still; ``seconds``: until all was on disk, or read."""
 
     kind: str  # save, async save, load
@@ -54,16 +54,16 @@ class Result:
     mb_per_s: float
 
 
-def folder(out: Path, step: int) -> Path:
+def step_folder(out: Path, step: int) -> Path:
     return out / "checkpoints" / f"step-{step:08}"
 
 
-def finished(out: Path) -> list[Path]:
+def complete_checkpoints(out: Path) -> list[Path]:
     """The checkpoints that were finished, oldest first."""
-    return sorted(path for path in (out / "checkpoints").glob("step-????????") if (path / MANIFEST).is_file())
+    return sorted(path for path in (out / "checkpoints").glob("step-????????") if (path / MANIFEST_FILE).is_file())
 
 
-def state(place: Path) -> dict[str, str]:
+def file_hashes(place: Path) -> dict[str, str]:
     """SHA-256 of each file of weights and moments in a finished checkpoint; DCP's own index names the folder, too.
 
     Raises SeatrialError where it has no whole manifest.
@@ -72,7 +72,7 @@ def state(place: Path) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
 
 
-class Writer(FileSystemWriter):
+class CheckedWriter(FileSystemWriter):
     """DCP's own says nothing of a file that one of its threads could not write: the save then counts as done."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
@@ -96,7 +96,11 @@ class Writer(FileSystemWriter):
     def _told(self, error: BaseException) -> BaseException:
         """With what is left of this rank's disk, which the others do not see."""
         reason = _of_the_disk(error)
-        return disk.NoRoom(f"{reason}. {disk.room(Path(self.path))}") if disk.said(error, Path(self.path)) else reason
+        return (
+            disk.DiskFullError(f"{reason}. {disk.filesystem_usage(Path(self.path))}")
+            if disk.disk_full_reason(error, Path(self.path))
+            else reason
+        )
 
 
 def _of_the_disk(error: BaseException) -> BaseException:
@@ -107,52 +111,52 @@ def _of_the_disk(error: BaseException) -> BaseException:
     return chain or error
 
 
-class Saves:
+class Checkpointer:
     """Saves and restores of one run. All ranks take part in each call; ``results`` says what each took."""
 
     def __init__(self, settings: Checkpoint, world: World) -> None:
         self._settings, self._world = settings, world
-        self.results: list[Result] = []
+        self.results: list[CheckpointTiming] = []
         # a group of its own, on the CPU: a save in the background must not mix with the training's exchanges
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
         # Pinned memory that is kept: the copy of 5.9 GB by itself took 2.5 s the first time, then 0.11; into memory
         # that is new each time, as DCP has it by default, 4 to 6 s (H200; of a whole save more is left: docs/results)
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._running: Future[Result] | None = None
+        self._running: Future[CheckpointTiming] | None = None
 
-    def due(self, step: int, last: int) -> bool:
+    def should_save(self, step: int, last: int) -> bool:
         every = self._settings.every
         return every > 0 and (step % every == 0 or step == last)
 
-    def save(self, out: Path, step: int, built: Built, optimizer: Any) -> None:
+    def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
         """Save; when asynchronous, return once the state has been copied. Raises SeatrialError, on all ranks, where it
         (or the one before, in the background) could not be written: the checkpoint before it is then still there.
         """
-        self.finish()
+        self.wait()
         began = time.monotonic()
-        place = folder(out, step)
+        place = step_folder(out, step)
         beside = place.with_name(f"{place.name}.incomplete")
-        if self._world.first:
+        if self._world.is_rank0:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
         self._meet(None)
         shapes, state = _shapes(built), _state(built.model, optimizer)
-        writer = Writer(beside, thread_count=THREADS)
+        writer = CheckedWriter(beside, thread_count=THREADS)
         if not self._settings.asynchronous:
             with _explained(beside):
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
-            self.results.append(self._seal("save", beside, place, step, shapes, began, None))
+            self.results.append(self._finalize("save", beside, place, step, shapes, began, None))
             return
         written: Any = state_dict_saver.async_save(
             state, storage_writer=writer, process_group=self._group, async_stager=self._stager
         )
         blocked = time.monotonic() - began
 
-        def seal() -> Result:
+        def seal() -> CheckpointTiming:
             with _explained(beside):
                 written.result()
-            return self._seal("async save", beside, place, step, shapes, began, blocked)
+            return self._finalize("async save", beside, place, step, shapes, began, blocked)
 
         self._running = self._thread.submit(seal)
 
@@ -162,38 +166,40 @@ class Saves:
         dist.all_gather_object(values, said, group=self._group)
         return values
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """Wait for what is still being written. Raises SeatrialError where it could not be."""
         if self._running is not None:
             running, self._running = self._running, None
             self.results.append(running.result())
 
-    def _seal(
+    def _finalize(
         self, kind: str, beside: Path, place: Path, step: int, shapes: Any, began: float, blocked: float | None
-    ) -> Result:
+    ) -> CheckpointTiming:
         """Digest what was written, each rank its own, and give the folder its name. Runs beside the training, too."""
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(beside.iterdir()) if _is_mine(path, self._world.rank)]
             mine = list(threads.map(_entry, paths))
         files = {name: entry for share in self._meet(mine) for name, entry in share}
-        if self._world.first:
-            write_json(beside / MANIFEST, {"step": step, "shapes": shapes, "files": files})
+        if self._world.is_rank0:
+            write_json(beside / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(place, ignore_errors=True)
             beside.rename(place)
             sync_folder(place.parent)
-            for old in finished(place.parent.parent)[: -self._settings.keep]:
+            for old in complete_checkpoints(place.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
         self._meet(None)
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - began
-        return Result(kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds)
+        return CheckpointTiming(
+            kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds
+        )
 
-    def restore(self, out: Path, built: Built, optimizer: Any) -> int:
+    def restore(self, out: Path, built: BuiltModel, optimizer: Any) -> int:
         """Put back the newest finished checkpoint; the steps it had taken, 0 where there is none.
 
         Raises SeatrialError, on all ranks, where a byte of it has changed or it is of another model.
         """
-        found = finished(out)
+        found = complete_checkpoints(out)
         places = self._world.gather(str(found[-1]) if found else "")
         if len(set(places)) > 1:
             raise SeatrialError(f"the ranks see different checkpoints: {sorted(set(places))}; is {out} shared?")
@@ -216,7 +222,7 @@ class Saves:
         )
         size, seconds = sum(entry["bytes"] for entry in manifest["files"].values()), time.monotonic() - began
         step: int = manifest["step"]
-        self.results.append(Result("load", step, size, seconds, seconds, size / 1e6 / seconds))
+        self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
         return step
 
     def _verify(self, found: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -234,7 +240,7 @@ def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     return {"model": weights, "optimizer": moments}
 
 
-def _shapes(built: Built) -> dict[str, list[int]]:
+def _shapes(built: BuiltModel) -> dict[str, list[int]]:
     return {name: list(one.shape) for name, one in built.model.named_parameters() if one.requires_grad}
 
 
@@ -273,10 +279,10 @@ def _fault(path: Path, entry: Mapping[str, Any]) -> str:
 
 def _read(place: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((place / MANIFEST_FILE).read_text(encoding="utf-8"))
         _ = manifest["step"], manifest["files"], manifest["shapes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SeatrialError(f"the checkpoint {place} has no whole {MANIFEST}: {error}") from error
+        raise SeatrialError(f"the checkpoint {place} has no whole {MANIFEST_FILE}: {error}") from error
     return manifest
 
 
@@ -294,10 +300,10 @@ def _explained(place: Path, verb: str = "write") -> Iterator[None]:
             raise KeyboardInterrupt from error  # DCP makes a failure of whatever ends it
         reasons = "; ".join(f"rank {rank}: {failure}" for rank, failure in failures.items()) or str(error)
         what = f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
-        told = any(isinstance(failure, disk.NoRoom) for failure in failures.values())
-        if told or any(disk.said(one, place) for one in (error, *failures.values())):
-            there = "" if told else f". {disk.room(place)}"  # before it is removed
-            problem: SeatrialError = disk.NoRoom(f"{what}{there}. {disk.REMEDY}")
+        told = any(isinstance(failure, disk.DiskFullError) for failure in failures.values())
+        if told or any(disk.disk_full_reason(one, place) for one in (error, *failures.values())):
+            there = "" if told else f". {disk.filesystem_usage(place)}"  # before it is removed
+            problem: SeatrialError = disk.DiskFullError(f"{what}{there}. {disk.REMEDY}")
         else:
             problem = SeatrialError(what)
         if verb == "write":

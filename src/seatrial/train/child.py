@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.bench import child_answer
+from seatrial.bench import child_result
 from seatrial.model import UsageError
 from seatrial.train import command, disk, train_config
 from seatrial.train.train_config import TrainConfig
@@ -27,8 +27,8 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     wanted, first = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open(task, wanted)
     out = Path(task["out"])
-    with disk.explained(out):
-        found = command.carry_out(wanted, out)
+    with disk.convert_disk_full(out):
+        found = command.run(wanted, out)
         if first and task["generate"]:
             from seatrial.train.hf import inference
 
@@ -47,12 +47,12 @@ def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
         return
     try:
-        from seatrial.bench import fresh_ranks
+        from seatrial.bench import child_ranks
         from seatrial.train import parallel
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs {error.name}: pip install '.[torch]' in a clone of seatrial") from error
-    fresh_ranks.join(task, "gloo" if device == "cpu" else parallel.BACKEND)
+    child_ranks.open_child_group(task, "gloo" if device == "cpu" else parallel.BACKEND)
 
 
 if __name__ == "__main__":
-    child_answer.serve(run)
+    child_result.child_main(run)

@@ -23,8 +23,8 @@ PEAK_LEARNING_RATE = 1e-2
 SHIFT = 1  # pixels
 # Fewer do not suffice, on hardware that is in order: on the same digits 12 to 46 steps gave 50 to 95.8 %, 48 to 60 at
 # batches up to 512 gave 97.2 to 99.2 %; one or two batches an epoch gave 74 to 91 %, even in 120 steps.
-FEWEST_STEPS = 48
-FEWEST_BATCHES = 3  # an epoch
+MIN_STEPS = 48
+MIN_BATCHES_PER_EPOCH = 3  # an epoch
 EVALUATION_BATCH = 1000  # pictures at once: bounds memory
 
 
@@ -37,14 +37,14 @@ class Training:
     seconds: float
 
 
-def require_enough(images: int, epochs: int, batch: int) -> None:
+def require_min_steps(images: int, epochs: int, batch: int) -> None:
     """Raises SeatrialError where so little training says nothing of the machine: no GPU learns the digits from it."""
     batches = math.ceil(images / batch)
-    if batches >= FEWEST_BATCHES and epochs * batches >= FEWEST_STEPS:
+    if batches >= MIN_BATCHES_PER_EPOCH and epochs * batches >= MIN_STEPS:
         return
     raise SeatrialError(
         f"epochs {epochs} and batch {batch} make {epochs * batches} steps of {images} pictures, {batches} an epoch: "
-        f"too few for this net to learn on any hardware. It takes {FEWEST_STEPS} steps, and {FEWEST_BATCHES} an epoch: "
+        f"too few for this net to learn on any hardware. It takes {MIN_STEPS} steps, and {MIN_BATCHES_PER_EPOCH} an epoch: "
         f"more epochs, or smaller batches"
     )
 
@@ -82,7 +82,7 @@ def train(net: nn.Module, data: Images, device: str, epochs: int, batch: int, no
     net.train()
     for chosen in _batches(len(labels), batch, epochs, generator, note):
         picked = chosen.to(device)
-        loss = F.cross_entropy(net(shifted(images[picked], generator)), labels[picked])
+        loss = F.cross_entropy(net(random_shift(images[picked], generator)), labels[picked])
         losses.append(loss.item())  # waits for the device, so that the clock counts work done, not work queued
         seen += len(picked)
         if not math.isfinite(losses[-1]):
@@ -102,7 +102,7 @@ def _batches(
         yield from torch.split(torch.randperm(count, generator=generator), batch)
 
 
-def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+def random_shift(images: Tensor, generator: torch.Generator) -> Tensor:
     """Each picture [N, 1, S, S] moved by up to SHIFT pixels in both directions, the gap black."""
     count, _, size, _ = images.shape
     top, left = torch.randint(0, 2 * SHIFT + 1, (2, count, 1, 1), generator=generator).to(images.device)
@@ -135,7 +135,7 @@ def load(path: Path, device: str) -> nn.Sequential:
     return net
 
 
-def describe(device: str) -> dict[str, str]:
+def describe_device(device: str) -> dict[str, str]:
     """What the training ran on, for the record."""
     kind = torch.device(device).type
     name = torch.cuda.get_device_name(device) if kind == "cuda" else f"CPU, {torch.get_num_threads()} threads"

@@ -15,21 +15,21 @@ import psutil
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, hf, train_config
 from seatrial.train.train_config import TrainConfig
-from seatrial.util.gc_pause import uncollected
+from seatrial.util.gc_pause import gc_paused
 
 
 def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
     """Train, and say on the first rank's standard output where the results are."""
-    found = carry_out(train_config.load(config, overrides), out)
+    found = run(train_config.load(config, overrides), out)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(found, indent=2) if as_json else f"Results: {found['out']}/metrics.json")
 
 
-def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
+def run(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
     """Train with the stack that is wanted; what metrics.json holds. Raises SeatrialError."""
     started = psutil.Process().create_time()
     try:
-        with uncollected():
+        with gc_paused():
             from seatrial.train import loop
     except ModuleNotFoundError as error:
         raise UsageError(
@@ -44,7 +44,7 @@ def carry_out(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
     except SeatrialError:
         raise
     except Exception as error:
-        if full := disk.no_room(error, out or Path()):
+        if full := disk.disk_full_error(error, out or Path()):
             raise full from error
         if isinstance(error, OSError):
             raise SeatrialError(f"training stopped: {error}") from error

@@ -10,20 +10,20 @@ from typing import Any
 
 from seatrial.model import SeatrialError
 
-Record = dict[str, Any]  # a line of steps.jsonl
+StepRecord = dict[str, Any]  # a line of steps.jsonl
 # What a step computes. Times are not among it.
 _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 
 @dataclass(frozen=True)
-class Gap:
+class Difference:
     """The largest |a - b| / |b| of all steps, and the ``step`` in which it was."""
 
     value: float
     step: int
 
 
-def steps(out: Path, after: int, last: int) -> list[Record]:
+def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
     """What ``out``/steps.jsonl says of the steps from ``after`` + 1 to ``last``. Raises SeatrialError unless of all."""
     path = out / "steps.jsonl"
     try:
@@ -36,15 +36,18 @@ def steps(out: Path, after: int, last: int) -> list[Record]:
     return wanted
 
 
-def gap(run: Sequence[Record], reference: Sequence[Record], figure: str) -> Gap:
+def max_relative_difference(run: Sequence[StepRecord], reference: Sequence[StepRecord], figure: str) -> Difference:
     """How far ``run`` strays from ``reference`` in a ``figure`` that is never 0: loss, or grad_norm."""
     return max(
-        (Gap(abs(a[figure] - b[figure]) / abs(b[figure]), a["step"]) for a, b in zip(run, reference, strict=True)),
+        (
+            Difference(abs(a[figure] - b[figure]) / abs(b[figure]), a["step"])
+            for a, b in zip(run, reference, strict=True)
+        ),
         key=lambda found: found.value,
     )
 
 
-def differing(run: Sequence[Record], reference: Sequence[Record], *figures: str) -> list[int]:
+def differing_steps(run: Sequence[StepRecord], reference: Sequence[StepRecord], *figures: str) -> list[int]:
     """The steps in which any of ``figures`` (by default all that is computed) is not the same, to the last bit."""
     return [
         a["step"]

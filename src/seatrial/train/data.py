@@ -17,17 +17,17 @@ from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, markov
-from seatrial.train.disk import whole_folder
-from seatrial.train.loss import IGNORED
+from seatrial.train.disk import atomic_write_folder
+from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
-BLOCKS, FACTS = "blocks.npy", "facts.json"
-GENERATED = 4096  # sequences, where nobody says how many: more than any acceptance run reads twice
+BLOCKS_FILE, INFO_FILE = "blocks.npy", "facts.json"
+DEFAULT_SEQUENCES = 4096  # sequences, where nobody says how many: more than any acceptance run reads twice
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetInfo:
     """What the blocks are, for the record. ``floor``: nats a token that no model gets below, where that is known.
 
     ``details``: stack hf's own report, with rows rejected by reason and shares of padding.
@@ -37,7 +37,7 @@ class Facts:
     rows: int
     tokens: int
     vocabulary: int
-    floor: float | None = None
+    entropy_bound: float | None = None
     details: dict[str, Any] | None = None
 
 
@@ -49,12 +49,12 @@ class Blocks:
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
-    facts: Facts
+    info: DatasetInfo
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, chosen: list[int]) -> Tensor:
+    def batch(self, chosen: list[int]) -> Tensor:
         """int64 [len(chosen), seq_len + 1], on the CPU."""
         return torch.from_numpy(self.tokens[chosen].astype(np.int64))
 
@@ -70,18 +70,18 @@ def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[
     problem: SeatrialError | None = None
     if first:
         try:
-            if not (place / FACTS).is_file():
+            if not (place / INFO_FILE).is_file():
                 _make(settings, place)
         except SeatrialError as error:  # the others wait: they must not do so for ever
             problem = error
         except (OSError, MemoryError) as error:
             what = f"cannot keep the prepared data in {folder}"
-            problem = disk.no_room(error, folder, what) or SeatrialError(f"{what}: {error or 'out of memory'}")
+            problem = disk.disk_full_error(error, folder, what) or SeatrialError(f"{what}: {error or 'out of memory'}")
             problem.__cause__ = error
     for told in gather(problem):
         if told is not None:
             raise told
-    if not (place / FACTS).is_file():
+    if not (place / INFO_FILE).is_file():
         if settings.data.path is not None:
             raise UsageError(
                 f"{socket.gethostname()} does not see {place}: data.cache must be a folder that all nodes share"
@@ -94,7 +94,7 @@ def _fingerprint(settings: TrainConfig) -> str:
     """Of everything that the blocks depend on, the file's size and time among it."""
     data = settings.data
     vocabulary = settings.model.architecture().vocab_size
-    said: list[Any] = [data.samples, data.unequal, settings.seq_len, vocabulary, settings.seed]
+    said: list[Any] = [data.samples, data.variable_length, settings.seq_len, vocabulary, settings.seed]
     for path in (data.path, data.tokenizer):
         if path is not None and Path(path).is_file():
             said.append((str(Path(path).resolve()), Path(path).stat().st_size, Path(path).stat().st_mtime_ns))
@@ -104,36 +104,36 @@ def _fingerprint(settings: TrainConfig) -> str:
 
 
 def _make(settings: TrainConfig, place: Path) -> None:
-    blocks = generated(settings) if settings.data.path is None else _from_rows(settings)
-    with whole_folder(place) as making:
-        np.save(making / BLOCKS, blocks.tokens)
-        write_json(making / FACTS, asdict(blocks.facts))
+    blocks = generate_blocks(settings) if settings.data.path is None else _from_rows(settings)
+    with atomic_write_folder(place) as making:
+        np.save(making / BLOCKS_FILE, blocks.tokens)
+        write_json(making / INFO_FILE, asdict(blocks.info))
 
 
 def _load(place: Path) -> Blocks:
     try:
-        facts = Facts(**json.loads((place / FACTS).read_text(encoding="utf-8")))
-        return Blocks(np.load(place / BLOCKS, mmap_mode="r"), facts)
+        facts = DatasetInfo(**json.loads((place / INFO_FILE).read_text(encoding="utf-8")))
+        return Blocks(np.load(place / BLOCKS_FILE, mmap_mode="r"), facts)
     except (OSError, ValueError, TypeError) as error:
         raise SeatrialError(f"the prepared data in {place} cannot be read: {error}") from error
 
 
-def generated(settings: TrainConfig) -> Blocks:
+def generate_blocks(settings: TrainConfig) -> Blocks:
     """Walks through the Markov chain, in memory: the same on every rank. Raises UsageError for too few words."""
     vocabulary = settings.model.architecture().vocab_size
     if vocabulary < markov.STATES:
         raise UsageError(f"generated data has {markov.STATES} words, the model knows {vocabulary}")
-    count = settings.data.samples or GENERATED
-    walks = markov.sequences(count, settings.seq_len + 1, settings.seed).numpy().astype(np.int32)
-    if settings.data.unequal:
+    count = settings.data.samples or DEFAULT_SEQUENCES
+    walks = markov.generate_sequences(count, settings.seq_len + 1, settings.seed).numpy().astype(np.int32)
+    if settings.data.variable_length:
         lengths = np.random.default_rng(settings.seed).integers(1, settings.seq_len, count, endpoint=True)
-        walks[np.arange(settings.seq_len + 1) > lengths[:, None]] = IGNORED
-    facts = Facts(
+        walks[np.arange(settings.seq_len + 1) > lengths[:, None]] = IGNORE_INDEX
+    facts = DatasetInfo(
         source=f"generated: a Markov chain of {markov.STATES} states, entropy {markov.ENTROPY:.4f} nats/token",
         rows=count,
-        tokens=int((walks[:, 1:] != IGNORED).sum()),
+        tokens=int((walks[:, 1:] != IGNORE_INDEX).sum()),
         vocabulary=vocabulary,
-        floor=markov.ENTROPY,
+        entropy_bound=markov.ENTROPY,
     )
     return Blocks(walks, facts)
 
@@ -143,9 +143,9 @@ def _from_rows(settings: TrainConfig) -> Blocks:
     from seatrial.train import text
 
     path = Path(settings.data.path or "")
-    rows = text.read(path, settings.data.samples)
+    rows = text.read_rows(path, settings.data.samples)
     vocabulary = settings.model.architecture().vocab_size
-    encoder = text.tokenizer(settings.data.tokenizer, rows, vocabulary)
+    encoder = text.load_tokenizer(settings.data.tokenizer, rows, vocabulary)
     tokens = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in text.encode(encoder, rows)])
     length = settings.seq_len + 1
     if len(tokens) < length:
@@ -153,10 +153,12 @@ def _from_rows(settings: TrainConfig) -> Blocks:
     if tokens.max() >= vocabulary:
         raise UsageError(f"{settings.data.tokenizer} makes token {tokens.max()}, the model knows {vocabulary}")
     blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
-    return Blocks(blocks, Facts(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary))
+    return Blocks(
+        blocks, DatasetInfo(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary)
+    )
 
 
-def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
+def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
     """The blocks that ``rank`` reads, for ever, less the first ``skip``: a new permutation each epoch, dealt in turn.
 
     In an epoch no block is read twice; the last ``blocks % ranks`` of each permutation are left out, so that all ranks
@@ -173,6 +175,6 @@ def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Itera
         epoch, done = epoch + 1, 0
 
 
-def epoch_after(steps: int, per_step: int, blocks: int, ranks: int) -> float:
+def epochs_completed(steps: int, per_step: int, blocks: int, ranks: int) -> float:
     """How often each block has been read, after ``steps`` of ``per_step`` blocks a rank."""
     return steps * per_step / max(1, math.floor(blocks / ranks))

@@ -28,7 +28,7 @@ class Adapter(nn.Module):
         self.lora_B = nn.Parameter(torch.empty(outputs, rank))
         self.scale, self.dropout = alpha / rank, dropout
 
-    def raise_up(self, low: Tensor) -> Tensor:
+    def up_project(self, low: Tensor) -> Tensor:
         """[..., rank] → [..., out]."""
         return F.linear(low, self.lora_B.to(low.dtype))
 
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias)
         self.adapter: Adapter | None = None
 
-    def plain(self, x: Tensor) -> Tensor:
+    def base_forward(self, x: Tensor) -> Tensor:
         """Without the adapter."""
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         if self.fp8:
@@ -50,7 +50,7 @@ class Linear(nn.Linear):
         return F.linear(x, weight, bias)
 
 
-def project(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
+def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     """What each of ``layers`` makes of the same x [batch, length, in].
 
     Their adapters share one dropout mask and one product with all ``lora_A``: done apiece, layers of rank 8 spend more
@@ -58,13 +58,15 @@ def project(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     """
     adapters = [layer.adapter for layer in layers if layer.adapter is not None]
     if not adapters:
-        return [layer.plain(x) for layer in layers]
+        return [layer.base_forward(x) for layer in layers]
     # the small matrix is scaled, not the large result
     down = torch.cat([adapter.lora_A * adapter.scale for adapter in adapters]).to(x.dtype)
     dropped = dropout(x, adapters[0].dropout if layers[0].training else 0.0)
     shares = iter(torch.split(F.linear(dropped, down), [len(adapter.lora_A) for adapter in adapters], dim=-1))
     return [
-        layer.plain(x) if layer.adapter is None else layer.plain(x) + layer.adapter.raise_up(next(shares))
+        layer.base_forward(x)
+        if layer.adapter is None
+        else layer.base_forward(x) + layer.adapter.up_project(next(shares))
         for layer in layers
     ]
 
@@ -108,12 +110,16 @@ class Attention(nn.Module):
         self.head_dim = shape.head_dim
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        parts = project(x, (self.q_proj, self.k_proj, self.v_proj))
+        parts = apply_linears(x, (self.q_proj, self.k_proj, self.v_proj))
         queries, keys, values = (part.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(
-            rotate(queries, cosine, sine), rotate(keys, cosine, sine), values, is_causal=True, enable_gqa=True
+            apply_rotary(queries, cosine, sine),
+            apply_rotary(keys, cosine, sine),
+            values,
+            is_causal=True,
+            enable_gqa=True,
         )
-        return project(mixed.transpose(1, 2).flatten(2), (self.o_proj,))[0]
+        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o_proj,))[0]
 
 
 class MLP(nn.Module):
@@ -124,14 +130,14 @@ class MLP(nn.Module):
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = project(x, (self.gate_proj, self.up_proj))
-        return project(F.silu(gate) * up, (self.down_proj,))[0]
+        gate, up = apply_linears(x, (self.gate_proj, self.up_proj))
+        return apply_linears(F.silu(gate) * up, (self.down_proj,))[0]
 
 
 class Block(nn.Module):
     """``run`` does the work, and is what gets compiled: hooks of FSDP and checkpointing stay around it, in eager."""
 
-    recompute = False  # activations are computed again in backward, not kept
+    checkpoint_activations = False  # activations are computed again in backward, not kept
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
@@ -145,7 +151,7 @@ class Block(nn.Module):
         return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
+        if self.checkpoint_activations and torch.is_grad_enabled():
             return cast(Tensor, checkpoint(self.run, x, cosine, sine, use_reentrant=False))
         return self.run(x, cosine, sine)
 
@@ -179,11 +185,11 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Architecture, dtype: torch.dtype) -> None:
         super().__init__()
-        self.shape, self.dtype = shape, dtype
+        self.architecture, self.dtype = shape, dtype
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
         self.output = Output(shape)
-        self.on_gradient: Callable[[Tensor], Tensor | None] | None = None
+        self.gradient_hook: Callable[[Tensor], Tensor | None] | None = None
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, chunks: int = 1) -> Tensor:
@@ -191,27 +197,29 @@ class Decoder(nn.Module):
         cosine, sine = self._rotation(tokens.shape[1], tokens.device)
         for number, block in enumerate(self.layers):
             x = block(x, cosine, sine)
-            if number == 0 and self.on_gradient is not None and x.requires_grad:
-                x.register_hook(self.on_gradient)
-        tied = self.embed_tokens.weight if self.shape.tie_word_embeddings else None
+            if number == 0 and self.gradient_hook is not None and x.requires_grad:
+                x.register_hook(self.gradient_hook)
+        tied = self.embed_tokens.weight if self.architecture.tie_word_embeddings else None
         return cast(Tensor, self.output(x, tied, targets, chunks))
 
     def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines [length, head_dim] of the rotary embedding (arXiv 2104.09864), kept for the next step."""
         if self._angles is None or len(self._angles[0]) < length or self._angles[0].device != device:
-            size = self.shape.head_dim
-            frequencies = self.shape.rope_theta ** -(torch.arange(0, size, 2, dtype=torch.float, device=device) / size)
+            size = self.architecture.head_dim
+            frequencies = self.architecture.rope_theta ** -(
+                torch.arange(0, size, 2, dtype=torch.float, device=device) / size
+            )
             angles = torch.outer(torch.arange(length, dtype=torch.float, device=device), frequencies).repeat(1, 2)
             self._angles = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         return self._angles[0][:length], self._angles[1][:length]
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Each pair (i, i + half) of x's last dimension, turned by the angle of its position."""
     left, right = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-right, left), dim=-1) * sine
 
 
-def count(parameters: Sequence[nn.Parameter]) -> int:
+def parameter_count(parameters: Sequence[nn.Parameter]) -> int:
     """Numbers in ``parameters``: of sharded ones, in the whole."""
     return sum(parameter.numel() for parameter in parameters)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.model import NoRoom as NoRoom
+from seatrial.model import DiskFullError as DiskFullError
 from seatrial.model import format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
@@ -31,40 +31,40 @@ _PROBE = 2**20  # bytes: more than a full disk has left over
 REMEDY = "Make room there, or name a run directory on a larger one (--out)"
 
 
-def no_room(error: BaseException, place: Path, what: str = "") -> NoRoom | None:
+def disk_full_error(error: BaseException, place: Path, what: str = "") -> DiskFullError | None:
     """The same as one sentence, if it is for want of room that ``error`` came when ``place`` was written; else None.
 
     ``what`` could not be done, in words.
     """
-    reason = said(error, place)
+    reason = disk_full_reason(error, place)
     if reason is None:
         return None
     named = next((one.filename for one in _chain(error) if isinstance(one, OSError) and one.filename), None)
     path = Path(os.fsdecode(named)) if isinstance(named, (str, bytes)) else place
-    return NoRoom(f"{what or f'cannot write {path}'}: {reason}. {room(path)}. {REMEDY}")
+    return DiskFullError(f"{what or f'cannot write {path}'}: {reason}. {filesystem_usage(path)}. {REMEDY}")
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_write_folder(path: Path) -> Iterator[Path]:
     """``atomic_folder``, which raises NoRoom on a full disk: with what is free before that is given back."""
-    with atomic_folder(path) as making, explained(path):
+    with atomic_folder(path) as making, convert_disk_full(path):
         yield making
 
 
 @contextmanager
-def explained(place: Path) -> Iterator[None]:
+def convert_disk_full(place: Path) -> Iterator[None]:
     """Within, what is raised for want of room when ``place`` is written becomes NoRoom."""
     try:
         yield
-    except NoRoom:
+    except DiskFullError:
         raise
     except Exception as error:
-        if full := no_room(error, place):
+        if full := disk_full_error(error, place):
             raise full from error
         raise
 
 
-def said(error: BaseException, place: Path) -> str | None:
+def disk_full_reason(error: BaseException, place: Path) -> str | None:
     """What the disk said of a write that did not fit, if that is what ``error`` came of.
 
     Where nobody told why, a broken disk's write is cut short like a full one's: whether ``place`` takes anything now
@@ -76,7 +76,7 @@ def said(error: BaseException, place: Path) -> str | None:
             return first_line(one) if one.errno in DISK_FULL else None
         if _names_it(one):
             return first_line(one)
-        short = short or (first_line(one) if was_cut_short(one) else "")
+        short = short or (first_line(one) if is_short_write(one) else "")
     return short if short and _is_full(place) else None
 
 
@@ -84,17 +84,17 @@ def first_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def was_cut_short(error: BaseException) -> bool:
+def is_short_write(error: BaseException) -> bool:
     """Whether it is what numpy or torch.save says of a file that could not be written to its end."""
     return isinstance(error, (OSError, RuntimeError)) and bool(_SHORT.search(str(error)))
 
 
-def told_in(words: str) -> bool:
+def is_disk_full_message(words: str) -> bool:
     """Whether a process that is not ours ended for want of room, by its last words."""
     return bool(_SAID.search(words))
 
 
-def room(path: Path) -> str:
+def filesystem_usage(path: Path) -> str:
     """The file system that ``path`` is on, or would be: where it is, its type, its size and what is free."""
     there = _existing(path)
     held = os.statvfs(there)

@@ -21,10 +21,10 @@ from seatrial.train.parallel import World
 Interval = tuple[int, int]  # begin and end, in the same unit
 Take = Callable[[bool], object]  # queues a step, with the exchange of gradients or without
 NAMES = ("exposed_communication_percent", "exposed_communication_max_percent", "exposed_communication_control_percent")
-UNKNOWN: dict[str, Any] = dict.fromkeys([*NAMES, "exposed_communication_method"])
+NOT_MEASURED: dict[str, Any] = dict.fromkeys([*NAMES, "exposed_communication_method"])
 
 
-def covered(intervals: Iterable[Interval]) -> int:
+def covered_length(intervals: Iterable[Interval]) -> int:
     """Length of what ``intervals`` cover together; what several cover counts once."""
     length, reached = 0, None
     for begin, end in sorted(intervals):
@@ -34,13 +34,13 @@ def covered(intervals: Iterable[Interval]) -> int:
     return length
 
 
-def alone(some: Iterable[Interval], others: Iterable[Interval]) -> int:
+def uncovered_length(some: Iterable[Interval], others: Iterable[Interval]) -> int:
     """Length of what ``some`` cover and none of the ``others``."""
     others = list(others)
-    return covered([*some, *others]) - covered(others)
+    return covered_length([*some, *others]) - covered_length(others)
 
 
-def of_kernels(ran: Iterable[tuple[str, int, int]]) -> float | None:
+def exposed_percent(ran: Iterable[tuple[str, int, int]]) -> float | None:
     """Percent of the time from the first kernel to the end of the last, by (name, begin, end); None without a kernel.
 
     NCCL's kernels are called ncclDevKernel_…, of symmetric memory ncclSym…, before 2.19 ncclKernel_…; "nccl:…" are
@@ -55,10 +55,10 @@ def of_kernels(ran: Iterable[tuple[str, int, int]]) -> float | None:
     if not every:
         return None
     span = max(end for _, end in every) - min(begin for begin, _ in every)
-    return 100 * alone(exchange, compute) / span if span else None
+    return 100 * uncovered_length(exchange, compute) / span if span else None
 
 
-def kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
+def gpu_kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
     """Of torch's raw events (_KinetoEvent) what ran on a GPU: name, begin and end in ns."""
     for event in events:
         if event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
@@ -83,7 +83,7 @@ def measure(world: World, steps: int, take: Take, replicated: bool) -> dict[str,
     known = [figure for figure in figures if figure is not None]
     if len(known) < world.size:
         method = "not measured: the profiler saw no kernel" if world.device.type == "cuda" else "not measured on a CPU"
-        return UNKNOWN | {"exposed_communication_method": method, "exposed_communication_control_percent": control}
+        return NOT_MEASURED | {"exposed_communication_method": method, "exposed_communication_control_percent": control}
     return {
         "exposed_communication_percent": median(known),
         "exposed_communication_max_percent": max(known),
@@ -101,7 +101,7 @@ def _by_kernels(world: World, steps: int, take: Take) -> float | None:
         torch.cuda.synchronize(world.device)
     # the raw events: torch's own evaluation of them takes minutes
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
-    return of_kernels(kernels(results.events() if results is not None else []))
+    return exposed_percent(gpu_kernels(results.events() if results is not None else []))
 
 
 def _seconds(world: World, steps: int, take: Take, exchange: bool) -> float:

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from seatrial.model import SeatrialError
 from seatrial.util import signals
 
-KEY = "seatrial/failed"
+STORE_KEY = "seatrial/failed"
 LOOK_EVERY_S = 2.0
 GRACE_S = 5.0  # for the rank that tells: torchrun ends all ranks as soon as one has ended
 STUCK_S = 10.0  # longer than GRACE_S: a main thread that has not come to know of it by then never will
@@ -29,12 +29,12 @@ TEARDOWN_S = 30
 EXIT_INCOMPLETE = 3  # the command line's, for what could not be done
 
 
-class EndedWithAnother(SeatrialError):
+class PeerFailed(SeatrialError):
     """Another rank failed first, and says why."""
 
 
 @contextmanager
-def shared() -> Iterator[None]:
+def propagate_failure() -> Iterator[None]:
     """What is raised within ends all ranks of the default process group, where one is open by then.
 
     The first rank to fail raises what it was; a broken exchange, which is a peer's end, as SeatrialError. The others
@@ -48,7 +48,7 @@ def shared() -> Iterator[None]:
         first = _first_to_fail()
         if first not in (None, _me()):
             _leave_it_to_torchrun()
-            raise EndedWithAnother(f"{_me()} ended with {first}, which says why") from error
+            raise PeerFailed(f"{_me()} ended with {first}, which says why") from error
         if _is_broken_exchange(error):
             raise SeatrialError(_alone(error)) from error
         raise
@@ -71,7 +71,7 @@ def _first_to_fail() -> str | None:
     # torch may wait for peers that have gone while the interpreter is torn down
     signal.alarm(TEARDOWN_S)
     try:
-        return str(_get_default_store().compare_set(KEY, "", _me()).decode())
+        return str(_get_default_store().compare_set(STORE_KEY, "", _me()).decode())
     except RuntimeError:  # the store went with the rank that held it
         return None
 
@@ -95,7 +95,7 @@ def _failed_already() -> str | None:
         return None
     try:
         store = _get_default_store()
-        return str(store.get(KEY).decode()) if store.check([KEY]) else None
+        return str(store.get(STORE_KEY).decode()) if store.check([STORE_KEY]) else None
     except RuntimeError:
         return "the rank that held the store, which is gone"
     except (ValueError, KeyError):  # the group was closed meanwhile

@@ -17,12 +17,12 @@ from torch import Tensor
 from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
-VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2  # precise, up to 448; coarse, up to 57,344
+FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # precise, up to 448; coarse, up to 57,344
 _MULTIPLE = 16  # torch._scaled_mm: of the second matrix's sides, and of what is summed over
 _CAPABILITY = (8, 9)  # Ada; before it, tensor cores know no 8-bit floats
 
 
-def refuse(device: torch.device, shape: Architecture) -> None:
+def require_support(device: torch.device, shape: Architecture) -> None:
     """Raises UsageError where ``device`` or the model's sizes do not let products be in 8 bits."""
     if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
         found = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
@@ -42,12 +42,12 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return rows.view(*x.shape[:-1], -1)
 
 
-def scale_of(value: Tensor, kind: torch.dtype) -> Tensor:
+def tensor_scale(value: Tensor, kind: torch.dtype) -> Tensor:
     """What ``value`` is to be divided by, fp32 []. Of a value that is no number it is none, and so is the product."""
     return value.abs().amax().float().clamp(min=1e-12) / torch.finfo(kind).max
 
 
-def narrow(value: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
+def quantize(value: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
     """``value`` over ``scale`` as ``kind``; beyond its largest number, which rounding may reach, e4m3 has only NaN."""
     most = torch.finfo(kind).max
     return (value.float() / scale).clamp(-most, most).to(kind)
@@ -65,20 +65,23 @@ def _product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, dtype: torch.dtyp
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        of_x, of_weight = scale_of(x, VALUES), scale_of(weight, VALUES)
+        of_x, of_weight = tensor_scale(x, FORWARD_DTYPE), tensor_scale(weight, FORWARD_DTYPE)
         kept = (x, of_x) if ctx.needs_input_grad[1] else (None, None)
         ctx.save_for_backward(*kept, weight, of_weight)
-        narrow_x, narrow_weight = narrow(x, of_x, VALUES), narrow(weight, of_weight, VALUES)
+        narrow_x, narrow_weight = quantize(x, of_x, FORWARD_DTYPE), quantize(weight, of_weight, FORWARD_DTYPE)
         return _product(narrow_x, of_x, narrow_weight.t(), of_weight, x.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         (gradient,) = gradients
         x, of_x, weight, of_weight = ctx.saved_tensors
-        of_gradient = scale_of(gradient, GRADIENTS)
-        narrow_gradient, narrow_weight = narrow(gradient, of_gradient, GRADIENTS), narrow(weight, of_weight, VALUES)
+        of_gradient = tensor_scale(gradient, GRADIENT_DTYPE)
+        narrow_gradient, narrow_weight = (
+            quantize(gradient, of_gradient, GRADIENT_DTYPE),
+            quantize(weight, of_weight, FORWARD_DTYPE),
+        )
         to_x = _product(narrow_gradient, of_gradient, narrow_weight, of_weight, weight.dtype, fast=False)
         if x is None:
             return to_x, None
-        narrow_x = narrow(x, of_x, VALUES)
+        narrow_x = quantize(x, of_x, FORWARD_DTYPE)
         return to_x, _product(narrow_gradient.t(), of_gradient, narrow_x, of_x, weight.dtype, fast=False)

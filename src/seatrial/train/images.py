@@ -24,8 +24,8 @@ MNIST_FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-DIGITS = 1797  # that scikit-learn brings along
-HELD_OUT = 0.2  # of scikit-learn's digits, never trained on
+SKLEARN_DIGITS = 1797  # that scikit-learn brings along
+TEST_FRACTION = 0.2  # of scikit-learn's digits, never trained on
 SPLIT_SEED = 0
 
 
@@ -39,7 +39,7 @@ class Images:
     test_labels: Tensor
     name: str  # of the data set, short
     source: str
-    does_not_show: str = ""
+    limitation: str = ""
 
 
 def load(folder: str | None) -> Images:
@@ -95,7 +95,7 @@ def upsampled_digits() -> Images:
     images = F.interpolate(small, size=(SIZE, SIZE), mode="bilinear", align_corners=False)
     labels = rows[:, -1].long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    test, train = order.tensor_split([round(HELD_OUT * len(order))])
+    test, train = order.tensor_split([round(TEST_FRACTION * len(order))])
     return Images(
         images[train],
         labels[train],
@@ -103,7 +103,7 @@ def upsampled_digits() -> Images:
         labels[test],
         name="scikit-learn's digits, not MNIST",
         source=f"scikit-learn's bundled digits, {len(labels)} pictures of 8×8 upsampled to 28×28; not MNIST",
-        does_not_show="that training data can be read from a shared filesystem, and MNIST's own accuracy",
+        limitation="that training data can be read from a shared filesystem, and MNIST's own accuracy",
     )
 
 
@@ -117,8 +117,8 @@ def _digits() -> Tensor:
             raise ValueError("it is not installed")
         path = Path(package.origin).parent / "datasets/data/digits.csv.gz"
         rows = torch.tensor([[float(cell) for cell in line.split(b",")] for line in _content(path).splitlines()])
-        if rows.shape != (DIGITS, 65):
-            raise ValueError(f"{path} holds {tuple(rows.shape)} numbers, expected {(DIGITS, 65)}")
+        if rows.shape != (SKLEARN_DIGITS, 65):
+            raise ValueError(f"{path} holds {tuple(rows.shape)} numbers, expected {(SKLEARN_DIGITS, 65)}")
     except (OSError, ValueError, SeatrialError) as error:
         raise SeatrialError(
             "no folder with MNIST is configured, and scikit-learn, whose digits are used then, cannot be read "

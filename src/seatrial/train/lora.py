@@ -14,7 +14,7 @@ from seatrial.train.decoder import Adapter, Decoder, Linear
 from seatrial.util.files import atomic_write, write_json
 
 _PREFIX = "base_model.model.model."  # peft wraps the causal model, which wraps the decoder
-WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 
 
 def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dropout: float) -> None:
@@ -26,7 +26,7 @@ def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dr
                 layer.adapter = Adapter(layer.in_features, layer.out_features, rank, alpha, dropout)
 
 
-def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters, under peft's names."""
     return {peft_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
 
@@ -35,10 +35,10 @@ def peft_name(name: str) -> str:
     return f"{_PREFIX}{name.replace('.adapter.', '.')}.weight"
 
 
-def gather(model: nn.Module) -> dict[str, Tensor]:
+def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
     """The adapters whole, on the CPU, under peft's names. Where they are sharded, every rank must take part."""
     found = {}
-    for name, parameter in adapters(model).items():
+    for name, parameter in adapter_parameters(model).items():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         found[name] = whole.detach().cpu().contiguous()
     return found
@@ -65,18 +65,18 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
         "bias": "none",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / WEIGHTS, save(weights))
-    write_json(folder / SETTINGS, settings)
+    atomic_write(folder / WEIGHTS_FILE, save(weights))
+    write_json(folder / CONFIG_FILE, settings)
 
 
-def prove(weights: dict[str, Tensor], folder: Path) -> str:
+def verify_export(weights: dict[str, Tensor], folder: Path) -> str:
     """What reading ``export``'s file again showed. Raises SeatrialError where it is not what was trained."""
     from safetensors.torch import load_file
 
-    found = load_file(folder / WEIGHTS)
+    found = load_file(folder / WEIGHTS_FILE)
     wrong = [name for name, tensor in weights.items() if name not in found or not torch.equal(found[name], tensor)]
     if wrong or len(found) != len(weights):
-        raise SeatrialError(f"{folder / WEIGHTS} does not hold what was trained: {len(wrong)} adapters differ")
+        raise SeatrialError(f"{folder / WEIGHTS_FILE} does not hold what was trained: {len(wrong)} adapters differ")
     return "loaded; equal bit by bit"
 
 
@@ -89,14 +89,18 @@ def load(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(folder / WEIGHTS)
+        found = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"cannot read the adapters in {folder}: {error}") from error
-    own = adapters(model)
+    own = adapter_parameters(model)
     if own.keys() != found.keys():
         odd = sorted(own.keys() ^ found.keys())
-        raise UsageError(f"{folder / WEIGHTS} is not of this model: {len(odd)} adapters differ, {odd[0]} the first")
+        raise UsageError(
+            f"{folder / WEIGHTS_FILE} is not of this model: {len(odd)} adapters differ, {odd[0]} the first"
+        )
     for name, parameter in own.items():
         if parameter.shape != found[name].shape:
-            raise UsageError(f"{folder / WEIGHTS}: {name} is {list(found[name].shape)}, not {list(parameter.shape)}")
+            raise UsageError(
+                f"{folder / WEIGHTS_FILE}: {name} is {list(found[name].shape)}, not {list(parameter.shape)}"
+            )
         parameter.copy_(found[name])

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-IGNORED = -100  # a target that is not learned, as torch and transformers have it
+IGNORE_INDEX = -100  # a target that is not learned, as torch and transformers have it
 
 
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool = False) -> Tensor:
@@ -29,7 +29,7 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The summed loss in fp32, and its gradient in the type of ``logits`` [T, V]: softmax minus one at the target."""
     wide = logits.float()
     normalizer = wide.logsumexp(dim=-1, keepdim=True)
-    counted = (targets != IGNORED).unsqueeze(-1)
+    counted = (targets != IGNORE_INDEX).unsqueeze(-1)
     target = targets.clamp(min=0).unsqueeze(-1)
     loss = torch.where(counted, normalizer - wide.gather(-1, target), 0.0).sum()
     words = torch.arange(logits.shape[-1], device=logits.device)

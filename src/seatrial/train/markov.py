@@ -18,7 +18,7 @@ ENTROPY = -sum(share / 16 * math.log(share / 16) for share in SIXTEENTHS)
 CHAIN_SEED = 0
 
 
-def sequences(count: int, length: int, seed: int) -> Tensor:
+def generate_sequences(count: int, length: int, seed: int) -> Tensor:
     """``count`` walks of ``length`` states through the chain: int64 [count, length], on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     next_state = _transitions()

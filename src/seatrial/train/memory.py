@@ -10,13 +10,13 @@ STATE = 16  # bytes of a parameter that trains in fp32: itself, its gradient, Ad
 ROOM = 0.45  # of a device's memory for these: the rest is activations, gathered weights and NCCL's buffers
 
 
-def layers_that_fit(settings: TrainConfig, ranks: int, device: str) -> int | None:
+def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
     """How many blocks of the model ``ranks`` can hold among them, sharded; None where all of them fit, or on a CPU."""
     shape = settings.architecture()
     if not device.startswith("cuda") or settings.parallel.cpu_offload or settings.model.weights != "random":
         return None
     room = ROOM * torch.cuda.get_device_properties(device).total_memory * ranks / STATE
-    return cut(
+    return layers_within(
         shape.num_hidden_layers,
         shape.parameters,
         settings.model_copy(update={"model": settings.model.model_copy(update={"layers": 1})})
@@ -26,7 +26,7 @@ def layers_that_fit(settings: TrainConfig, ranks: int, device: str) -> int | Non
     )
 
 
-def cut(layers: int, parameters: int, with_one: int, room: float) -> int | None:
+def layers_within(layers: int, parameters: int, with_one: int, room: float) -> int | None:
     """The most of ``layers`` whose parameters are no more than ``room``, at least 1; None where all are."""
     if parameters <= room or layers == 1:
         return None

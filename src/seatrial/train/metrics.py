@@ -20,10 +20,10 @@ from torch import nn
 
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, exposed_communication
-from seatrial.train.clock import gemm_tflops
-from seatrial.train.data import Facts
-from seatrial.train.parallel import World, spread
-from seatrial.train.progress import Phases, Step
+from seatrial.train.data import DatasetInfo
+from seatrial.train.parallel import World, tensor_counts
+from seatrial.train.progress import StartupPhases, Step
+from seatrial.train.step_timer import gemm_tflops
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import data_files
 from seatrial.util.files import atomic_write, write_json
@@ -34,57 +34,57 @@ _SHORT = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16", torch
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training that is over, as its stack knows it. What it cannot know is None, and null in metrics.json."""
 
     steps: Sequence[Step]
     model: nn.Module
     optimizer: Any
     strategy: str  # as it was really spread, were there several ranks
-    compute: str  # what matrices are multiplied in
-    data: Facts
+    compute_dtype: str  # what matrices are multiplied in
+    data: DatasetInfo
     trained_tokens: int  # of all ranks, those that the loss was taken of
-    checkpoints: Sequence[checkpoint.Result]
+    checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dict[str, Any]:
+def report(settings: TrainConfig, world: World, run: TrainingRun, phases: StartupPhases) -> dict[str, Any]:
     """metrics.json. All ranks must call this when the last step is done: train_runtime_s ends now.
 
-    Speeds are of the steps after ``settle_steps``, saving excluded.
+    Speeds are of the steps after ``untimed_steps``, saving excluded.
     """
     common = _common(settings, world, run.steps, phases)
-    measured = run.steps[settings.settle_steps :] or run.steps[-1:]
+    measured = run.steps[settings.untimed_steps :] or run.steps[-1:]
     ranks = world.gather(_this_rank(world, measured))
-    trained, every = counts(run.model)
+    trained, every = parameter_counts(run.model)
     return common | {
         "run_name": settings.run_name,
         "stack": settings.stack,
         "strategy": run.strategy if world.size > 1 or run.strategy == "fsdp2" else "single",
         "replicas": _replicas(settings, world, run),
-        "precision": precision(run),
+        "precision": describe_precision(run),
         "weights": settings.model.weights,
         "gpu0": ranks[0]["device"],
         "hosts": len({rank["host"] for rank in ranks}),
         "parameters": every,
         "trained_parameters": trained,
-        **spread(run.model),
+        **tensor_counts(run.model),
         "trained_tokens": run.trained_tokens,
         **_speed(settings, world, measured, ranks),
-        "slowest_rank": slowest(ranks),
-        **exposed_communication.UNKNOWN,
+        "slowest_rank": slowest_rank(ranks),
+        **exposed_communication.NOT_MEASURED,
         "phases_s": phases.seconds,
         "compile_s": max(0.0, run.steps[0].seconds - _middle(measured)) if run.compiled_graphs else 0.0,
         "compiled_graphs": run.compiled_graphs,
         "loss_first": run.steps[0].loss,
         "loss_last": run.steps[-1].loss,
-        "loss_floor": run.data.floor,
+        "loss_entropy_bound": run.data.entropy_bound,
         "memory_peak_gib": _most(ranks, "memory_peak_gib"),
         "allocation_retries": _most(ranks, "allocation_retries"),
         "allocator": _allocator(),
-        "memory_state_gib": _most(ranks, "memory_held_gib"),
-        "memory_state_expected_gib": _state_gib(settings, world, run),
+        "params_and_optimizer_gib": _most(ranks, "memory_allocated_gib"),
+        "params_and_optimizer_expected_gib": _state_gib(settings, world, run),
         "checkpoints": [asdict(save) for save in run.checkpoints],
         "data": asdict(run.data),
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__), **run.versions},
@@ -92,7 +92,7 @@ def report(settings: TrainConfig, world: World, run: Run, phases: Phases) -> dic
     }
 
 
-def _common(settings: TrainConfig, world: World, steps: Sequence[Step], phases: Phases) -> dict[str, Any]:
+def _common(settings: TrainConfig, world: World, steps: Sequence[Step], phases: StartupPhases) -> dict[str, Any]:
     """What training scripts print at their end, under the names they give it; warm-up and saving included.
 
     wall_time_s begins when the data is prepared, so that building the model is in it, and train_runtime_s with the
@@ -163,7 +163,7 @@ def _this_rank(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "step_p50_s": _middle(measured),
         "forward_p50_s": median(forward) if forward else None,
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
-        "memory_held_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
+        "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # last: it needs memory of its own
     }
@@ -175,7 +175,7 @@ def _allocator() -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "as it is by default"
 
 
-def counts(model: nn.Module) -> tuple[int, int]:
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """Parameters that are trained, and all of them; whole ones, also where a rank holds a share (FSDP2, ZeRO-3)."""
     sizes = [(_numbers(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
@@ -185,23 +185,27 @@ def _numbers(parameter: nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))  # ZeRO-3 leaves an empty tensor; a DTensor is whole
 
 
-def precision(run: Run) -> str:
+def describe_precision(run: TrainingRun) -> str:
     """What is kept in which type, by the tensors themselves; of Adam, whose state lies beside its master weights."""
     parameters = list(run.model.parameters())
     frozen = _types(p for p in parameters if not p.requires_grad)
     trained = _types(p for p in parameters if p.requires_grad)
     master = _types(run.optimizer.state)
     adam = _types(state["exp_avg"] for state in run.optimizer.state.values() if "exp_avg" in state)
-    said = [f"{run.compute} compute", *([f"{frozen} frozen weights"] if frozen else []), f"{trained} trained weights"]
+    said = [
+        f"{run.compute_dtype} compute",
+        *([f"{frozen} frozen weights"] if frozen else []),
+        f"{trained} trained weights",
+    ]
     said += [f"{master} master weights"] if master and master != trained else []
     return ", ".join([*said, f"{adam or 'unknown'} Adam"])
 
 
 def _types(tensors: Iterable[Any]) -> str:
-    return " and ".join(sorted({short(tensor.dtype) for tensor in tensors}))
+    return " and ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
 
 
-def short(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """fp32 for torch.float32, and so on."""
     return _SHORT.get(dtype, str(dtype))
 
@@ -211,7 +215,7 @@ def _most(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return max((rank[name] for rank in ranks if rank[name] is not None), default=None)
 
 
-def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Who takes longest for a forward pass, and how much longer than the median of all: all steps end together.
 
     Under FSDP2 a forward pass waits for the others' weights, so that there the figure says less. None where forward
@@ -221,10 +225,10 @@ def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
     worst = max(ranks, key=lambda rank: rank["forward_p50_s"])
     middle = median(rank["forward_p50_s"] for rank in ranks)
-    return {"rank": worst["rank"], "host": worst["host"], "times_median": worst["forward_p50_s"] / middle}
+    return {"rank": worst["rank"], "host": worst["host"], "ratio_to_median": worst["forward_p50_s"] / middle}
 
 
-def _state_gib(settings: TrainConfig, world: World, run: Run) -> float | None:
+def _state_gib(settings: TrainConfig, world: World, run: TrainingRun) -> float | None:
     """Weights and Adam's two moments on one device, by arithmetic: gradients are freed after each step.
 
     None under ZeRO-3, whose own config file says what lies where.
@@ -237,7 +241,7 @@ def _state_gib(settings: TrainConfig, world: World, run: Run) -> float | None:
     return held / (world.size / _replicas(settings, world, run)) / GIB
 
 
-def _replicas(settings: TrainConfig, world: World, run: Run) -> int:
+def _replicas(settings: TrainConfig, world: World, run: TrainingRun) -> int:
     """How many ranks, or groups of ranks, have the whole model (HSDP: several, each spread over a group)."""
     return world.size if run.strategy == "ddp" else settings.parallel.replicas
 
@@ -254,15 +258,15 @@ def peak_tflops(device: str) -> float | None:
 def write(found: Mapping[str, Any], out: Path) -> None:
     """metrics.json in ``out``, and the same for a person: summary.txt, also to standard error. The first rank's."""
     write_json(out / "metrics.json", found)
-    atomic_write(out / "summary.txt", summary(found).encode())
-    sys.stderr.write(summary(found))
+    atomic_write(out / "summary.txt", summary_text(found).encode())
+    sys.stderr.write(summary_text(found))
 
 
-def summary(found: Mapping[str, Any]) -> str:
+def summary_text(found: Mapping[str, Any]) -> str:
     """metrics.json in a few lines."""
     mfu, shown = found["mfu_percent"], found["exposed_communication_percent"]
     share = f"MFU {mfu:.1f} % of {found['peak_tflops']:g} TFLOP/s" if mfu is not None else "MFU unknown: peak unknown"
-    floor = f" (floor {found['loss_floor']:.4f})" if found["loss_floor"] is not None else ""
+    floor = f" (floor {found['loss_entropy_bound']:.4f})" if found["loss_entropy_bound"] is not None else ""
     memory = f"; peak memory {found['memory_peak_gib']:.1f} GiB" if found["memory_peak_gib"] is not None else ""
     if retries := found["allocation_retries"]:
         memory += f"; it was so full that the allocator gave unused blocks back {retries} times, which takes time"
@@ -284,7 +288,7 @@ def summary(found: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def explained_memory(settings: TrainConfig, device: torch.device) -> Iterator[None]:
+def explain_out_of_memory(settings: TrainConfig, device: torch.device) -> Iterator[None]:
     """Turns an out-of-memory error of the device into one that says where memory went, and what would help."""
     try:
         yield

@@ -19,14 +19,14 @@ import yaml
 
 from seatrial.model import UsageError
 from seatrial.train.hf import rows
-from seatrial.train.train_config import HUB, TrainConfig
+from seatrial.train.train_config import HUB_PREFIX, TrainConfig
 
-MODEL, ROWS, RESULT = "model", "rows.jsonl", "trained"  # beside the config
+MODEL_FOLDER, ROWS_FILE, OUTPUT_FOLDER = "model", "rows.jsonl", "trained"  # beside the config
 _LAYOUTS = ("no_robots", "alpaca")
 _HEADER = "# What seatrial has `oumi train -c` do. Every token counts in its loss, those of the prompt as well.\n"
 
 
-def rendered(config: TrainConfig, folder: Path) -> str:
+def render(config: TrainConfig, folder: Path) -> str:
     """Oumi's YAML for ``config``. Pure: names files below ``folder``, and makes none.
 
     The rows, from wherever they come, are in ``folder``/rows.jsonl, a model with random weights in ``folder``/model;
@@ -40,7 +40,7 @@ def rendered(config: TrainConfig, folder: Path) -> str:
     return f"{_HEADER}{text}"
 
 
-def row_of(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def convert_row(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """``row`` of no_robots or alpaca, with only the keys that Oumi's text_sft_jsonl reads. Raises ValueError."""
     if layout == "alpaca":
         rows.prompt_and_output(row)
@@ -54,7 +54,7 @@ def _refuse(config: TrainConfig) -> None:
         "use_lora: only a full fine-tune is": config.use_lora,
         f"parallel.strategy {config.parallel.strategy}: one GPU is": config.parallel.strategy != "ddp",
         "data.packing: rows one by one are": config.data.packing,
-        "learning_rate.floor: only a rate that ends at 0 is": bool(config.learning_rate.floor),
+        "learning_rate.floor: only a rate that ends at 0 is": bool(config.learning_rate.min_ratio),
     }
     if reason := next((reason for reason, holds in wrong.items() if holds), None):
         raise UsageError(f"{config.run_name} cannot be rendered for Oumi: {reason} rendered")
@@ -64,17 +64,17 @@ def _model(config: TrainConfig, folder: Path) -> dict[str, Any]:
     weights = config.model.weights
     trained_low = config.bf16 and config.master_dtype == "bf16"
     found = {
-        "model_name": str(folder / MODEL) if weights == "random" else weights.removeprefix(HUB),
+        "model_name": str(folder / MODEL_FOLDER) if weights == "random" else weights.removeprefix(HUB_PREFIX),
         "model_max_length": config.seq_len,
         "torch_dtype_str": "bfloat16" if trained_low else "float32",
         "attn_implementation": "sdpa",
         "load_pretrained_weights": weights != "random",
     }
-    return found | ({"tokenizer_name": config.data.tokenizer.removeprefix(HUB)} if config.data.tokenizer else {})
+    return found | ({"tokenizer_name": config.data.tokenizer.removeprefix(HUB_PREFIX)} if config.data.tokenizer else {})
 
 
 def _data(folder: Path) -> dict[str, Any]:
-    return {"train": {"datasets": [{"dataset_name": "text_sft_jsonl", "dataset_path": str(folder / ROWS)}]}}
+    return {"train": {"datasets": [{"dataset_name": "text_sft_jsonl", "dataset_path": str(folder / ROWS_FILE)}]}}
 
 
 def _training(config: TrainConfig, folder: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _training(config: TrainConfig, folder: Path) -> dict[str, Any]:
     return {
         "trainer_type": "TRL_SFT",
         "run_name": config.run_name,
-        "output_dir": str(folder / RESULT),
+        "output_dir": str(folder / OUTPUT_FOLDER),
         "max_steps": config.max_steps,
         "per_device_train_batch_size": config.bsz,
         "gradient_accumulation_steps": config.grad_accum,
@@ -92,7 +92,7 @@ def _training(config: TrainConfig, folder: Path) -> dict[str, Any]:
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "optimizer": "adamw_torch",
         "learning_rate": schedule.peak,
-        "lr_scheduler_type": schedule.shape,
+        "lr_scheduler_type": schedule.schedule,
         "warmup_steps": schedule.warmup_steps,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.beta1,

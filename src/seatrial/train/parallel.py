@@ -41,7 +41,7 @@ class World:
     host: str
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
@@ -52,7 +52,7 @@ class World:
         """Wait for all, without a kernel: a GPU may be busy, or not be there."""
         self.gather(None)
 
-    def total(self, value: Tensor) -> Tensor:
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
         """The sum over ranks, in place; queued on the device, not waited for. One that is alone needs no group."""
         if self.size > 1:
             dist.all_reduce(value)
@@ -60,7 +60,7 @@ class World:
 
 
 @contextmanager
-def opened(timeout_s: float) -> Iterator[World]:
+def process_group(timeout_s: float) -> Iterator[World]:
     """The group that is open, or that torchrun's environment describes; without one, a group of this process alone.
 
     NCCL where there are GPUs, one a process, and gloo beside it for what is on the CPU: checkpoints and offloading.
@@ -81,7 +81,7 @@ def opened(timeout_s: float) -> Iterator[World]:
     if not theirs:
         dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
     world = World(rank, size, device, socket.gethostname())
-    world.total(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
+    world.all_reduce_sum(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
     if gpus:
         torch.cuda.synchronize()
     yield world
@@ -111,15 +111,15 @@ def prepare_kernels(settings: TrainConfig) -> None:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """``model`` holds the weights; ``call`` is what trains it, which under DDP is another module around it."""
 
     model: Decoder
-    call: nn.Module
-    trained: list[nn.Parameter]
+    train_module: nn.Module
+    trained_parameters: list[nn.Parameter]
 
 
-def build(settings: TrainConfig, world: World) -> Built:
+def build(settings: TrainConfig, world: World) -> BuiltModel:
     """The model that ``settings`` describe, spread and filled with its first weights.
 
     What is frozen is held in the type that is computed in; what trains, in ``master_dtype``.
@@ -127,19 +127,19 @@ def build(settings: TrainConfig, world: World) -> Built:
     shape, compute = settings.architecture(), _TYPES["bf16" if settings.bf16 else "fp32"]
     master = _TYPES[settings.master_dtype]
     if settings.fp8:
-        fp8.refuse(world.device, shape)
-    model = weights.build(shape, compute, compute if settings.use_lora else master)
+        fp8.require_support(world.device, shape)
+    model = weights.build_on_meta(shape, compute, compute if settings.use_lora else master)
     if settings.use_lora:
         dropout = settings.lora_dropout
         lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
-        for adapter in lora.adapters(model).values():
+        for adapter in lora.adapter_parameters(model).values():
             adapter.data = adapter.data.to(master)
     compiled = settings.compile and world.device.type == "cuda"
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
             layer.fp8 = settings.fp8
     for block in blocks(model):
-        block.recompute = settings.gradient_checkpointing
+        block.checkpoint_activations = settings.gradient_checkpointing
         if compiled:
             options = _AUTOTUNE if settings.autotune else None
             block.run = torch.compile(block.run, options=options)  # type: ignore[method-assign]
@@ -148,11 +148,11 @@ def build(settings: TrainConfig, world: World) -> Built:
     if sharded:
         shard(model, settings, world, compute)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
-    drawn = weights.random(settings.seed, shape.initializer_range)
+    drawn = weights.random_weights(settings.seed, shape.initializer_range)
     folder = settings.model.weights
     weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
     call = model if sharded or world.size == 1 else replicate(model, settings, world)
-    return Built(model, call, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    return BuiltModel(model, call, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
 def blocks(model: Decoder) -> list[Block]:
@@ -211,14 +211,14 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
     return replica
 
 
-def spread(model: nn.Module) -> dict[str, int]:
+def tensor_counts(model: nn.Module) -> dict[str, int]:
     """How many parameter tensors there are, and how many of them are sharded, by FSDP2 or by ZeRO-3 (``ds_id``)."""
     found = list(model.parameters())
     sharded = sum(isinstance(one, DTensor) or hasattr(one, "ds_id") for one in found)
-    return {"parameter_tensors": len(found), "tensors_sharded": sharded}
+    return {"parameter_tensors": len(found), "sharded_tensors": sharded}
 
 
-def sharding_faults(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
+def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
     """What is not spread as FSDP2 promises: every parameter by its rows, and no rank with more than its share.
 
     ``ranks`` in all; each of ``replicas`` is spread over as many as it has.
@@ -253,7 +253,7 @@ def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim
 
 
 @contextmanager
-def gradients_kept_apart(call: nn.Module, last: bool) -> Iterator[None]:
+def gradient_sync(call: nn.Module, last: bool) -> Iterator[None]:
     """Within, DDP exchanges gradients in the ``last`` micro-batch only. FSDP2 does in each: it has no room to wait."""
     if isinstance(call, DistributedDataParallel) and not last:
         with call.no_sync():
@@ -262,6 +262,6 @@ def gradients_kept_apart(call: nn.Module, last: bool) -> Iterator[None]:
         yield
 
 
-def whole(value: Tensor) -> Tensor:
+def unshard(value: Tensor) -> Tensor:
     """A sharded result, such as a norm, as every rank needs it."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -17,7 +17,7 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util import journal
 from seatrial.util.files import write_json
 
-STEPS = "steps.jsonl"
+STEPS_FILE = "steps.jsonl"
 LIVE_S = 1.0  # on a terminal the line is renewed so often: a person looks at it
 
 
@@ -46,33 +46,33 @@ class Step:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm or 0.0)
 
 
-class Phases:
+class StartupPhases:
     """Where the time went before the first step was done: seconds by phase, from the start of the process."""
 
     def __init__(self, started: float, phase: str) -> None:
         self._started = self._last = started
         self._ends: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
-        self.next(phase)
+        self.end_phase(phase)
 
-    def next(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """``phase`` has just ended."""
         self._ends[phase] = time.time()
         self.seconds[phase] = self._ends[phase] - self._last
         self._last = self._ends[phase]
 
-    def first_step(self) -> None:
+    def end_first_step(self) -> None:
         """A step has been seen to be done; only the first counts, and holds what had to be compiled for it."""
         if "first_step" not in self.seconds:
-            self.next("first_step")
-            self.seconds["until_first_step"] = self._last - self._started
+            self.end_phase("first_step")
+            self.seconds["time_to_first_step"] = self._last - self._started
 
     def since(self, phase: str) -> float:
         """Seconds since ``phase`` ended."""
         return time.time() - self._ends[phase]
 
 
-class Progress:
+class StepLog:
     """Steps as they become known: on the first rank each is a line of ``out``/steps.jsonl.
 
     Lines of the ``done`` steps of a run that is resumed stay; what came after them is overwritten. Raises UsageError
@@ -81,16 +81,16 @@ class Progress:
 
     def __init__(self, settings: TrainConfig, world: World, out: Path, done: int) -> None:
         self._settings, self._world = settings, world
-        self._file = _lines(out / STEPS, done, settings.checkpoint.resume) if world.first else None
+        self._file = _lines(out / STEPS_FILE, done, settings.checkpoint.resume) if world.is_rank0 else None
         # of stack hf the Trainer writes its own, under the same names
-        ours = world.first and settings.tensorboard and settings.stack == "native"
+        ours = world.is_rank0 and settings.tensorboard and settings.stack == "native"
         self._board: Any = _board(out, done) if ours else None
         self._live = sys.stderr.isatty()
         self._every = min(LIVE_S, settings.log_every_s) if self._live else settings.log_every_s
         self._said = time.monotonic()
         self._first: tuple[int, float] | None = None
 
-    def note(self, record: Step) -> Step:
+    def write(self, record: Step) -> Step:
         if self._file is not None:
             self._file.write(json.dumps(asdict(record)) + "\n")
             self._tell(record)
@@ -135,16 +135,16 @@ class Progress:
         return "  ".join([*said, f"{left:.0f} s left"])
 
 
-def claim(settings: TrainConfig, out: Path) -> None:
+def create_run_folder(settings: TrainConfig, out: Path) -> None:
     """Make ``out`` the folder of this run, with the resolved config in it; the first rank's.
 
     Raises UsageError where it holds another run, one is at work in it, or it cannot be written to.
     """
-    if not settings.checkpoint.resume and (out / STEPS).exists():
+    if not settings.checkpoint.resume and (out / STEPS_FILE).exists():
         raise _holds_a_run(out)
     try:
-        if (out / STEPS).exists():  # of a run that goes on at this moment the config stays what it is
-            with (out / STEPS).open("a", encoding="utf-8") as steps:
+        if (out / STEPS_FILE).exists():  # of a run that goes on at this moment the config stays what it is
+            with (out / STEPS_FILE).open("a", encoding="utf-8") as steps:
                 _have_alone(steps, out)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", settings.model_dump(mode="json"))
@@ -152,7 +152,7 @@ def claim(settings: TrainConfig, out: Path) -> None:
         raise UsageError(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
 
 
-def refuse_without_tensorboard(settings: TrainConfig) -> None:
+def require_tensorboard(settings: TrainConfig) -> None:
     """Raises UsageError where logs for TensorBoard are wanted, and it is not installed: before anything is trained."""
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard: true needs tensorboard, which is not installed: pip install tensorboard")

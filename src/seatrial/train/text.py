@@ -10,13 +10,13 @@ from typing import Any
 
 from seatrial.model import UsageError
 
-END = "<|end|>"  # behind each row, of a tokenizer that is trained here
+END_TOKEN = "<|end|>"  # behind each row, of a tokenizer that is trained here
 # What files call the end of a text; the first that a tokenizer knows is taken
-_ENDS = (END, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
-MOST_TRAINED = 8192  # words of a tokenizer trained here: more take longer and teach no more
+_ENDS = (END_TOKEN, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
+MAX_TRAINED_VOCABULARY = 8192  # words of a tokenizer trained here: more take longer and teach no more
 
 
-def read(path: Path, most: int | None) -> list[str]:
+def read_rows(path: Path, most: int | None) -> list[str]:
     """The first ``most`` rows as text. Raises UsageError, naming file and row, for one that is none."""
     try:
         rows = list(islice(_rows(path), most))
@@ -99,7 +99,7 @@ def _turn(turn: Any, where: str) -> str:
     return f"### {turn['role'].capitalize()}:\n{turn['content']}"
 
 
-def tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
+def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
     """The tokenizer.json at ``path``; without one, byte-level BPE trained on ``rows``, of at most ``vocabulary`` words.
 
     Raises UsageError where it cannot be read.
@@ -118,7 +118,10 @@ def tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocabulary, MOST_TRAINED), special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=min(vocabulary, MAX_TRAINED_VOCABULARY),
+        special_tokens=[END_TOKEN],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     trained.train_from_iterator(rows, trainer)
     return trained

@@ -19,8 +19,8 @@ from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-CONFIGS = Path(__file__).parents[1] / "data" / "configs"
-HUB = "hub:"  # before OWNER/NAME
+CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
+HUB_PREFIX = "hub:"  # before OWNER/NAME
 _LOCAL = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
 _NEAR = 3  # names that are suggested for one that is unknown
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -48,7 +48,7 @@ class Model(Frozen):
 
     def architecture(self) -> Architecture:
         """Raises UsageError where ``name`` is neither, or ``width`` does not fit its heads."""
-        return architecture.find(self.name).resized(self.layers, self.width)
+        return architecture.load(self.name).resize(self.layers, self.width)
 
 
 class Data(Frozen):
@@ -68,13 +68,13 @@ class Data(Frozen):
         default="walks", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
     )
     packing: bool = Field(default=False, description="stack hf: several rows a sequence, where one would be padding")
-    unequal: bool = Field(
+    variable_length: bool = Field(
         default=False, description="stack native: generated sequences of unequal lengths; padding counts nothing"
     )
 
     @model_validator(mode="after")
     def _only_what_is_generated_is_unequal(self) -> Data:
-        if self.unequal and self.path is not None:
+        if self.variable_length and self.path is not None:
             raise ValueError("unequal goes with generated data: rows of a file are packed into whole sequences")
         return self
 
@@ -89,13 +89,13 @@ class Schedule(_Finite):
     """The learning rate: up in a line for ``warmup_steps``, then down to ``floor`` times the peak at the last step."""
 
     peak: float = Field(default=5e-5, gt=0)
-    shape: Literal["constant", "linear", "cosine"] = "linear"
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
     warmup_steps: int = Field(default=0, ge=0)
-    floor: float = Field(default=0.0, ge=0, le=1)
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _constant_has_no_floor(self) -> Schedule:
-        if self.shape == "constant" and self.floor:
+        if self.schedule == "constant" and self.min_ratio:
             raise ValueError("a constant rate has no floor")
         return self
 
@@ -205,7 +205,7 @@ class TrainConfig(_Finite):
     loss_chunks: int = Field(default=4, gt=0, description="parts of a micro-batch whose logits are in memory at once")
     seed: int = Field(default=0, ge=0, lt=2**31)
     # DDP lays its buckets out anew after the first; allocator and clocks settle in the next ones
-    settle_steps: int = Field(default=3, ge=0, description="first steps, that speed is not measured in")
+    untimed_steps: int = Field(default=3, ge=0, description="first steps, that speed is not measured in")
     profile_steps: int = Field(
         default=3,
         ge=0,
@@ -216,8 +216,8 @@ class TrainConfig(_Finite):
 
     @model_validator(mode="after")
     def _steps_are_left_to_measure(self) -> TrainConfig:
-        if self.settle_steps >= self.max_steps:
-            raise ValueError(f"settle_steps {self.settle_steps} leave none of {self.max_steps} steps to measure")
+        if self.untimed_steps >= self.max_steps:
+            raise ValueError(f"untimed_steps {self.untimed_steps} leave none of {self.max_steps} steps to measure")
         return self
 
     @model_validator(mode="after")
@@ -226,7 +226,7 @@ class TrainConfig(_Finite):
             raise ValueError("strategy zero3 goes with stack hf")
         if self.stack == "hf" and self.parallel.replicas > 1:
             raise ValueError("parallel.replicas go with stack native")
-        if self.stack == "hf" and (self.deterministic or self.data.unequal):
+        if self.stack == "hf" and (self.deterministic or self.data.variable_length):
             raise ValueError("deterministic and data.unequal go with stack native")
         return self
 
@@ -241,26 +241,26 @@ class TrainConfig(_Finite):
     def architecture(self) -> Architecture:
         """The model's, once it is known to take ``seq_len`` tokens. Raises UsageError."""
         found = self.model.architecture()
-        found.refuse_length(self.seq_len)
+        found.validate_seq_len(self.seq_len)
         return found
 
 
-def shipped() -> list[str]:
+def shipped_configs() -> list[str]:
     """The configs that come with seatrial, by name: those of tiny/ rehearse the others on two CPU cores."""
-    return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
+    return sorted(str(path.relative_to(CONFIGS_FOLDER).with_suffix("")) for path in CONFIGS_FOLDER.rglob("*.yaml"))
 
 
-def find(config: Path | str) -> Path:
+def config_path(config: Path | str) -> Path:
     """The file of a training config: one that ships, by its name, or the one at that path. Raises UsageError."""
-    if str(config) in shipped():
-        return CONFIGS / f"{config}.yaml"
+    if str(config) in shipped_configs():
+        return CONFIGS_FOLDER / f"{config}.yaml"
     if not str(config).endswith((".yaml", ".yml")):
         raise UsageError(_unknown(str(config)))
     return Path(config)
 
 
 def _unknown(name: str) -> str:
-    names = shipped()
+    names = shipped_configs()
     holding = [one for one in names if name in one] if name else []
     near = [*dict.fromkeys([*holding, *difflib.get_close_matches(name, names, cutoff=0.5)])][:_NEAR]
     meant = f"; did you mean {' or '.join(near)}?" if near else "."
@@ -274,7 +274,7 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
 
     Raises UsageError that names the file (or override), the key and what was expected.
     """
-    path = find(config)
+    path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
     loaded = load_as(TrainConfig, str(path), assignments)
     _refuse_hub(loaded)
@@ -290,10 +290,10 @@ def _refuse_hub(loaded: TrainConfig) -> None:
         "data.tokenizer": loaded.data.tokenizer,
     }
     for key, name in named.items() if loaded.stack == "native" else ():
-        if name and name.startswith(HUB):
+        if name and name.startswith(HUB_PREFIX):
             options = " --repo-type dataset" if key == "data.path" else ""
             raise UsageError(
-                f"{key}={name}: only stack=hf asks the Hub. For stack native, `hf download {name.removeprefix(HUB)}"
+                f"{key}={name}: only stack=hf asks the Hub. For stack native, `hf download {name.removeprefix(HUB_PREFIX)}"
                 f"{options} --local-dir DIR` on a machine with network, then {key}={_LOCAL[key]}"
             )
 

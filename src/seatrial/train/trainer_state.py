@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from seatrial.model import SeatrialError, first_fault
+from seatrial.model import SeatrialError, first_validation_error
 
-NAME = "trainer_state.json"
-MOST_BYTES = 64 * 2**20  # a step takes 200 B: this is 300,000 of them
+FILE_NAME = "trainer_state.json"
+MAX_BYTES = 64 * 2**20  # a step takes 200 B: this is 300,000 of them
 _EXPECTED = "expected what transformers' Trainer writes there"
 
 
@@ -55,7 +55,7 @@ class TrainerState(_Entry):
     summary: Summary | None = None
 
     @property
-    def thirds(self) -> tuple[float, float] | None:
+    def first_last_third_loss(self) -> tuple[float, float] | None:
         """The median loss of the first and of the last third; None under three steps with a finite one."""
         losses = [step.loss for step in self.steps if math.isfinite(step.loss)]
         third = len(losses) // 3
@@ -74,7 +74,7 @@ def read(path: Path) -> TrainerState:
     try:
         state = TrainerState.model_validate({**fields, "steps": steps, "summary": ends[-1] if ends else None})
     except ValidationError as error:
-        raise SeatrialError(f"{path}: {first_fault(error)}; {_EXPECTED}") from error
+        raise SeatrialError(f"{path}: {first_validation_error(error)}; {_EXPECTED}") from error
     numbers = [step.step for step in state.steps]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > state.global_step):
         raise SeatrialError(f"{path}: the steps of log_history do not rise to global_step; {_EXPECTED}")
@@ -84,8 +84,8 @@ def read(path: Path) -> TrainerState:
 def _object(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise SeatrialError(f"{path} has {size} bytes, more than the {MOST_BYTES} that are read; {_EXPECTED}")
+        if size > MAX_BYTES:
+            raise SeatrialError(f"{path} has {size} bytes, more than the {MAX_BYTES} that are read; {_EXPECTED}")
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error

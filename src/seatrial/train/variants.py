@@ -23,14 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seatrial.bench import child_answer, fresh_ranks
+from seatrial.bench import child_ranks, child_result
 from seatrial.bench.rank import gather
 from seatrial.model import Frozen, SeatrialError
 from seatrial.train import checkpoint, disk, loop, parallel
 from seatrial.train.train_config import TrainConfig
 
 
-class Fault(Frozen):
+class InjectedFault(Frozen):
     """``kill_in_save``: SIGKILL when this rank has written its files, and the checkpoint is not whole yet.
 
     ``nan``: what this rank computes as a gradient is no number.
@@ -41,17 +41,17 @@ class Fault(Frozen):
     step: int
 
 
-class Act(Frozen):
+class Variant(Frozen):
     """A training into ``out``. ``refused``: it is to end in an error, and all ranks are to have it."""
 
     settings: TrainConfig
     out: Path
-    fault: Fault | None = None
-    refused: bool = False
+    fault: InjectedFault | None = None
+    expect_error: bool = False
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankPlacement:
     """Where a rank is, and how many seconds the acts of one start may take."""
 
     device: str
@@ -59,41 +59,41 @@ class Seat:
     limit_s: float
 
 
-def perform(
-    acts: Sequence[Act],
-    seat: Seat,
+def run_variants(
+    acts: Sequence[Variant],
+    seat: RankPlacement,
     out: Path,
     groups: Sequence[Sequence[int]] | None = None,
-    killed: int | None = None,
+    killed_rank: int | None = None,
 ) -> list[str]:
     """Carry out ``acts`` one after the other beside the ranks: the error of each, "" without one.
 
     The same on all ranks, which call this together; names of the start's files begin with ``out``. ``killed``: the rank
     whose fault it is to end all by; then there is no answer. Raises SeatrialError where it went otherwise.
     """
-    answers = fresh_ranks.ask_anew(
+    answers = child_ranks.run_child_ranks(
         "seatrial.train.variants",
         {"acts": [act.model_dump(mode="json") for act in acts]},
         {"NCCL_DEBUG_FILE": str(out.with_name(f"nccl.{out.name}.%h.%p.log"))},
         device=seat.device,
         local_rank=seat.local_rank,
-        out=out,
+        file_prefix=out,
         limit_s=seat.limit_s,
         groups=groups,
     )
-    if killed is not None and answers[killed].code == -signal.SIGKILL:
+    if killed_rank is not None and answers[killed_rank].exit_code == -signal.SIGKILL:
         return []
-    failed = {rank: answer for rank, answer in enumerate(answers) if answer.problem}
+    failed = {rank: answer for rank, answer in enumerate(answers) if answer.error}
     if failed:
-        first = fresh_ranks.first_to_fail(failed)
-        raise SeatrialError(f"{out.name}: {fresh_ranks.told(first, answers[first])}")
-    if killed is not None:
-        raise SeatrialError(f"{out.name}: rank {killed} was to be killed while it saved, and was not")
+        first = child_ranks.first_failed_rank(failed)
+        raise SeatrialError(f"{out.name}: {child_ranks.failure_text(first, answers[first])}")
+    if killed_rank is not None:
+        raise SeatrialError(f"{out.name}: rank {killed_rank} was to be killed while it saved, and was not")
     told: list[str] = answers[groups[0][0] if groups else 0].value
     return told
 
 
-def new_folder(parent: Path, shared: bool = False) -> Path:
+def create_folder(parent: Path, shared: bool = False) -> Path:
     """An empty folder in ``parent``, the same for all ranks, which call this together: an earlier attempt's stays.
 
     A node that does not share the first rank's gets one of its own; ``shared``: raises SeatrialError there.
@@ -115,16 +115,16 @@ def new_folder(parent: Path, shared: bool = False) -> Path:
     return path
 
 
-def carry_out(act: Act) -> str:
+def run_variant(act: Variant) -> str:
     """The error that ``act`` ended in; empty without one. Raises it where there was to be none."""
     said = ""
     # shared with the others, a failure is for good: one rank tells, and watchers end the rest, in the next act too
-    train = loop.train_unshared if act.refused else loop.train
+    train = loop.train_with_rank_errors if act.expect_error else loop.train
     try:
-        with faulty(act.fault):
+        with injected_fault(act.fault):
             train(act.settings, act.out)
     except SeatrialError as error:
-        if not act.refused:
+        if not act.expect_error:
             raise
         said = str(error)
     gc.collect()  # a model that is wrapped refers to itself
@@ -133,9 +133,9 @@ def carry_out(act: Act) -> str:
     return said
 
 
-def faulty(fault: Fault | None) -> AbstractContextManager[Any]:
+def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
     """Within, the training of this process has ``fault``."""
-    faults: dict[str, Callable[[Fault], AbstractContextManager[Any]]] = {
+    faults: dict[str, Callable[[InjectedFault], AbstractContextManager[Any]]] = {
         "kill_in_save": _killed_in_save,
         "nan": _no_number,
     }
@@ -143,24 +143,26 @@ def faulty(fault: Fault | None) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _killed_in_save(fault: Fault) -> Iterator[None]:
-    real = checkpoint.Saves._seal
+def _killed_in_save(fault: InjectedFault) -> Iterator[None]:
+    real = checkpoint.Checkpointer._finalize
 
-    def seal(self: checkpoint.Saves, kind: str, beside: Path, place: Path, step: int, *more: Any) -> checkpoint.Result:
+    def seal(
+        self: checkpoint.Checkpointer, kind: str, beside: Path, place: Path, step: int, *more: Any
+    ) -> checkpoint.CheckpointTiming:
         if (self._world.rank, step) == (fault.rank, fault.step):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, kind, beside, place, step, *more)
 
-    with _in_place(checkpoint.Saves, "_seal", seal):
+    with _in_place(checkpoint.Checkpointer, "_seal", seal):
         yield
 
 
 @contextmanager
-def _no_number(fault: Fault) -> Iterator[None]:
+def _no_number(fault: InjectedFault) -> Iterator[None]:
     real = loop.Trainer.step
 
-    def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.Pending:
-        look = self.built.model.on_gradient
+    def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.PendingStep:
+        look = self.built.model.gradient_hook
 
         def broken(gradient: Tensor) -> Tensor:
             wrong = gradient * math.nan
@@ -170,9 +172,9 @@ def _no_number(fault: Fault) -> Iterator[None]:
 
         if (self.world.rank, number) != (fault.rank, fault.step):
             return real(self, number, batches)
-        self.built.model.on_gradient = broken
+        self.built.model.gradient_hook = broken
         taken = real(self, number, batches)
-        self.built.model.on_gradient = look
+        self.built.model.gradient_hook = look
         return taken
 
     with _in_place(loop.Trainer, "step", step):
@@ -190,11 +192,11 @@ def _in_place(owner: type, name: str, method: Callable[..., Any]) -> Iterator[No
 
 
 def run(task: Mapping[str, Any]) -> list[str]:
-    acts = [Act.model_validate(act) for act in task["acts"]]
-    with disk.explained(acts[0].out):
-        fresh_ranks.join(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-        return [carry_out(act) for act in acts]
+    acts = [Variant.model_validate(act) for act in task["acts"]]
+    with disk.convert_disk_full(acts[0].out):
+        child_ranks.open_child_group(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
+        return [run_variant(act) for act in acts]
 
 
 if __name__ == "__main__":
-    child_answer.serve(run)
+    child_result.child_main(run)

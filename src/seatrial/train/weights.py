@@ -21,17 +21,17 @@ from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 from seatrial.train.decoder import Decoder
 
-Source = Callable[[str, torch.Size, torch.device], Tensor]  # the whole weight of that name
+WeightSource = Callable[[str, torch.Size, torch.device], Tensor]  # the whole weight of that name
 
 
-def build(shape: Architecture, dtype: torch.dtype, held: torch.dtype) -> Decoder:
+def build_on_meta(shape: Architecture, dtype: torch.dtype, held: torch.dtype) -> Decoder:
     """A decoder without memory, which computes in ``dtype`` and whose weights are to be ``held`` so."""
     with torch.device("meta"):
         return Decoder(shape, dtype).to(held)
 
 
 @torch.no_grad()
-def fill(model: nn.Module, source: Source, device: torch.device) -> None:
+def fill(model: nn.Module, source: WeightSource, device: torch.device) -> None:
     """Give every parameter that has memory, whole or sharded, its values. Each rank for itself: nothing is sent.
 
     They are drawn on ``device``, where the ranks compute, even if kept on the CPU: another device draws others.
@@ -45,7 +45,7 @@ def fill(model: nn.Module, source: Source, device: torch.device) -> None:
             parameter.copy_(source(name, parameter.shape, device))
 
 
-def random(seed: int, spread: float) -> Source:
+def random_weights(seed: int, spread: float) -> WeightSource:
     """First weights as transformers draws them: N(0, ``spread``), norms 1, biases 0; adapters as peft does."""
 
     def draw(name: str, size: torch.Size, device: torch.device) -> Tensor:
@@ -64,13 +64,13 @@ def random(seed: int, spread: float) -> Source:
     return draw
 
 
-def published(name: str) -> str:
+def huggingface_name(name: str) -> str:
     """What Hugging Face calls the weight that is ``name`` here."""
     name = name.removeprefix("output.")
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def from_folder(folder: str, otherwise: Source) -> Source:
+def from_folder(folder: str, otherwise: WeightSource) -> WeightSource:
     """The weights of *.safetensors in ``folder``; adapters, which it does not hold, are drawn by ``otherwise``.
 
     Raises UsageError, naming weight and file, where one is missing, has another shape, or cannot be read.
@@ -82,16 +82,16 @@ def from_folder(folder: str, otherwise: Source) -> Source:
     def read(name: str, size: torch.Size, device: torch.device) -> Tensor:
         if "lora_" in name:
             return otherwise(name, size, device)
-        file = files.get(published(name))
+        file = files.get(huggingface_name(name))
         if file is None:
-            raise UsageError(f"{folder} holds no weight {published(name)}: is it of this architecture?")
+            raise UsageError(f"{folder} holds no weight {huggingface_name(name)}: is it of this architecture?")
         try:
             with safe_open(file, framework="pt", device=str(device)) as opened:
-                found: Tensor = opened.get_tensor(published(name))
+                found: Tensor = opened.get_tensor(huggingface_name(name))
         except (OSError, SafetensorError) as error:
-            raise UsageError(f"cannot read {published(name)} from {file}: {error}") from error
+            raise UsageError(f"cannot read {huggingface_name(name)} from {file}: {error}") from error
         if found.shape != size:
-            raise UsageError(f"{file}: {published(name)} is {list(found.shape)}, the model's is {list(size)}")
+            raise UsageError(f"{file}: {huggingface_name(name)} is {list(found.shape)}, the model's is {list(size)}")
         return found
 
     return read

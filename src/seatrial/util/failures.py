@@ -24,7 +24,7 @@ class Failure:
     order: float
 
     @property
-    def silent(self) -> bool:
+    def gives_no_reason(self) -> bool:
         """Whether it ended without writing why, and not because somebody ended it by SIGTERM.
 
         An exception may end in an exit code, or in an abort while the interpreter is torn down: both follow a message.
@@ -45,8 +45,8 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
 
 
 def _precedence(failure: Failure) -> tuple[bool, bool, bool, float, int]:
-    code = failure.code if failure.silent and failure.code is not None else 0
-    return not failure.silent, code == -signal.SIGABRT, code > 0, failure.order, failure.rank
+    code = failure.code if failure.gives_no_reason and failure.code is not None else 0
+    return not failure.gives_no_reason, code == -signal.SIGABRT, code > 0, failure.order, failure.rank
 
 
 def killed(code: int) -> bool:

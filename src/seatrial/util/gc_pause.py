@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Within, it does not look for garbage by itself.
 
     For what makes much that stays, through which it would walk again and again (judging a large cluster; importing

@@ -39,7 +39,7 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a short command answered. ``code`` is None when it did not answer in time and was ended."""
 
     code: int | None
@@ -47,7 +47,7 @@ class Answer:
     err: str
 
 
-def ask(argv: Sequence[str], timeout_s: float) -> Answer:
+def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
     """Run a short command to its end and return what it said. Raises OSError when it cannot start."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
@@ -59,7 +59,7 @@ def ask(argv: Sequence[str], timeout_s: float) -> Answer:
         finally:
             if child.poll() is None:  # what ended by itself may have left what is to live on: sbatch, a job of our tag
                 stop(child, grace_s=1)
-        return Answer(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
+        return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path, without: str = "") -> Child:

@@ -28,7 +28,7 @@ def interrupt_once() -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def signals_deferred() -> Iterator[None]:
     """Within, ``STOPS`` are ignored."""
     before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in STOPS}
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.fabric._algorithms import read
+from seatrial.checks.fabric._algorithms import parse_answer
 
 LINES = (
     "n0:9:9 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}\n",
@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Path:
 def test_each_size_has_what_stands_between_its_offsets_upwards(log: Path) -> None:
     first, end = len(LINES[0]), len("".join(LINES))
     wanted = [ask("all_reduce", 2**20), ask("all_reduce", 8)]
-    found = read(wanted, {"log": str(log), "told": [[2**20, 0, first], [8, first, end]]})
+    found = parse_answer(wanted, {"log": str(log), "told": [[2**20, 0, first], [8, first, end]]})
     assert list(found["all_reduce"]["by_size"].items()) == [
         ("8B", {"bytes": 8, "algorithm": "TREE", "protocol": "LL", "channels": 1}),
         ("1MiB", {"bytes": 2**20, "algorithm": "NVLS", "protocol": "SIMPLE", "channels": 16}),
@@ -48,5 +48,5 @@ def test_each_size_has_what_stands_between_its_offsets_upwards(log: Path) -> Non
 def test_a_choice_that_no_line_tells_is_not_guessed(
     operation: str, lines: list[int], algorithm: str, log: Path
 ) -> None:
-    found = read([ask(operation, 8)], {"log": str(log), "told": [[8, *lines]]})
+    found = parse_answer([ask(operation, 8)], {"log": str(log), "told": [[8, *lines]]})
     assert found[operation]["by_size"] == {"8B": {"bytes": 8, "algorithm": algorithm}}

@@ -10,12 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from seatrial.bench import collectives, group, rank
-from seatrial.bench.collectives import Result, Timings
+from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
+from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric import _results as figures
-from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._collective import NO_GRAPH, CollectiveOptions, _Modes, sizes_of
+from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, CollectiveOptions, _Modes, default_sizes
 from seatrial.checks.fabric.all_reduce import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict
@@ -43,7 +43,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "modes": {
         "options": {
             "modes": ["distribution", "device", "parity"],
-            "distribution_sizes": ["4KiB", "64KiB"],
+            "percentile_sizes": ["4KiB", "64KiB"],
             "placement": "both",
             "seconds_per_size": 0.6,
             "sizes": {"from": "8B", "to": "1KiB", "factor": 128},
@@ -53,7 +53,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "device_only": {"options": {"modes": ["device"]}, "fault": None},
     "nccl_buffers": {"options": {**SMALL, "buffers": "nccl"}, "fault": None},
     "flipped_one_by_one": {
-        "options": {"modes": ["distribution"], "distribution_sizes": ["4KiB"], "seconds_per_size": 0.05},
+        "options": {"modes": ["distribution"], "percentile_sizes": ["4KiB"], "seconds_per_size": 0.05},
         "fault": "flipped_bit",
     },
 }
@@ -79,8 +79,8 @@ def verdicts(record: dict[str, Any]) -> list[Verdict]:
 def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(records: Records) -> None:
     lead, other = (metrics(record) for record in records["honest"])
     per_size = {f"{name}.{size}" for name in figures.UNITS for size in ("12B", "64KiB", "1MiB")}
-    assert set(lead) == per_size | {"wrong_elements", "sizes_refused", "rank_time.1MiB"}
-    assert lead["sizes_refused"]["value"] == 0
+    assert set(lead) == per_size | {"wrong_elements", "sizes_not_allocated", "rank_time.1MiB"}
+    assert lead["sizes_not_allocated"]["value"] == 0
     assert set(other) == {"rank_time.1MiB"}
     assert {lead[name]["subject"] for name in per_size | {"wrong_elements"}} == {"cluster"}
     assert [found["rank_time.1MiB"]["subject"] for found in (lead, other)] == ["node0/rank0", "node1/rank1"]
@@ -117,7 +117,7 @@ def test_every_rank_reports_its_own_time(records: Records) -> None:
 def test_sizes_run_downwards_and_are_announced(records: Records) -> None:
     lead, other = records["honest"]
     assert lead["notes"] == other["notes"] == ["1MiB", "64KiB", "12B", *TOO]
-    assert lead["facts"]["data_checked_too"] == TOO
+    assert lead["facts"]["additional_data_checks"] == TOO
     curve = {series["name"]: series for series in lead["series"]}["busbw"]
     assert (curve["x"], curve["x_unit"], curve["y_unit"]) == ([12, 65536, 1048576], "B", "GB/s")
     assert curve["y"] == [metrics(lead)[f"busbw.{label}"]["value"] for label in ("12B", "64KiB", "1MiB")]
@@ -201,7 +201,7 @@ def test_a_size_that_does_not_fit_on_one_rank_fails_and_is_not_waited_for(record
     assert set(metrics(other)) == {"rank_time.4KiB"}
     refusal = "CUDA out of memory. Tried to allocate more"
     assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": refusal}}
-    (verdict,) = (found for found in verdicts(lead) if found.metric == "sizes_refused")
+    (verdict,) = (found for found in verdicts(lead) if found.metric == "sizes_not_allocated")
     assert verdict.outcome is Outcome.ERROR
     assert refusal in verdict.evidence
 
@@ -222,7 +222,7 @@ def test_the_sizes_that_were_not_asked_for_are_told(records: Records) -> None:
 
 def test_sizes_that_all_fit_pass(records: Records) -> None:
     judged = {found.metric: found.outcome for found in verdicts(records["honest"][0])}
-    assert judged["sizes_refused"] is Outcome.PASS
+    assert judged["sizes_not_allocated"] is Outcome.PASS
 
 
 def test_no_size_at_all_that_fits_is_an_error(records: Records) -> None:
@@ -256,10 +256,10 @@ def test_single_operations_have_percentiles_as_far_as_their_number_goes(records:
 def test_all_modes_run_in_their_order_and_gloo_has_no_graph(records: Records) -> None:
     lead = records["modes"][0]
     assert lead["notes"] == ["1KiB", "8B", "distribution 64KiB", "distribution 4KiB", *TOO]
-    assert lead["facts"]["device_mode"] == NO_GRAPH
+    assert lead["facts"]["cuda_graph"] == NO_CUDA_GRAPH
     assert "; parity: each figure is" in lead["facts"]["how"]
-    assert lead["facts"]["how"].endswith(figures.MODES["distribution"])
-    assert lead["facts"]["other_placement"] == (
+    assert lead["facts"]["how"].endswith(figures.MODE_DESCRIPTIONS["distribution"])
+    assert lead["facts"]["in_place_variant"] == (
         "not applicable: torch's process group, which is called here, has this operation in place only"
     )
     assert lead["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
@@ -267,7 +267,7 @@ def test_all_modes_run_in_their_order_and_gloo_has_no_graph(records: Records) ->
 
 
 def test_no_mode_that_applies_is_a_skip(records: Records) -> None:
-    assert [record["error"] for record in records["device_only"]] == [f"NotApplicable: {NO_GRAPH}"] * 2
+    assert [record["error"] for record in records["device_only"]] == [f"NotApplicable: {NO_CUDA_GRAPH}"] * 2
 
 
 def test_buffers_that_do_not_exist_are_an_error_and_no_others_are_taken(records: Records) -> None:
@@ -286,7 +286,9 @@ def test_a_p99_is_told_from_299_samples_on_and_counts_the_slowest_rank() -> None
     windows = tuple((float(number), 1.0) for number in range(1, 300))
     found = {
         metric.name: metric.value
-        for metric in figures.distribution(4, Result(4, Timings(windows=windows, per_window=1, warmup=2), {}))
+        for metric in figures.percentile_metrics(
+            4, CollectiveResult(4, Timings(windows=windows, per_window=1, warmup=2), {})
+        )
     }
     assert (found["p50.4B"], found["p95.4B"], found["p99.4B"]) == (150e6, 285e6, 297e6)
     assert found["cv.4B"] == pytest.approx(57.5, abs=0.1)  # of a uniform distribution: 1 / sqrt(3)
@@ -294,15 +296,17 @@ def test_a_p99_is_told_from_299_samples_on_and_counts_the_slowest_rank() -> None
 
 def test_drift_is_told_in_words_beyond_what_repeats_differ_by() -> None:
     steady, heating = (
-        Result(4, Timings(windows=tuple((value, value) for value in (1.0, 1.0, 1.0, last)), per_window=1, warmup=3), {})
+        CollectiveResult(
+            4, Timings(windows=tuple((value, value) for value in (1.0, 1.0, 1.0, last)), per_window=1, warmup=3), {}
+        )
         for last in (1.019, 1.03)
     )
     path: dict[str, object] = {"backend": "nccl", "nccl_version": "2.28.9", "world_size": 2}
     facts = {"nodes": 1, "dtype": "float32", "buffers": "torch's allocator", "called": "torch's process group"}
-    told = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
+    told = figures.method_text(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
     assert told.startswith("NCCL 2.28.9 over transports that no log tells, 2 ranks")
     path |= {"transports": {"P2P/CUMEM": 48, "NET/IB/GDRDMA": 2}}
-    named = figures.how(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
+    named = figures.method_text(path, facts, ["parity"], {4: steady, 8: heating}, OPERATIONS["all_reduce"])
     assert named.startswith("NCCL 2.28.9 over P2P/CUMEM + NET/IB/GDRDMA, 2 ranks")
     assert told.endswith("; times drifted from the first third of the windows to the last: +3.0 % at 8B")
     assert "buffers of torch's allocator, called by torch's process group;" in told
@@ -312,50 +316,54 @@ def test_a_device_figure_is_named_as_such() -> None:
     timings = Timings(windows=((9e-6, 11e-6, 10e-6, 10e-6),) * 10, per_window=100, warmup=3)
     found = {
         metric.name: metric.value
-        for metric in figures.device(2**16, Result(2**16, timings, {}), OPERATIONS["all_gather"])
+        for metric in figures.cuda_graph_metrics(2**16, CollectiveResult(2**16, timings, {}), OPERATIONS["all_gather"])
     }
-    assert found["device_latency.64KiB"] == pytest.approx(10)
-    assert found["device_busbw.64KiB"] == pytest.approx(0.75 * 2**16 / 10e-6 / 1e9)
+    assert found["cuda_graph_latency.64KiB"] == pytest.approx(10)
+    assert found["cuda_graph_busbw.64KiB"] == pytest.approx(0.75 * 2**16 / 10e-6 / 1e9)
 
 
 def test_what_the_device_needs_is_a_curve_over_all_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = Timings(windows=((10e-6,) * 4,) * 10, per_window=100, warmup=3)
-    timed = partial(Result, timings=timings, mismatches={})
-    monkeypatch.setattr(collectives, "measure_replayed", lambda _operation, *, size, **_how: timed(size))
-    place = Place(
+    timed = partial(CollectiveResult, timings=timings, mismatches={})
+    monkeypatch.setattr(collectives, "measure_cuda_graph", lambda _operation, *, size, **_how: timed(size))
+    context = Context(
         node="n",
         rank=0,
         world_size=4,
         local_rank=0,
         device="cuda:0",
-        promised_gpus=None,
-        out=tmp_path,
+        expected_gpus=None,
+        artifacts_dir=tmp_path,
         run_dir=tmp_path,
     )
-    modes = _Modes(OPERATIONS["all_gather"], sizes_of("all_gather"), CollectiveOptions(modes=("device",)), place, ["n"])
+    modes = _Modes(
+        OPERATIONS["all_gather"], default_sizes("all_gather"), CollectiveOptions(modes=("device",)), context, ["n"]
+    )
     curves = {one.name: one for one in modes.on_device() if isinstance(one, Series)}
-    assert list(curves["device_latency"].x) == [16, 2**10, 2**14, 2**16, 2**18, 2**20]
-    assert set(curves["device_latency"].y) == {10.0}
-    assert curves["device_busbw"].y[-1] == pytest.approx(0.75 * 2**20 / 10e-6 / 1e9)
+    assert list(curves["cuda_graph_latency"].x) == [16, 2**10, 2**14, 2**16, 2**18, 2**20]
+    assert set(curves["cuda_graph_latency"].y) == {10.0}
+    assert curves["cuda_graph_busbw"].y[-1] == pytest.approx(0.75 * 2**20 / 10e-6 / 1e9)
 
 
 def test_transports_are_counted_over_the_logs_of_all_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = FIXTURES / "nccl" / "h200-nvlink-2.28.9.log"
-    monkeypatch.setattr(group, "nccl_log", lambda: log)
+    monkeypatch.setattr(group, "nccl_log_path", lambda: log)
     monkeypatch.setattr(rank, "gather", lambda value: [value, {"NET/IB": 1, **value}])
-    assert _transports.transports("cuda:0") == {"P2P/CUMEM": 112, "NET/IB": 1}
-    assert _transports.transports("cuda:0", _transports.written("cuda:0")) == {"NET/IB": 1}, "nothing since"
-    monkeypatch.setattr(group, "nccl_log", lambda: tmp_path / "gone")
-    assert _transports.transports("cuda:0") == {"NET/IB": 1}
-    assert _transports.written("cuda:0") == _transports.written("cpu") == 0
-    assert _transports.transports("cpu") == {}
+    assert _nccl_log.connections_by_transport("cuda:0") == {"P2P/CUMEM": 112, "NET/IB": 1}
+    assert _nccl_log.connections_by_transport("cuda:0", _nccl_log.log_size("cuda:0")) == {"NET/IB": 1}, "nothing since"
+    monkeypatch.setattr(group, "nccl_log_path", lambda: tmp_path / "gone")
+    assert _nccl_log.connections_by_transport("cuda:0") == {"NET/IB": 1}
+    assert _nccl_log.log_size("cuda:0") == _nccl_log.log_size("cpu") == 0
+    assert _nccl_log.connections_by_transport("cpu") == {}
 
 
 def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:
     timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
     found = {
         metric.name: metric.value
-        for metric in figures.parity(2**30, Result(2**30, timings, {}), OPERATIONS["all_reduce"])
+        for metric in figures.back_to_back_metrics(
+            2**30, CollectiveResult(2**30, timings, {}), OPERATIONS["all_reduce"]
+        )
     }
     assert found["latency.1GiB"] == 3e6
     assert found["algbw.1GiB"] == pytest.approx(2**30 / 3 / 1e9)
@@ -363,8 +371,8 @@ def test_bus_bandwidth_counts_the_ranks_and_averages_over_them() -> None:
 
 
 def test_few_windows_have_no_interval_and_the_slowest_rank_is_named() -> None:
-    result = Result(4, Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
-    seen = list(figures.summary({4: result}, ["node0/gpu0", "node0/gpu1"], OPERATIONS["all_reduce"]))
+    result = CollectiveResult(4, Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
+    seen = list(figures.curves_and_counts({4: result}, ["node0/gpu0", "node0/gpu1"], OPERATIONS["all_reduce"]))
     spread = next(item.value for item in seen if isinstance(item, Fact) and item.name == "spread")
     assert isinstance(spread, dict)
     assert spread["4B"] == {
@@ -379,12 +387,19 @@ def test_few_windows_have_no_interval_and_the_slowest_rank_is_named() -> None:
 
 
 def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
-    place = Place(
-        node="n", rank=0, world_size=1, local_rank=0, device="cpu", promised_gpus=None, out=tmp_path, run_dir=tmp_path
+    context = Context(
+        node="n",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        device="cpu",
+        expected_gpus=None,
+        artifacts_dir=tmp_path,
+        run_dir=tmp_path,
     )
     with pytest.raises(NotApplicable, match="at least 2"):
-        next(CHECK.measure(place, CollectiveOptions()))
-    assert CHECK.needs.ranks == 2
+        next(CHECK.measure(context, CollectiveOptions()))
+    assert CHECK.needs.min_ranks == 2
 
 
 @pytest.mark.parametrize(
@@ -399,7 +414,7 @@ def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
         ({"sizes": {"from": "1KiB", "to": "8B"}}, "from 1024 B to 8 B by 2"),
         ({"sizes": {"from": "8B", "to": "1KiB", "factor": 1}}, "a whole factor of 2 or more"),
         ({"sizes": {"from": "6B", "to": "12B"}}, "6 B is not a whole number of float32"),
-        ({"device_sizes": ["6B"]}, "6 B is not a whole number of float32"),
+        ({"cuda_graph_sizes": ["6B"]}, "6 B is not a whole number of float32"),
         ({"modes": []}, "at least 1 item"),
         ({"modes": ["fast"]}, "parity"),
         ({"buffers": "pinned"}, "nccl_registered"),
@@ -417,7 +432,7 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) 
 
 
 def test_sizes_that_a_short_form_would_round_keep_their_bytes() -> None:
-    assert [figures.label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
+    assert [figures.size_label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
         "8GiB",
         "1000MiB",
         "1610612736B",
@@ -428,7 +443,7 @@ def test_sizes_that_a_short_form_would_round_keep_their_bytes() -> None:
 def test_bandwidth_is_judged_on_a_fabric_only() -> None:
     _, wrong, bandwidth = CHECK.rules
     assert wrong.expect
-    assert wrong.expect.holds(0)
-    assert not wrong.expect.holds(1)
-    assert (bandwidth.metric, bandwidth.baseline) == ("busbw.8GiB", "all_reduce.busbw.8GiB")
-    assert bandwidth.where == {"backend": "nccl"}
+    assert wrong.expect.is_met_by(0)
+    assert not wrong.expect.is_met_by(1)
+    assert (bandwidth.metric, bandwidth.reference) == ("busbw.8GiB", "all_reduce.busbw.8GiB")
+    assert bandwidth.applies_if == {"backend": "nccl"}

@@ -7,51 +7,51 @@ from pathlib import Path
 import pytest
 
 from seatrial.bench.operations import OPERATIONS
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.fabric._collective import (
     CPU_SIZES,
-    DEVICE_SIZES,
+    CUDA_GRAPH_SIZES,
     GPU_SIZES,
     CollectiveOptions,
     _Modes,
+    busbw_rule,
     collective_check,
-    saturated,
-    sizes_of,
-    spelled_out,
+    default_sizes,
+    expand_size_sweep,
 )
-from seatrial.model import LEFT_OUT, Fact, Outcome
-from tests.checks.fabric.judged import outcomes
+from seatrial.model import NOT_REQUESTED, Fact, Outcome
+from tests.checks.fabric.verdicts import outcomes
 
 
 def modes(device: str, **options: object) -> _Modes:
-    place = Place(
+    context = Context(
         node="node0",
         rank=0,
         world_size=2,
         local_rank=0,
         device=device,
-        promised_gpus=None,
-        out=Path("/nowhere"),
+        expected_gpus=None,
+        artifacts_dir=Path("/nowhere"),
         run_dir=Path("/nowhere"),
     )
     asked = CollectiveOptions.model_validate(options)
-    return _Modes(OPERATIONS["all_gather"], sizes_of("all_gather"), asked, place, ["node0/rank0", "node0/rank1"])
+    return _Modes(OPERATIONS["all_gather"], default_sizes("all_gather"), asked, context, ["node0/rank0", "node0/rank1"])
 
 
 def test_a_sweep_goes_up_by_its_factor_and_never_past_its_end() -> None:
-    assert spelled_out({"from": "8B", "to": "1KiB", "factor": 4}) == [8, 32, 128, 512]
-    assert spelled_out({"from": "8B", "to": "32B"}) == [8, 16, 32]
-    assert spelled_out(["8B"]) == ["8B"]
+    assert expand_size_sweep({"from": "8B", "to": "1KiB", "factor": 4}) == [8, 32, 128, 512]
+    assert expand_size_sweep({"from": "8B", "to": "32B"}) == [8, 16, 32]
+    assert expand_size_sweep(["8B"]) == ["8B"]
 
 
 def test_sizes_are_those_of_the_trial_else_of_the_device_downwards() -> None:
-    sizes, default = sizes_of("all_gather"), CollectiveOptions()
-    assert sizes.of("parity", default, gpu=True) == sorted(GPU_SIZES, reverse=True)
-    assert sizes.of("parity", default, gpu=False) == sorted(CPU_SIZES, reverse=True)
-    assert sizes.of("device", default, gpu=True) == sorted(DEVICE_SIZES, reverse=True)
+    sizes, default = default_sizes("all_gather"), CollectiveOptions()
+    assert sizes.for_mode("parity", default, gpu=True) == sorted(GPU_SIZES, reverse=True)
+    assert sizes.for_mode("parity", default, gpu=False) == sorted(CPU_SIZES, reverse=True)
+    assert sizes.for_mode("device", default, gpu=True) == sorted(CUDA_GRAPH_SIZES, reverse=True)
     asked = CollectiveOptions.model_validate({"sizes": ["8B", "1KiB", "8B"]})
-    assert sizes.of("parity", asked, gpu=True) == [1024, 8]
-    assert max(sizes_of("all_reduce").gpu) == 2**33, "published acceptance figures are of 8 GiB"
+    assert sizes.for_mode("parity", asked, gpu=True) == [1024, 8]
+    assert max(default_sizes("all_reduce").gpu) == 2**33, "published acceptance figures are of 8 GiB"
 
 
 def test_cpus_have_no_mode_of_the_device() -> None:
@@ -72,17 +72,17 @@ def test_default_sizes_that_a_trial_leaves_out_are_recorded(
     options: dict[str, object], left_out: set[str] | None
 ) -> None:
     facts = {one.name: one.value for one in modes("cpu", **options).left_out() if isinstance(one, Fact)}
-    value = facts.get(LEFT_OUT)
+    value = facts.get(NOT_REQUESTED)
     assert (set(value) if isinstance(value, dict) else None) == left_out
 
 
 def test_a_check_of_an_operation_judges_data_memory_and_what_it_is_given() -> None:
-    check = collective_check("all_gather", "t", rules=(saturated("all_gather", "1GiB"),))
-    figures = {"busbw.1GiB": 1.0, "wrong_elements": 0, "sizes_refused": 0}
+    check = collective_check("all_gather", "t", rules=(busbw_rule("all_gather", "1GiB"),))
+    figures = {"busbw.1GiB": 1.0, "wrong_elements": 0, "sizes_not_allocated": 0}
     nobody_knows = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1}
     assert outcomes(check, figures, **nobody_knows) == {
         "busbw.1GiB": Outcome.UNJUDGED,
         "wrong_elements": Outcome.PASS,
-        "sizes_refused": Outcome.PASS,
+        "sizes_not_allocated": Outcome.PASS,
     }
     assert outcomes(check, figures, backend="gloo")["busbw.1GiB"] is Outcome.SKIP

@@ -10,7 +10,7 @@ from seatrial.bench.operations import OPERATIONS
 from seatrial.checks import catalog
 from seatrial.checks.fabric import all_gather, all_to_all, broadcast, reduce, reduce_scatter, send_receive
 from seatrial.model import Outcome
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 # operation → its module, and whether figures of it are published, so that a GPU without one leaves it unjudged
 DECLARED = {
@@ -21,7 +21,7 @@ DECLARED = {
     "reduce": (reduce, False),
     "send_receive": (send_receive, False),
 }
-GOOD = {"busbw.1GiB": 400.0, "wrong_elements": 0, "sizes_refused": 0}
+GOOD = {"busbw.1GiB": 400.0, "wrong_elements": 0, "sizes_not_allocated": 0}
 ON_NVLINK = {"backend": "nccl", "gpu": "a GPU that nobody knows", "world_size": 8, "nodes": 1}
 
 
@@ -35,16 +35,16 @@ def test_the_check_is_in_the_catalog_by_the_name_of_its_operation(name: str) -> 
 @pytest.mark.parametrize("name", DECLARED)
 def test_corrupt_data_fails_and_a_size_without_memory_is_an_error(name: str) -> None:
     check = DECLARED[name][0].CHECK
-    judged = outcomes(check, {**GOOD, "wrong_elements": 1, "sizes_refused": 1}, **ON_NVLINK)
+    judged = outcomes(check, {**GOOD, "wrong_elements": 1, "sizes_not_allocated": 1}, **ON_NVLINK)
     assert judged["wrong_elements"] is Outcome.FAIL
-    assert judged["sizes_refused"] is Outcome.ERROR
+    assert judged["sizes_not_allocated"] is Outcome.ERROR
 
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_bandwidth_without_a_reference_is_never_a_pass(name: str) -> None:
     module, published = DECLARED[name]
     judged = outcomes(module.CHECK, GOOD, **ON_NVLINK)
-    assert judged["wrong_elements"] is judged["sizes_refused"] is Outcome.PASS
+    assert judged["wrong_elements"] is judged["sizes_not_allocated"] is Outcome.PASS
     assert judged["busbw.1GiB"] is (Outcome.UNJUDGED if published else Outcome.SKIP)
 
 

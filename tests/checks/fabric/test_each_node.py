@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks.fabric.each_node import CHECK, JUDGED, EachNodeOptions
+from seatrial.checks.fabric.each_node import CHECK, REFERENCE_METRIC, EachNodeOptions
 from seatrial.model import Outcome
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 FACTS = {"gpu": "a GPU that nobody knows", "world_size": 8, "nodes": 1}
 
 
 def test_an_unknown_gpu_is_unjudged_and_a_cpu_is_skipped() -> None:
-    figures = {f"{JUDGED} node0": 400.0, "wrong_elements node0": 0, "sizes_refused node0": 0}
-    assert outcomes(CHECK, figures, backend="nccl", **FACTS)[JUDGED] is Outcome.UNJUDGED
-    assert outcomes(CHECK, figures, backend="gloo", **FACTS)[JUDGED] is Outcome.SKIP
+    figures = {f"{REFERENCE_METRIC} node0": 400.0, "wrong_elements node0": 0, "sizes_not_allocated node0": 0}
+    assert outcomes(CHECK, figures, backend="nccl", **FACTS)[REFERENCE_METRIC] is Outcome.UNJUDGED
+    assert outcomes(CHECK, figures, backend="gloo", **FACTS)[REFERENCE_METRIC] is Outcome.SKIP
 
 
 def test_wrong_data_of_a_node_fails_and_a_size_without_memory_is_an_error() -> None:
-    figures = {f"{JUDGED} node0": 400.0, "wrong_elements node0": 1, "sizes_refused node0": 2}
+    figures = {f"{REFERENCE_METRIC} node0": 400.0, "wrong_elements node0": 1, "sizes_not_allocated node0": 2}
     judged = outcomes(CHECK, figures, backend="nccl", **FACTS)
-    assert (judged["wrong_elements"], judged["sizes_refused"]) == (Outcome.FAIL, Outcome.ERROR)
+    assert (judged["wrong_elements"], judged["sizes_not_allocated"]) == (Outcome.FAIL, Outcome.ERROR)
 
 
 @pytest.mark.parametrize("size", ["6B", "0B"])

@@ -15,33 +15,33 @@ from seatrial.analysis import sensitivity
 from seatrial.bench import collectives, subgroups
 from seatrial.bench import rank as rank_
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import Figures, Line
-from seatrial.checks.base import Place
-from seatrial.checks.fabric import _transports, gpu_pairs
-from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, by_node, side_by_side, told_apart
+from seatrial.bench.pairs import PairResults, PairTiming
+from seatrial.checks.base import Context
+from seatrial.checks.fabric import _nccl_log, gpu_pairs
+from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, figures_by_node, max_distinguishable, merge_steps
 from seatrial.diagnose.localize import localize
 from seatrial.discover import gpu
-from seatrial.discover.nvlinks import NVLINK, UNTOLD
+from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK
 from seatrial.discover.nvml import Gpu, NvLink
 from seatrial.hardware.links import Links
-from seatrial.hardware.references import Known, Sku
+from seatrial.hardware.references import References, Sku
 from seatrial.judge.rules import judge_check
-from seatrial.model import Expected, Fact, Finding, Limit, Measurement, Metric, Outcome
+from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, ReferenceValue, Threshold
 from seatrial.worker import measure
 
 GOOD, BAD = 360.0, 180.0  # GB/s
 MODEL, STRANGE = "NVIDIA Known", "NVIDIA Strange"
 BUSBW = "busbw.1GiB"
-TWO_OF_A_NODE = Expected(gpus=2, nodes=1, value=GOOD, unit="GB/s", source="a test")
-KNOWN = Known(None, [Sku(name="Known", nvml_names=(MODEL,), expected={f"gpu_pairs.{BUSBW}": (TWO_OF_A_NODE,)})])
+TWO_OF_A_NODE = ReferenceValue(gpus=2, nodes=1, value=GOOD, unit="GB/s", source="a test")
+KNOWN = References(None, [Sku(name="Known", nvml_names=(MODEL,), expected={f"gpu_pairs.{BUSBW}": (TWO_OF_A_NODE,)})])
 WRONG = Mismatch(7, 5, "1.0", "2.0", "0x1")
 
 Pair = frozenset[int]
 
 
-def line(a: int, b: int, rate: float, wrong: Mismatch | None = None) -> Line:
+def line(a: int, b: int, rate: float, wrong: Mismatch | None = None) -> PairTiming:
     """What rank ``a`` saw of exchanges with ``b``, of which each way went at ``rate`` GB/s."""
-    return Line(a, b, (GPU_SIZE / 1e9 / rate,) * 8, wrong)
+    return PairTiming(a, b, (GPU_SIZE / 1e9 / rate,) * 8, wrong)
 
 
 def measured(
@@ -71,10 +71,10 @@ def measured(
         return BAD if {a, b} & set(bad) or {a, b} == set(path) or frozenset((a, b)) in contended else GOOD
 
     lines = [line(a, b, rate(a, b, shared), (wrong or {}).get((b, a))) for a, b in met]
-    first = by_node(home, subjects, GPU_SIZE, lines)
+    first = figures_by_node(home, subjects, GPU_SIZE, lines)
     slow = {frozenset(partners) for figures in first.values() for partners in gpu_pairs._tries(figures)}
     alone = [line(a, b, rate(a, b, ()), (wrong_alone or {}).get((b, a))) for a, b in met if frozenset((a, b)) in slow]
-    found = by_node(home, subjects, GPU_SIZE, lines, alone)
+    found = figures_by_node(home, subjects, GPU_SIZE, lines, alone)
     ranks = [Measurement(check=CHECK.name, subject=subject, rank=rank) for rank, subject in enumerate(subjects)]
     for number, (node, figures) in enumerate(found.items()):
         joined = odd if node == "n1" and odd else ways
@@ -125,13 +125,13 @@ def test_a_good_node_passes(gpus: int) -> None:
 
 @pytest.mark.parametrize("gpus", range(3, 9))
 def test_as_many_slow_gpus_as_promised_are_named_themselves(gpus: int) -> None:
-    assert told_apart(gpus) >= 1
-    for count in range(1, told_apart(gpus) + 1):
+    assert max_distinguishable(gpus) >= 1
+    for count in range(1, max_distinguishable(gpus) + 1):
         for bad in combinations(range(gpus), count):
             ranks = measured(gpus, bad=bad)
             assert failed(ranks, "gpu_share") == {f"n0/gpu{one}" for one in bad}
             assert not failed(ranks, "path_share")
-            assert {one.where for one in located(ranks)} == {f"n0/gpu{one}" for one in bad}
+            assert {one.subject for one in located(ranks)} == {f"n0/gpu{one}" for one in bad}
             assert {one.confidence for one in located(ranks)} == {"medium"}
 
 
@@ -150,7 +150,7 @@ def test_a_slow_path_between_two_good_gpus_is_the_path() -> None:
     ranks = measured(8, path=(2, 5))
     assert failed(ranks) == {"n0/gpu2->gpu5"}
     (finding,) = located(ranks)
-    assert (finding.where, finding.confidence) == ("n0/gpu2->gpu5", "medium")
+    assert (finding.subject, finding.confidence) == ("n0/gpu2->gpu5", "medium")
     assert alone(ranks) == {"n0/gpu2->gpu5": {"among others": pytest.approx(BAD), "alone": pytest.approx(BAD)}}
 
 
@@ -174,7 +174,7 @@ def test_on_pcie_to_share_a_link_is_the_rule() -> None:
     assert failed(measured(8, path=(0, 7), ways="PHB", model=STRANGE)) == {"n0/gpu0->gpu7"}
 
 
-@pytest.mark.parametrize("ways", ["NODE + SYS", "NVLink + SYS", UNTOLD])
+@pytest.mark.parametrize("ways", ["NODE + SYS", "NVLink + SYS", UNKNOWN_LINK])
 def test_gpus_that_are_joined_in_unlike_ways_are_not_compared(ways: str) -> None:
     """Two sockets: what goes from one to the other is slower on every such machine."""
     ranks = measured(8, path=(0, 7), ways=ways, model=STRANGE)
@@ -184,13 +184,13 @@ def test_gpus_that_are_joined_in_unlike_ways_are_not_compared(ways: str) -> None
     assert ways in str(ranks[0].facts["comparable"])
 
 
-@pytest.mark.parametrize("odd", ["NODE + SYS", UNTOLD])
+@pytest.mark.parametrize("odd", ["NODE + SYS", UNKNOWN_LINK])
 def test_an_odd_node_costs_no_other_one_its_comparison(odd: str) -> None:
     ranks = measured(8, nodes=3, bad=(3,), odd=odd, model=STRANGE)
     assert failed(ranks) == {"n0/gpu3"}
     said = {one.subject: one for one in judge_check(CHECK, ranks, {}, "t", KNOWN) if one.metric == "gpu_share"}
     assert said["n1"].outcome is Outcome.SKIP
-    assert odd in said["n1"].reason
+    assert odd in said["n1"].message
     assert {one.partition("/")[0] for one in said} == {"n0", "n1", "n2"}
     assert failed(measured(8, nodes=3, bad=(11,), odd=odd), BUSBW), "what is known of its model judges it all the same"
 
@@ -249,7 +249,7 @@ def test_data_that_arrives_wrong_when_a_pair_is_tried_alone_counts_as_any_other(
 def test_a_gpu_that_sends_wrong_data_to_all_is_named_however_fast_it_is() -> None:
     ranks = measured(4, wrong={(1, other): WRONG for other in (0, 2, 3)})
     assert failed(ranks, "gpu_share") == {"n0/gpu1"}
-    assert [one.where for one in located(ranks)] == ["n0/gpu1"]
+    assert [one.subject for one in located(ranks)] == ["n0/gpu1"]
 
 
 def without(ranks: list[Measurement], name: str, subject: str) -> list[Measurement]:
@@ -270,7 +270,7 @@ def test_another_size_is_an_error_unless_the_trial_judges_it_itself() -> None:
     renamed = tuple(replace(one, name="busbw.64MiB") if one.name == BUSBW else one for one in ranks[0].metrics)
     other = [ranks[0].model_copy(update={"metrics": renamed, "facts": facts}), *ranks[1:]]
     assert verdicts(other)[BUSBW, "n0"] is Outcome.ERROR
-    said = judge_check(CHECK, other, {"busbw.64MiB": Limit.parse("> 300 GB/s")}, "t", KNOWN)
+    said = judge_check(CHECK, other, {"busbw.64MiB": Threshold.parse("> 300 GB/s")}, "t", KNOWN)
     assert {one.outcome for one in said} == {Outcome.PASS, Outcome.SKIP}
 
 
@@ -279,7 +279,7 @@ def test_pairs_are_called_the_same_when_the_ranks_go_the_other_way_round() -> No
     there = ["n0/gpu2", "n0/gpu10", "n0/gpu9"]
     for subjects in (there, there[::-1]):
         lines = [line(a, b, GOOD) for a, b in permutations(range(3), 2)]
-        (figures,) = by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, lines).values()
+        (figures,) = figures_by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, lines).values()
         matrix, *seen = gpu_pairs._figures("n0", figures, NVLINK)
         named = {one.subject for one in seen if isinstance(one, Metric) and one.name == BUSBW}
         assert named == {"n0/gpu2->gpu9", "n0/gpu2->gpu10", "n0/gpu9->gpu10"}
@@ -290,7 +290,7 @@ def test_pairs_are_called_the_same_when_the_ranks_go_the_other_way_round() -> No
 
 def test_nodes_go_side_by_side_and_one_with_fewer_gpus_is_done_earlier() -> None:
     plans = [gpu_pairs._rounds(ranks) for ranks in ((0, 1, 2, 3), (4, 5))]
-    first, *others = side_by_side(plans)
+    first, *others = merge_steps(plans)
     assert set(first) == {0, 1, 2, 3, 4, 5}
     assert [set(partners) for partners in others] == [{0, 1, 2, 3}] * 2
 
@@ -301,7 +301,10 @@ def test_of_three_gpus_no_pair_was_among_others() -> None:
 
 
 def test_what_the_gates_see_is_said_without_the_network() -> None:
-    texts = [one.text for one in sensitivity.relative(measured(4, nodes=3), {CHECK.name: CHECK}, Links(network="rdma"))]
+    texts = [
+        one.text
+        for one in sensitivity.comparison_insights(measured(4, nodes=3), {CHECK.name: CHECK}, Links(network="rdma"))
+    ]
     assert [text.partition(" slower")[0] for text in texts] == [
         "gpu_share >= 0.9 of the median: the least that it sees is a GPU's way to all others of its node 10%",
         "path_share >= 0.9 of the best: the least that it sees is the path between two GPUs of a node 10%",
@@ -319,32 +322,34 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
             [f"n0/gpu{one}" for one in range(4)] if value == "n0/gpu0" else [*range(4)] if value == 0 else [value] * 4
         )
 
-    def exchanged(_place: Place, options: Any, nodes: Any, subjects: list[str], *, again: bool) -> dict[str, Figures]:
+    def exchanged(
+        _place: Context, options: Any, nodes: Any, subjects: list[str], *, again: bool
+    ) -> dict[str, PairResults]:
         assert again, "on GPUs"
         lines = [line(a, b, GOOD) for a, b in permutations(range(4), 2)]
-        return by_node(nodes, subjects, options.size or GPU_SIZE, lines)
+        return figures_by_node(nodes, subjects, options.size or GPU_SIZE, lines)
 
     group = {"backend": "nccl", "gpu": f"{MODEL} + {STRANGE}", "nccl_version": "2.28.9", "world_size": 4}
     monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: {"n0": (0, 1, 2, 3)})
     monkeypatch.setattr(subgroups, "describe_device", lambda _device: {"gpu": MODEL})
     monkeypatch.setattr(subgroups, "gather", lambda _own: [MODEL] * 4 + [STRANGE] * 4)  # another node's are others
     monkeypatch.setattr(collectives, "describe_group", lambda: dict(group))
-    monkeypatch.setattr(_transports, "transports", lambda _device, since: {"P2P/CUMEM": 96 - since})
+    monkeypatch.setattr(_nccl_log, "connections_by_transport", lambda _device, since: {"P2P/CUMEM": 96 - since})
     monkeypatch.setattr(gpu, "read", lambda _root: told)
     monkeypatch.setattr(rank_, "gather", gather)
     monkeypatch.setattr(gpu_pairs, "_exchanged", exchanged)
 
 
-def a_place(tmp_path: Path) -> Place:
-    return Place(
+def a_place(tmp_path: Path) -> Context:
+    return Context(
         node="n0",
         rank=0,
         world_size=4,
         local_rank=0,
         device="cuda:0",
-        gpu_index=0,
-        promised_gpus=4,
-        out=tmp_path,
+        nvml_index=0,
+        expected_gpus=4,
+        artifacts_dir=tmp_path,
         run_dir=tmp_path,
     )
 

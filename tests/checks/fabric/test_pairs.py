@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.checks.fabric.pairs import CHECK, PairOptions, _told_apart
 from seatrial.model import Outcome
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 GOOD = {"best_share node0/gpu0": 1.0, "pair_share node0->node1": 1.0, "shared_paths": 0, "wrong_elements": 0}
 COMPARABLE = {"backend": "nccl", "comparable": "yes"}

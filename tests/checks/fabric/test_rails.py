@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.fabric.rails import CHECK, rails_of
+from seatrial.checks.fabric.rails import CHECK, group_by_rail
 from seatrial.model import Outcome
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 SLOW = {"rail_share rail0": 1.0, "rail_share rail1": 0.89, "rail_share rail2": 1.0, "wrong_elements": 0}
 
 
 def test_a_rail_has_one_rank_of_every_node() -> None:
-    assert rails_of({"a": (0, 1), "b": (2, 3), "c": (4, 5)}) == [[0, 2, 4], [1, 3, 5]]
+    assert group_by_rail({"a": (0, 1), "b": (2, 3), "c": (4, 5)}) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_nodes_of_unlike_numbers_of_ranks_have_no_rails() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        rails_of({"a": (0, 1), "b": (2,)})
+        group_by_rail({"a": (0, 1), "b": (2,)})
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 
 from seatrial.bench.collectives import Timings
 from seatrial.bench.subgroups import GroupResult
-from seatrial.checks.fabric.scaling import CHECK, _figures, steps
+from seatrial.checks.fabric.scaling import CHECK, _figures, ranks_by_node_count
 from seatrial.model import Metric, Outcome
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 
 def result(ranks: int, seconds: float) -> GroupResult:
@@ -16,8 +16,8 @@ def result(ranks: int, seconds: float) -> GroupResult:
 
 
 def test_steps_are_the_powers_of_two_and_all_nodes() -> None:
-    assert steps([[node] for node in range(6)]) == {2: [0, 1], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 4, 5]}
-    assert list(steps([[2 * node, 2 * node + 1] for node in range(3)])) == [1, 2, 3]
+    assert ranks_by_node_count([[node] for node in range(6)]) == {2: [0, 1], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 4, 5]}
+    assert list(ranks_by_node_count([[2 * node, 2 * node + 1] for node in range(3)])) == [1, 2, 3]
 
 
 def test_bus_bandwidth_is_that_of_as_many_ranks_and_the_largest_step_is_compared() -> None:

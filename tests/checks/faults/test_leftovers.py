@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.checks.faults.leftovers import CHECK
 from seatrial.model import Measurement, Outcome
-from tests.fakes.slurm import judge, run
+from tests.fakes.slurm import judge, run_check
 from tests.processes import until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -33,7 +33,7 @@ def process(*arguments: str, **env: str) -> Iterator[int]:
 
 
 def look(folder: Path) -> Measurement:
-    measured = run(CHECK, folder / "other", run=str(folder / "run"))
+    measured = run_check(CHECK, folder / "other", run=str(folder / "run"))
     assert measured.error is None
     return measured
 

@@ -35,10 +35,10 @@ def test_faults_across_nodes_and_an_interruption(make_cluster: Callable[..., Clu
     code, output, err = Program(*here, tmp_path / "run", env=cluster.env).finish(280)
     assert code == 1, output + err
     bad = [one for one in load(tmp_path / "run").verdicts if one.outcome is not Outcome.PASS]
-    assert [(one.outcome, one.metric, one.subject) for one in bad] == [("FAIL", "processes_left.kill", "node0")]
+    assert [(one.outcome, one.metric, one.subject) for one in bad] == [("FAIL", "leftover_processes.kill", "node0")]
     assert "sleeping: sleep 300" in bad[0].evidence
     measured = check(tmp_path / "run")
-    assert {one.subject for one in measured.metrics if one.name == "processes_left.stop"} == {"node0", "node1"}
+    assert {one.subject for one in measured.metrics if one.name == "leftover_processes.stop"} == {"node0", "node1"}
     for fault in FAULTS:
         assert "'culprit': 'rank 3 (node1/rank3, pid " in str(measured.facts[f"fault.{fault}"])
         assert "on node[0-1]" in str(measured.facts[f"job.{fault}"])

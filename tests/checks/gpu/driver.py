@@ -12,11 +12,11 @@ from unittest.mock import patch
 import torch.distributed as dist
 
 from seatrial.bench import compute, rank, timing, transfer
-from seatrial.bench.timing import Timed
+from seatrial.bench.timing import DeviceTiming
 from tests.bench import cluster
 
 _describe, _digest = rank.describe_device, compute.chain_digest
-ONE_WAY_S, BOTH_WAYS_S = 0.002, 0.005
+UNIDIRECTIONAL_S, BIDIRECTIONAL_S = 0.002, 0.005
 
 
 def _another(model: str) -> Any:
@@ -76,11 +76,11 @@ def _as_declared(operation: Any, count: int, **how: Any) -> float:
 
 
 def _time_peers(gpus: int, seconds: float, note: Any) -> list[transfer.PeerCopy]:
-    def timed(taken: float) -> Timed:
-        return Timed((taken,) * 3, 1, 0.0, 0.0)
+    def timed(taken: float) -> DeviceTiming:
+        return DeviceTiming((taken,) * 3, 1, 0.0, 0.0)
 
     pairs = [(a, b) for a in range(gpus) for b in range(gpus) if a != b]
-    return [transfer.PeerCopy(a, b, a < b, timed(ONE_WAY_S * (1 + a)), timed(BOTH_WAYS_S)) for a, b in pairs]
+    return [transfer.PeerCopy(a, b, a < b, timed(UNIDIRECTIONAL_S * (1 + a)), timed(BIDIRECTIONAL_S)) for a, b in pairs]
 
 
 FAULTS: dict[str, cluster.Fault] = {

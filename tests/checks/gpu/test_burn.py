@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 
 from seatrial.bench import compute, rank
-from seatrial.bench.compute import Burned
-from seatrial.bench.timing import Timed
-from seatrial.checks.base import Place
+from seatrial.bench.compute import BurnResult
+from seatrial.bench.timing import DeviceTiming
+from seatrial.checks.base import Context
 from seatrial.checks.gpu import burn as device_burn
-from seatrial.checks.gpu.burn import CHECK, NEW, POINTS, THROTTLED
+from seatrial.checks.gpu.burn import CHECK, COUNTER_UNITS, MAX_CURVE_POINTS, THROTTLE_REASONS
 from seatrial.config.expect import declared_unit
-from seatrial.discover.gpu_counters import COUNTERS
-from seatrial.discover.nvml import Interview
-from seatrial.hardware.references import Known, Sku
+from seatrial.discover.gpu_counters import GPU_COUNTERS
+from seatrial.discover.nvml import NvmlReader
+from seatrial.hardware.references import References, Sku
 from seatrial.judge.rules import judge_check
-from seatrial.model import Expected, Measurement, Outcome
-from seatrial.telemetry import error_window, gpu_load
-from seatrial.telemetry.gpu_load import Sample
+from seatrial.model import Measurement, Outcome, ReferenceValue
+from seatrial.telemetry import error_counts, gpu_load
+from seatrial.telemetry.gpu_load import LoadSample
 from seatrial.worker import measure
 
 OPERATIONS = compute.flops(8192)
 BEGAN, ENDED = 1000.0, 1030.0
-BURNED = Burned(Timed((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN, ENDED), 0, 0.001)
-KNOWN = Expected(gpus=1, nodes=1, value=720, unit="TFLOP/s", source="test")
+BURNED = BurnResult(DeviceTiming((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN, ENDED), 0, 0.001)
+KNOWN = ReferenceValue(gpus=1, nodes=1, value=720, unit="TFLOP/s", source="test")
 SKU = Sku(name="GPU X", nvml_names=("GPU X",), expected={"gemm.bf16": (KNOWN,)})
 
 
@@ -37,19 +37,31 @@ class Seen:
 
     def __init__(self, **changes: Any) -> None:
         reasons = changes.pop("reasons", ("software power cap",))
-        one = {"power_w": 690.0, "temperature_c": 60, "sm_clock_mhz": 1600, "clock_reasons": ("software power cap",)}
-        self.samples = [Sample(at=BEGAN + 0.5 * step, **{**one, "temperature_c": 60 + step}) for step in range(10)]
-        self.samples[4] = self.samples[4].model_copy(update={"clock_reasons": reasons, "sm_clock_mhz": 1400})
-        cold = {"power_w": 80.0, "temperature_c": 99, "sm_clock_mhz": 345, "clock_reasons": (THROTTLED[0],)}
-        self.samples = [Sample(at=BEGAN - 0.1, **cold), *self.samples, Sample(at=ENDED + 0.1, **cold)]
-        self.grown: dict[str, int | None] = dict.fromkeys(COUNTERS, 0) | changes.pop("grown", {})
-        self.before = dict.fromkeys(COUNTERS, 0)
+        one = {
+            "power_w": 690.0,
+            "temperature_c": 60,
+            "sm_clock_mhz": 1600,
+            "clocks_event_reasons": ("software power cap",),
+        }
+        self.samples = [
+            LoadSample(time_s=BEGAN + 0.5 * step, **{**one, "temperature_c": 60 + step}) for step in range(10)
+        ]
+        self.samples[4] = self.samples[4].model_copy(update={"clocks_event_reasons": reasons, "sm_clock_mhz": 1400})
+        cold = {
+            "power_w": 80.0,
+            "temperature_c": 99,
+            "sm_clock_mhz": 345,
+            "clocks_event_reasons": (THROTTLE_REASONS[0],),
+        }
+        self.samples = [LoadSample(time_s=BEGAN - 0.1, **cold), *self.samples, LoadSample(time_s=ENDED + 0.1, **cold)]
+        self.grown: dict[str, int | None] = dict.fromkeys(GPU_COUNTERS, 0) | changes.pop("grown", {})
+        self.before = dict.fromkeys(GPU_COUNTERS, 0)
         self.xids = changes.pop("xids", [])
         self.lacks: dict[str, str] = changes.pop("lacks", {})
         self.unread = dict(self.lacks)
         self.gone: str | None = changes.pop("gone", None)
-        self.interview = Interview(None)
-        self.interview.gone = changes.pop("gone_meanwhile", None)
+        self.interview = NvmlReader(None)
+        self.interview.gpu_lost = changes.pop("gone_meanwhile", None)
         assert not changes, changes
 
     def new(self, counter: str) -> int | None:
@@ -73,28 +85,28 @@ def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measu
             assert (index, ports) == (5, False)
             yield SimpleNamespace(gpu=gpu)
 
-        def load(kind: str, size: int, device: str, seconds: float) -> Burned:
+        def load(kind: str, size: int, device: str, seconds: float) -> BurnResult:
             assert (kind, size, device, seconds) == ("bf16", 8192, "cuda:1", 10.0)
             return replace(BURNED, **burned)
 
         about = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
-        monkeypatch.setattr(gpu_load, "sampled", sampled)
-        monkeypatch.setattr(error_window, "counted", counted)
+        monkeypatch.setattr(gpu_load, "sample_gpu_load", sampled)
+        monkeypatch.setattr(error_counts, "count_errors", counted)
         monkeypatch.setattr(compute, "burn", load)
-        monkeypatch.setattr(compute, "why_not", lambda kind, device: None)
+        monkeypatch.setattr(compute, "unsupported_reason", lambda kind, device: None)
         monkeypatch.setattr(rank, "describe_device", lambda device: about)
         return measure(CHECK, place(tmp_path, device="cuda:1", gpu_index=5), {})
 
     return run
 
 
-def place(out: Path, **more: Any) -> Place:
+def place(out: Path, **more: Any) -> Context:
     values: dict[str, Any] = {"node": "n", "rank": 1, "world_size": 2, "local_rank": 1, "promised_gpus": None}
-    return Place(**values, out=out, run_dir=out, **more)
+    return Context(**values, artifacts_dir=out, run_dir=out, **more)
 
 
 def judged(measurement: Measurement) -> dict[str, Outcome]:
-    verdicts = judge_check(CHECK, [measurement], {}, "t", Known(None, [SKU]))
+    verdicts = judge_check(CHECK, [measurement], {}, "t", References(None, [SKU]))
     return {verdict.metric: verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.PASS}
 
 
@@ -112,23 +124,23 @@ def test_a_healthy_gpu_passes_at_its_power_cap(burn: Callable[..., Measurement])
         "°C"
     }  # as the gauges have it
     assert figures["throttled_share"] == 0
-    assert found.facts["clock_reasons_percent"] == {"software power cap": 100.0}
+    assert found.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0}
     assert {metric.subject for metric in found.metrics} == {"n/gpu5"}
 
 
 def test_every_metric_is_declared_with_its_unit(burn: Callable[..., Measurement]) -> None:
     found = burn()
-    assert {f"new_errors.{counter}" for counter in NEW} < {metric.name for metric in found.metrics}
+    assert {f"new_errors.{counter}" for counter in COUNTER_UNITS} < {metric.name for metric in found.metrics}
     for metric in found.metrics:
         assert declared_unit(metric.name, CHECK.metrics) == metric.unit
 
 
-@pytest.mark.parametrize("reason", THROTTLED)
+@pytest.mark.parametrize("reason", THROTTLE_REASONS)
 def test_one_throttled_sample_in_ten_fails(reason: str, burn: Callable[..., Measurement]) -> None:
     found = burn(Seen(reasons=("software power cap", reason)))
     assert judged(found) == {**LOADS_NOT_RUN, "throttled_share": Outcome.FAIL}
     assert {metric.name: metric.value for metric in found.metrics}["throttled_share"] == 10
-    assert found.facts["clock_reasons_percent"] == {"software power cap": 100.0, reason: 10.0}
+    assert found.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0, reason: 10.0}
 
 
 @pytest.mark.parametrize(
@@ -161,10 +173,10 @@ def test_pcie_replays_are_judged_by_the_minute(burn: Callable[..., Measurement])
 
 def test_what_may_not_be_read_is_skipped_with_the_reason(burn: Callable[..., Measurement]) -> None:
     seen = Seen(grown={"xid": None}, lacks={"xid": "Insufficient Permissions"})
-    verdicts = judge_check(CHECK, [burn(seen)], {}, "t", Known(None, [SKU]))
+    verdicts = judge_check(CHECK, [burn(seen)], {}, "t", References(None, [SKU]))
     (verdict,) = [one for one in verdicts if one.metric == "new_errors.xid"]
     assert verdict.outcome is Outcome.SKIP
-    assert verdict.reason == "does not apply: Insufficient Permissions"
+    assert verdict.message == "does not apply: Insufficient Permissions"
 
 
 def test_a_counter_that_stopped_answering_is_an_error(burn: Callable[..., Measurement]) -> None:
@@ -185,18 +197,18 @@ def test_a_gpu_that_is_lost_is_an_error(noticed: str, burn: Callable[..., Measur
 
 def test_falling_speed_warns_slow_speed_fails_and_a_changed_product_fails(burn: Callable[..., Measurement]) -> None:
     second = OPERATIONS / 700e12
-    falling = Timed((second,) * 300 + (1.07 * second,) * 300, 32, 0.5, BEGAN, ENDED)
+    falling = DeviceTiming((second,) * 300 + (1.07 * second,) * 300, 32, 0.5, BEGAN, ENDED)
     assert judged(burn(timed=falling)) == {**LOADS_NOT_RUN, "drift": Outcome.WARN, "tflops.sustained": Outcome.WARN}
-    slow = Timed((1.2 * second,) * 600, 32, 0.5, BEGAN, ENDED)
+    slow = DeviceTiming((1.2 * second,) * 600, 32, 0.5, BEGAN, ENDED)
     assert judged(burn(timed=slow)) == {**LOADS_NOT_RUN, "tflops.sustained": Outcome.FAIL}
     assert judged(burn(changed=1)) == {**LOADS_NOT_RUN, "changed_products": Outcome.FAIL}
     assert judged(burn(error=0.02)) == {**LOADS_NOT_RUN, "relative_error.bf16": Outcome.FAIL}
 
 
-@pytest.mark.parametrize("windows", [1, POINTS, POINTS + 1, 12_000])
+@pytest.mark.parametrize("windows", [1, MAX_CURVE_POINTS, MAX_CURVE_POINTS + 1, 12_000])
 def test_a_curve_has_few_points_and_ends_where_the_burn_does(windows: int) -> None:
     x, y = device_burn._curve([0.01] * windows, 5, 10**12)
-    assert len(x) == len(y) <= POINTS
+    assert len(x) == len(y) <= MAX_CURVE_POINTS
     assert x[-1] == pytest.approx(0.05 * windows)
     assert set(map(round, y)) == {100}
 

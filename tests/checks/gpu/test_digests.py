@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from seatrial.checks.gpu.digests import CHECK, _comparison, odd
+from seatrial.checks.gpu.digests import CHECK, _compare_digests, mismatching_ranks
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Outcome
 from tests.bench.cluster import Scenario, run
@@ -30,21 +30,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return run(tmp_path_factory.mktemp("digests"), driver.__name__, scenarios)
 
 
-def judged(measurements: list[Measurement], metric: str = "odd_rounds") -> dict[str, Outcome]:
+def judged(measurements: list[Measurement], metric: str = "digest_mismatches") -> dict[str, Outcome]:
     assert [one.error for one in measurements] == [None] * 3
     verdicts = judge_check(CHECK, measurements, {}, "t")
     return {verdict.subject: verdict.outcome for verdict in verdicts if verdict.metric == metric}
 
 
 def rounds(measurements: list[Measurement]) -> dict[str, float]:
-    return {metric.subject: metric.value for metric in measurements[0].metrics if metric.name == "odd_rounds"}
+    return {metric.subject: metric.value for metric in measurements[0].metrics if metric.name == "digest_mismatches"}
 
 
 def test_equal_bits_pass_after_one_round(runs: Runs) -> None:
     assert rounds(runs["honest"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 0}
     assert set(judged(runs["honest"]).values()) == {Outcome.PASS}
     facts = runs["honest"][0].facts
-    assert (facts["rounds"], facts["kinds"], facts["digests"], facts["nobody_like"]) == (1, ["fp32"], [], [])
+    assert (facts["rounds"], facts["kinds"], facts["digests"], facts["unique_models"]) == (1, ["fp32"], [], [])
     assert [len(one.metrics) for one in runs["honest"]] == [4, 0, 0]
 
 
@@ -64,11 +64,13 @@ def test_what_most_agree_on_is_kept_for_each_model_to_compare_nodes_and_runs_by(
 def test_a_kind_that_no_device_multiplies_is_not_listed() -> None:
     rounds: list[list[tuple[str, ...]]] = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
     found = {
-        one.name: one.value for one in _comparison("XXYY", "wxyz", ("bf16", "fp32"), rounds) if isinstance(one, Fact)
+        one.name: one.value
+        for one in _compare_digests("XXYY", "wxyz", ("bf16", "fp32"), rounds)
+        if isinstance(one, Fact)
     }
     assert found["agreed"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
     assert found["kinds"] == ["bf16", "fp32"]
-    plain = _comparison("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
+    plain = _compare_digests("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
     facts = {one.name: one.value for one in plain if isinstance(one, Fact)}
     assert facts["kinds"] == ["fp32"]
     assert "in fp32; SHA-256 over the sums of the bits of every product" in str(facts["how"])
@@ -105,8 +107,8 @@ def test_where_none_agree_all_are_named(runs: Runs) -> None:
 def test_a_device_that_nobody_is_like_is_not_passed(runs: Runs, name: str, alone: str) -> None:
     assert alone not in rounds(runs[name])
     assert len(rounds(runs[name])) == 2
-    assert judged(runs[name], "without_a_twin") == {"cluster": Outcome.WARN}
-    assert runs[name][0].facts["nobody_like"] == [alone]
+    assert judged(runs[name], "uncompared_devices") == {"cluster": Outcome.WARN}
+    assert runs[name][0].facts["unique_models"] == [alone]
 
 
 def test_no_two_alike_is_said_by_all(runs: Runs) -> None:
@@ -130,4 +132,4 @@ def test_no_two_alike_is_said_by_all(runs: Runs) -> None:
     ],
 )
 def test_majority_of_a_model(models: str, digests: str, ranks: str) -> None:
-    assert odd(models, digests) == set(map(int, ranks))
+    assert mismatching_ranks(models, digests) == set(map(int, ranks))

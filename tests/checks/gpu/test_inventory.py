@@ -11,12 +11,23 @@ import pynvml as real
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.gpu.inventory import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict, worst
 from seatrial.worker import measure
-from tests.fakes.nvml import FakeGpu, FakeNvml, bus, fabric, geforce, h200, links, memory, processes, refusal
+from tests.fakes.nvml import (
+    FakeGpu,
+    FakeNvml,
+    fabric,
+    geforce,
+    h200,
+    links,
+    make_pci_devices,
+    memory,
+    nvml_error,
+    processes,
+)
 
 PCI = tuple(f"0000:{0x1B + index:02x}:00.0" for index in range(8))
 NEVER_A_PID = 2**22 + 1  # above the largest that Linux gives
@@ -31,18 +42,18 @@ class Trial:
 
     def measure(self, fake: FakeNvml, promised: int | None = None) -> Measurement:
         fake.install(self.monkeypatch)
-        place = Place(
+        context = Context(
             node="node3",
             rank=0,
             world_size=1,
             local_rank=0,
             device="cpu",
-            promised_gpus=promised,
-            out=self.root,
+            expected_gpus=promised,
+            artifacts_dir=self.root,
             run_dir=self.root,
             root=self.root,
         )
-        return measure(CHECK, place, {})
+        return measure(CHECK, context, {})
 
     def judge(self, fake: FakeNvml, promised: int | None = None) -> dict[tuple[str, str], Verdict]:
         verdicts = judge_check(CHECK, [self.measure(fake, promised)], {}, "")
@@ -79,12 +90,12 @@ def test_the_check_is_in_the_catalog_and_declares_what_it_yields(trial: Trial) -
     found = trial.measure(FakeNvml(*board()), promised=4)
     assert {(metric.name, metric.unit) for metric in found.metrics} == set(CHECK.metrics.items())
     assert {rule.metric for rule in CHECK.rules} == set(CHECK.metrics)
-    asked = {name for rule in CHECK.rules for name in rule.where}
+    asked = {name for rule in CHECK.rules for name in rule.applies_if}
     assert asked <= set(found.facts)
 
 
 def test_a_healthy_board_passes_every_rule(trial: Trial) -> None:
-    bus(trial.root, *PCI[:4])
+    make_pci_devices(trial.root, *PCI[:4])
     verdicts = trial.judge(FakeNvml(*board()), promised=4)
     assert {verdict.outcome for verdict in verdicts.values()} == {Outcome.PASS}
     assert ("ecc_uncorrected", "node3/gpu3") in verdicts
@@ -113,7 +124,7 @@ BAD_GPU = [
     ({"nvmlDeviceGetCurrPcieLinkWidth": 8}, "pcie_width_lost", Outcome.FAIL),
     ({"nvmlDeviceGetPersistenceMode": 0}, "persistence", Outcome.WARN),
     ({"nvmlDeviceGetMigMode": [1, 1]}, "mig_enabled", Outcome.WARN),
-    ({"nvmlDeviceGetEnforcedPowerLimit": 500000}, "power_cut", Outcome.WARN),
+    ({"nvmlDeviceGetEnforcedPowerLimit": 500000}, "power_limit_reduced", Outcome.WARN),
     ({"nvmlDeviceGetMemoryInfo": memory(150754820096, used=2**30 + 1)}, "memory_used_bytes", Outcome.WARN),
     (
         {"nvmlDeviceGetComputeRunningProcesses_v3": processes((NEVER_A_PID, 2**29))},
@@ -177,7 +188,7 @@ def test_one_bad_gpu_is_found_and_named(trial: Trial, answers: dict[str, Any], m
         {"nvmlDeviceGetMemoryInfo": memory(150754820096, used=2**30)},
         {"nvmlDeviceGetPowerManagementLimit": 650000, "nvmlDeviceGetEnforcedPowerLimit": 700000},
         {"nvmlDeviceGetGraphicsRunningProcesses_v3": processes((NEVER_A_PID, 2**20))},
-        {"nvmlDeviceGetSerial": refusal("NoPermission")},
+        {"nvmlDeviceGetSerial": nvml_error("NoPermission")},
     ],
 )
 def test_what_is_normal_passes(trial: Trial, answers: dict[str, Any]) -> None:
@@ -187,15 +198,17 @@ def test_what_is_normal_passes(trial: Trial, answers: dict[str, Any]) -> None:
 def test_links_down_among_active_ones(trial: Trial) -> None:
     assert trial.bad(*board(**links(18, down=[7, 8]))) == {
         ("nvlinks_down", "gpu2"): Outcome.FAIL,
-        ("nvlinks_short", "gpu2"): Outcome.WARN,
+        ("nvlinks_missing", "gpu2"): Outcome.WARN,
     }
 
 
-@pytest.mark.parametrize("answers", [links(18, down=range(18)), {"nvmlDeviceGetNvLinkState": refusal("NotSupported")}])
+@pytest.mark.parametrize(
+    "answers", [links(18, down=range(18)), {"nvmlDeviceGetNvLinkState": nvml_error("NotSupported")}]
+)
 def test_all_links_of_one_gpu_of_a_switched_board_down(trial: Trial, answers: dict[str, Any]) -> None:
     assert trial.bad(*board(**answers)) == {
         ("nvlinks_down", "gpu2"): Outcome.FAIL,
-        ("nvlinks_short", "gpu2"): Outcome.WARN,
+        ("nvlinks_missing", "gpu2"): Outcome.WARN,
     }
 
 
@@ -220,7 +233,7 @@ def test_a_board_with_every_link_down_is_not_taken_for_cards_without_a_bridge(tr
     }
     verdicts = trial.judge(FakeNvml(h200(0, **dark), h200(1, **dark)))
     (error,) = (verdict for verdict in verdicts.values() if verdict.outcome is Outcome.ERROR)
-    assert "not measured: gpu0, gpu1 nvlinks_down: nothing here tells" in error.reason
+    assert "not measured: gpu0, gpu1 nvlinks_down: nothing here tells" in error.message
     assert "nvlinks_down" not in {metric for metric, _ in verdicts}
 
 
@@ -234,12 +247,12 @@ def test_a_board_with_every_link_down_that_knows_of_its_fabric_fails(trial: Tria
 def test_links_that_do_not_say_what_they_lead_to(trial: Trial) -> None:
     """One GPU of a board is dark, and nothing tells what the others are joined to."""
     mute = {
-        "nvmlDeviceGetNvLinkRemoteDeviceType": refusal("Unknown"),
+        "nvmlDeviceGetNvLinkRemoteDeviceType": nvml_error("Unknown"),
         "nvmlDeviceGetGpuFabricInfoV": fabric(real.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED),
     }
     dark = {**links(18, down=range(18)), **mute}
     found = trial.bad(h200(0, **mute), h200(1, **mute), h200(2, **dark))
-    assert found == {("nvlinks_short", "gpu2"): Outcome.WARN, ("nvlinks_down", "gpu2"): Outcome.FAIL}
+    assert found == {("nvlinks_missing", "gpu2"): Outcome.WARN, ("nvlinks_down", "gpu2"): Outcome.FAIL}
 
 
 def test_a_switched_board_of_before_fabric_states_has_none_to_judge(trial: Trial) -> None:
@@ -262,12 +275,12 @@ def test_cards_bridged_in_pairs_with_one_left_over(trial: Trial) -> None:
     paired = {**links(12, remote=real.NVML_NVLINK_DEVICE_TYPE_GPU), **none}
     alone = {**links(12, down=range(12)), **none}
     found = trial.bad(h200(0, **paired), h200(1, **paired), h200(2, **alone))
-    assert found == {("nvlinks_short", "gpu2"): Outcome.WARN}
+    assert found == {("nvlinks_missing", "gpu2"): Outcome.WARN}
 
 
 def test_one_reading_that_fails_on_one_gpu_is_that_gpus_fault(trial: Trial) -> None:
-    assert trial.bad(*board(nvmlDeviceGetRemappedRows=refusal("Unknown"))) == {
-        ("readings_refused", "gpu2"): Outcome.FAIL
+    assert trial.bad(*board(nvmlDeviceGetRemappedRows=nvml_error("Unknown"))) == {
+        ("readings_failed", "gpu2"): Outcome.FAIL
     }
 
 
@@ -276,31 +289,31 @@ def test_one_link_whose_state_fails_is_neither_up_nor_down(trial: Trial) -> None
 
     def state(link: int) -> int:
         if link == 4:
-            raise refusal("Timeout")
+            raise nvml_error("Timeout")
         return int(healthy(link))
 
-    assert trial.bad(*board(nvmlDeviceGetNvLinkState=state)) == {("readings_refused", "gpu2"): Outcome.FAIL}
+    assert trial.bad(*board(nvmlDeviceGetNvLinkState=state)) == {("readings_failed", "gpu2"): Outcome.FAIL}
 
 
 @pytest.mark.parametrize(
     ("call", "metrics"),
     [
         ("nvmlDeviceGetTotalEccErrors", {"ecc_uncorrected"}),
-        ("nvmlDeviceGetNvLinkState", {"nvlinks_down", "nvlinks_short"}),
+        ("nvmlDeviceGetNvLinkState", {"nvlinks_down", "nvlinks_missing"}),
         ("nvmlDeviceGetComputeRunningProcesses_v3", {"foreign_processes"}),
         ("nvmlDeviceGetGpuFabricInfoV", {"fabric_ready"}),
         ("nvmlDeviceGetCurrentClocksEventReasons", {"hardware_slowdown", "thermal_slowdown"}),
     ],
 )
 def test_what_no_gpu_lets_us_read_is_an_error_never_a_pass(trial: Trial, call: str, metrics: set[str]) -> None:
-    gpus = [h200(index, **{call: refusal("NoPermission")}) for index in range(2)]
+    gpus = [h200(index, **{call: nvml_error("NoPermission")}) for index in range(2)]
     assert trial.bad(*gpus) == {("", ""): Outcome.ERROR}
     error = trial.measure(FakeNvml(*gpus)).error or ""
     assert all(f"gpu0, gpu1 {metric}: Insufficient Permissions" in error for metric in metrics)
 
 
 def test_what_one_model_hides_is_not_known_from_another_model(trial: Trial) -> None:
-    mute = h200(1, nvmlDeviceGetComputeRunningProcesses_v3=refusal("NoPermission"))
+    mute = h200(1, nvmlDeviceGetComputeRunningProcesses_v3=nvml_error("NoPermission"))
     assert trial.bad(geforce(0), mute) == {("gpu_models", ""): Outcome.WARN, ("", ""): Outcome.ERROR}
 
 
@@ -322,32 +335,32 @@ def test_what_one_model_hides_is_not_known_from_another_model(trial: Trial) -> N
 def test_a_driver_that_cannot_be_asked_is_an_error_that_says_so(
     trial: Trial, call: str, metric: str, kind: str
 ) -> None:
-    fake = FakeNvml(*(h200(index, **{call: refusal(kind)}) for index in range(2)))
+    fake = FakeNvml(*(h200(index, **{call: nvml_error(kind)}) for index in range(2)))
     verdicts = trial.judge(fake)
     (verdict,) = (found for found in verdicts.values() if found.outcome is Outcome.ERROR)
-    assert f"gpu0, gpu1 {metric}: " in verdict.reason
-    assert f"the driver is too old for {call}" in verdict.reason
+    assert f"gpu0, gpu1 {metric}: " in verdict.message
+    assert f"the driver is too old for {call}" in verdict.message
     assert Outcome.FAIL not in {found.outcome for found in verdicts.values()}
 
 
 def test_what_is_not_judged_may_be_beyond_the_driver(trial: Trial) -> None:
-    assert trial.bad(h200(nvmlDeviceGetSerial=refusal("FunctionNotFound"))) == {}
+    assert trial.bad(h200(nvmlDeviceGetSerial=nvml_error("FunctionNotFound"))) == {}
 
 
 def test_a_geforce_passes_and_skips_what_it_does_not_have(trial: Trial) -> None:
-    bus(trial.root, PCI[0])
+    make_pci_devices(trial.root, PCI[0])
     verdicts = trial.judge(FakeNvml(geforce()))
     skipped = {metric for (metric, _), verdict in verdicts.items() if verdict.outcome is Outcome.SKIP}
     assert skipped == {
         *("ecc_enabled", "ecc_uncorrected", "repair_pending", "remap_failed", "rows_remapped"),
-        *("rows_remapped_uncorrectable", "nvlinks_down", "nvlinks_short", "fabric_ready", "mig_enabled"),
+        *("rows_remapped_uncorrectable", "nvlinks_down", "nvlinks_missing", "fabric_ready", "mig_enabled"),
     }
     assert {verdict.outcome for verdict in verdicts.values()} == {Outcome.PASS, Outcome.SKIP}
 
 
 def test_a_gpu_before_row_remapping_has_its_pages_judged(trial: Trial) -> None:
     old: dict[str, Any] = {
-        "nvmlDeviceGetRemappedRows": refusal("NotSupported"),
+        "nvmlDeviceGetRemappedRows": nvml_error("NotSupported"),
         "nvmlDeviceGetRetiredPages": [4096],
         "nvmlDeviceGetRetiredPagesPendingStatus": 1,
     }
@@ -365,23 +378,23 @@ def test_mixed_models_warn_and_are_judged_each_by_its_own_kind(trial: Trial) -> 
 def test_what_one_gpu_has_not_and_others_have_is_told_of_it(trial: Trial) -> None:
     verdicts = trial.judge(FakeNvml(geforce(0), h200(1)))
     assert {place for (_, place), one in verdicts.items() if one.outcome is Outcome.SKIP} == {"node3/gpu0"}
-    assert verdicts["ecc_enabled", "node3/gpu0"].reason == "does not apply: this GPU has none"
+    assert verdicts["ecc_enabled", "node3/gpu0"].message == "does not apply: this GPU has none"
     assert verdicts["ecc_enabled", "node3/gpu1"].outcome is Outcome.PASS
-    refuses = trial.judge(FakeNvml(*board(nvmlDeviceGetRemappedRows=refusal("Unknown"))))
-    assert refuses["rows_remapped", "node3/gpu2"].reason.endswith("(Unknown Error), which readings_refused judges")
-    assert refuses["readings_refused", "node3/gpu2"].outcome is Outcome.FAIL
+    refuses = trial.judge(FakeNvml(*board(nvmlDeviceGetRemappedRows=nvml_error("Unknown"))))
+    assert refuses["rows_remapped", "node3/gpu2"].message.endswith("(Unknown Error), which readings_failed judges")
+    assert refuses["readings_failed", "node3/gpu2"].outcome is Outcome.FAIL
 
 
 def test_one_gpu_that_has_not_one_thing_is_excused_of_nothing_else(trial: Trial) -> None:
     found = trial.measure(FakeNvml(geforce(0), h200(1)))
     kept = tuple(one for one in found.metrics if (one.name, one.subject) != ("persistence", "node3/gpu0"))
     verdicts = judge_check(CHECK, [found.model_copy(update={"metrics": kept})], {}, "")
-    (missing,) = (one.reason for one in verdicts if one.outcome is Outcome.ERROR)
+    (missing,) = (one.message for one in verdicts if one.outcome is Outcome.ERROR)
     assert missing == "persistence was not measured everywhere; not of 1 of 2: node3/gpu0"
 
 
 def test_ecc_off_everywhere_warns_and_its_counts_do_not_apply(trial: Trial) -> None:
-    off = {"nvmlDeviceGetEccMode": [0, 0], "nvmlDeviceGetTotalEccErrors": refusal("NotSupported")}
+    off = {"nvmlDeviceGetEccMode": [0, 0], "nvmlDeviceGetTotalEccErrors": nvml_error("NotSupported")}
     verdicts = trial.judge(FakeNvml(h200(0, **off), h200(1, **off)))
     assert outcome_of(verdicts, "ecc_enabled") is Outcome.WARN
     assert outcome_of(verdicts, "ecc_uncorrected") is Outcome.SKIP
@@ -390,22 +403,22 @@ def test_ecc_off_everywhere_warns_and_its_counts_do_not_apply(trial: Trial) -> N
 class TestMissing:
     def test_a_machine_without_gpus_is_skipped(self, trial: Trial) -> None:
         (trial.root / "sys/bus").mkdir(parents=True)
-        found = trial.measure(FakeNvml(init=refusal("LibraryNotFound")))
+        found = trial.measure(FakeNvml(init=nvml_error("LibraryNotFound")))
         assert found.error is None
         assert (found.skipped or "").startswith("no NVIDIA GPU on this machine and none promised")
 
     def test_where_it_cannot_be_looked_for_it_is_not_skipped(self, trial: Trial) -> None:
-        found = trial.measure(FakeNvml(init=refusal("LibraryNotFound")))
+        found = trial.measure(FakeNvml(init=nvml_error("LibraryNotFound")))
         assert "whether there are GPUs is not known" in (found.error or "")
 
     def test_a_promise_of_none_is_kept_by_none(self, trial: Trial) -> None:
-        assert trial.measure(FakeNvml(init=refusal("LibraryNotFound")), promised=0).skipped
+        assert trial.measure(FakeNvml(init=nvml_error("LibraryNotFound")), promised=0).skipped
 
     @pytest.mark.parametrize("kind", ["LibraryNotFound", "DriverNotLoaded", "LibRmVersionMismatch"])
     @pytest.mark.parametrize("promised", [None, 0, 2])
     def test_a_dead_driver_fails(self, trial: Trial, kind: str, promised: int | None) -> None:
-        bus(trial.root, *PCI[:2], driver=None)
-        found = trial.measure(FakeNvml(init=refusal(kind)), promised)
+        make_pci_devices(trial.root, *PCI[:2], driver=None)
+        found = trial.measure(FakeNvml(init=nvml_error(kind)), promised)
         verdicts = judge_check(CHECK, [found], {}, "")
         assert [(v.metric, v.outcome) for v in verdicts if v.outcome is not Outcome.SKIP] == [
             ("gpus_missing", Outcome.FAIL),
@@ -415,10 +428,10 @@ class TestMissing:
         assert "NVML" in str(found.facts["nvml_unavailable"])
 
     def test_promised_and_absent_fails(self, trial: Trial) -> None:
-        found = trial.measure(FakeNvml(init=refusal("LibraryNotFound")), promised=8)
+        found = trial.measure(FakeNvml(init=nvml_error("LibraryNotFound")), promised=8)
         assert (found.metrics[0].name, found.metrics[0].value) == ("gpus_missing", 8)
 
-    @pytest.mark.parametrize("broken", [refusal("GpuIsLost"), refusal("Unknown"), h200(2).lost()])
+    @pytest.mark.parametrize("broken", [nvml_error("GpuIsLost"), nvml_error("Unknown"), h200(2).lost()])
     @pytest.mark.parametrize("promised", [None, 2, 4])
     def test_a_lost_gpu_fails_and_the_others_are_judged(
         self, trial: Trial, broken: FakeGpu | Exception, promised: int | None
@@ -429,22 +442,22 @@ class TestMissing:
         assert "node3/gpu3" in {metric.subject for metric in found.metrics}
 
     def test_a_gpu_that_the_driver_did_not_start_fails_with_its_address(self, trial: Trial) -> None:
-        bus(trial.root, *PCI[:4])
+        make_pci_devices(trial.root, *PCI[:4])
         assert trial.bad(h200(0), h200(1), h200(2)) == {("gpus_missing", ""): Outcome.FAIL}
-        assert trial.measure(FakeNvml(h200(0), h200(1), h200(2))).facts["pci_gpus_unaccounted"] == [PCI[3]]
+        assert trial.measure(FakeNvml(h200(0), h200(1), h200(2))).facts["pci_gpus_not_usable"] == [PCI[3]]
 
     def test_a_part_of_a_machine_is_whole_where_the_scheduler_promised_that_part(self, trial: Trial) -> None:
-        bus(trial.root, *PCI)
+        make_pci_devices(trial.root, *PCI)
         assert trial.bad(*board(), promised=4) == {}
 
     def test_a_part_of_a_machine_in_a_container_is_whole(self, trial: Trial) -> None:
-        bus(trial.root, *PCI[:4])
-        bus(trial.root, *PCI[4:], device_nodes=False)
+        make_pci_devices(trial.root, *PCI[:4])
+        make_pci_devices(trial.root, *PCI[4:], device_nodes=False)
         assert trial.bad(*board()) == {}
 
     def test_gpus_denied_to_the_job_are_not_missing(self, trial: Trial) -> None:
-        bus(trial.root, *PCI[:4])
-        assert trial.bad(h200(0), refusal("NoPermission"), h200(2), refusal("NoPermission")) == {}
+        make_pci_devices(trial.root, *PCI[:4])
+        assert trial.bad(h200(0), nvml_error("NoPermission"), h200(2), nvml_error("NoPermission")) == {}
 
 
 class TestVisibleDevices:
@@ -465,7 +478,7 @@ class TestVisibleDevices:
 
     def test_a_wrong_entry_is_an_error_and_keeps_the_count(self, trial: Trial) -> None:
         trial.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
-        found = trial.measure(FakeNvml(h200(0), refusal("GpuIsLost")))
+        found = trial.measure(FakeNvml(h200(0), nvml_error("GpuIsLost")))
         assert "names '9'" in (found.error or "")
         assert found.metrics[0].value == 1
         verdicts = judge_check(CHECK, [found], {}, "")
@@ -500,6 +513,6 @@ class TestProcesses:
 
 def test_every_rule_says_why_and_what_to_do() -> None:
     for rule in CHECK.rules:
-        assert len(rule.why) > 30
+        assert len(rule.meaning) > 30
         assert len(rule.fix) > 30
         assert rule.expect is not None

@@ -6,21 +6,23 @@ from typing import Any
 import pytest
 
 from seatrial.bench import memory, rank
-from seatrial.bench.memory import Wrong
-from seatrial.bench.timing import Timed
-from seatrial.checks.base import Place
-from seatrial.checks.gpu.memory import CHECK, GPU_SIZE, LEAST_TESTED, SCRATCH
+from seatrial.bench.memory import PatternError
+from seatrial.bench.timing import DeviceTiming
+from seatrial.checks.base import Context
+from seatrial.checks.gpu.memory import CHECK, GPU_ARRAY_BYTES, MIN_TESTED_BYTES, SCRATCH_BYTES
 from seatrial.config.expect import declared_unit
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from seatrial.worker import measure
 
 GIB = 2**30
-WRONG = Wrong("random", 3, 4096, "0x0000000000000008")
+WRONG = PatternError("random", 3, 4096, "0x0000000000000008")
 
 
-def place(out: Path, device: str) -> Place:
-    return Place(node="n", rank=0, world_size=1, local_rank=0, device=device, promised_gpus=None, out=out, run_dir=out)
+def place(out: Path, device: str) -> Context:
+    return Context(
+        node="n", rank=0, world_size=1, local_rank=0, device=device, expected_gpus=None, artifacts_dir=out, run_dir=out
+    )
 
 
 def judged(measurement: Measurement) -> dict[str, Outcome]:
@@ -30,24 +32,24 @@ def judged(measurement: Measurement) -> dict[str, Outcome]:
 class Gpu:
     """Memory of a GPU: what is asked of it, in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, *wrong: Wrong, share: float = 1.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, *wrong: PatternError, share: float = 1.0) -> None:
         self.calls: list[Any] = []
         about = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
 
-        def time(size: int, device: str, seconds: float) -> Timed:
-            assert (size, device) == (GPU_SIZE, "cuda:0")
-            return Timed((0.001,) * 3, 50, 0.5, 0.0)
+        def time(size: int, device: str, seconds: float) -> DeviceTiming:
+            assert (size, device) == (GPU_ARRAY_BYTES, "cuda:0")
+            return DeviceTiming((0.001,) * 3, 50, 0.5, 0.0)
 
-        def test(size: int, device: str) -> memory.Tested:
+        def test(size: int, device: str) -> memory.PatternTestResult:
             self.calls.append(size)
-            return memory.Tested(int(size * share), free, wrong)
+            return memory.PatternTestResult(int(size * share), free, wrong)
 
         monkeypatch.setattr(rank, "describe_device", lambda device: about)
         monkeypatch.setattr(rank, "release_memory", lambda device: self.calls.append("release"))
         monkeypatch.setattr(memory, "time_copy", time)
         monkeypatch.setattr(memory, "time_triad", time)
         monkeypatch.setattr(memory, "free_bytes", lambda device: free)
-        monkeypatch.setattr(memory, "try_patterns", test)
+        monkeypatch.setattr(memory, "run_pattern_test", test)
 
 
 def test_memory_of_a_cpu_is_measured_and_its_patterns_judged(tmp_path: Path) -> None:
@@ -83,11 +85,11 @@ def test_of_a_gpu_that_others_filled_a_little_is_tested_and_that_fails(
 ) -> None:
     gpu = Gpu(monkeypatch, GIB // 2)
     assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
-    assert gpu.calls[1] == LEAST_TESTED
+    assert gpu.calls[1] == MIN_TESTED_BYTES
 
 
 def test_the_comparison_fits_into_what_is_left() -> None:
-    assert memory.BLOCK * 5 // 4 + 2**26 <= SCRATCH
+    assert memory.BLOCK_BYTES * 5 // 4 + 2**26 <= SCRATCH_BYTES
 
 
 def test_wrong_words_fail_with_their_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_wrong_words_fail_with_their_place(monkeypatch: pytest.MonkeyPatch, tmp_
     found = measure(CHECK, place(tmp_path, "cuda:0"), {})
     (verdict,) = [one for one in judge_check(CHECK, [found], {}, "t") if one.metric == "wrong_words"]
     assert verdict.outcome is Outcome.FAIL
-    assert "wrong_words is 6 words" in verdict.reason
+    assert "wrong_words is 6 words" in verdict.message
     assert '"offset": 4096' in verdict.evidence
 
 

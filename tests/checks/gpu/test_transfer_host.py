@@ -7,7 +7,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.gpu.transfer_host import CHECK
-from seatrial.hardware.references import Known, skus
+from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
 from tests.bench.cluster import TWO, Scenario, run
@@ -42,7 +42,7 @@ def test_bytes_are_counted_for_each_way(measured: list[Measurement]) -> None:
 
 def test_it_is_told_whether_all_copied_in_every_window_and_where_the_memory_is(measured: list[Measurement]) -> None:
     for one in measured:
-        told = one.facts["all_at_once"]
+        told = one.facts["concurrent"]
         assert isinstance(told, dict)
         assert {way: type(value) for way, value in told.items()} == dict.fromkeys(("h2d", "d2h", "both"), bool)
         assert one.facts["host_memory"] == "asked for beside the CPU"
@@ -65,8 +65,8 @@ def test_together_only_the_siblings_judge_and_only_far_under_them() -> None:
             Measurement(check=CHECK.name, subject=f"n/gpu{gpu}", metrics=one, facts=facts)
             for gpu, one in enumerate(metrics)
         ]
-        found = judge_check(CHECK, all_of_them, {}, "t", Known(None, skus()))
-        return [one.outcome for one in found if one.metric == "h2d_together"]
+        found = judge_check(CHECK, all_of_them, {}, "t", References(None, skus()))
+        return [one.outcome for one in found if one.metric == "h2d_concurrent"]
 
     assert outcomes(36.6, 38.3, 36.3, 36.3) == [Outcome.PASS] * 4  # a host whose memory is shared with others
     assert outcomes(55.4, 55.3, 55.4, 27.7) == [*[Outcome.PASS] * 3, Outcome.WARN]

@@ -48,7 +48,7 @@ def _hang(file: int) -> bool:
 def _negative_cache() -> Any:
     """A client that remembers for a while that a name was not there."""
     first_asked: dict[Path, float] = {}
-    real = shared_files.content_is
+    real = shared_files.has_content
 
     def content_is(path: Path, digest: str) -> bool:
         since = time.monotonic() - first_asked.setdefault(path, time.monotonic())
@@ -72,9 +72,9 @@ def _no_direct_io(path: Any, flags: int, *arguments: Any, **options: Any) -> int
     return _open(path, flags, *arguments, **options)
 
 
-def _slow_write(path: Path, size: int) -> storage.Transfer:
+def _slow_write(path: Path, size: int) -> storage.StreamResult:
     written = _write_stream(path, size)
-    return storage.Transfer(written.seconds + SLOW_S, written.direct)
+    return storage.StreamResult(written.seconds + SLOW_S, written.direct)
 
 
 def _hurry(rank: int) -> AbstractContextManager[Any]:
@@ -91,7 +91,7 @@ FAULTS: dict[str, cluster.Fault] = {
     "flock_unsupported": cluster.everywhere(shared_files, "take_flock", _no_locks),
     "flock_hangs": cluster.on(1, shared_files, "take_flock", _hang),
     "brief_locks": cluster.everywhere(shared_files, "LOCK_S", 0.1),
-    "never_contended": cluster.everywhere(shared_files, "contend", lambda *arguments: shared_files.Contest(0, 0)),
+    "never_contended": cluster.everywhere(shared_files, "contend", lambda *arguments: shared_files.LockCounts(0, 0)),
     "partial_rename": cluster.everywhere(shared_files, "replace", _rewrite),
     "no_append": cluster.everywhere(shared_files, "append", _append_at_what_seems_the_end),
     "stale_pages": cluster.on(1, shared_files, "mapped_digest", cache(shared_files.mapped_digest)),

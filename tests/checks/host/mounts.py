@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 # In CI these tests must run: there a mount that is refused is an error.
-POSSIBLE = os.geteuid() == 0 or bool(os.environ.get("CI"))
-needed = pytest.mark.skipif(not POSSIBLE, reason="mounting a filesystem needs root")
+CAN_MOUNT = os.geteuid() == 0 or bool(os.environ.get("CI"))
+needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="mounting a filesystem needs root")
 
 
 @contextmanager

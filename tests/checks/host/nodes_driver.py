@@ -28,11 +28,11 @@ def _loopback(name: str) -> tuple[str, ...]:
     return ("127.0.1.1",) if name == "node1" else cluster.resolve(name)
 
 
-class Deaf(connectivity.Station):
+class Deaf(connectivity.ConnectivityProbe):
     """Gives out the number of a port, and closes it."""
 
-    def open(self) -> connectivity.Card:
-        card = super().open()
+    def open(self) -> connectivity.Endpoint:
+        card = super().listen()
         assert self._socket
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -40,16 +40,16 @@ class Deaf(connectivity.Station):
         return card
 
 
-class Impostor(connectivity.Station):
+class Impostor(connectivity.ConnectivityProbe):
     """Greets with another token than it gave out, as another program on that port would."""
 
-    def open(self) -> connectivity.Card:
-        card = super().open()
+    def open(self) -> connectivity.Endpoint:
+        card = super().listen()
         self._token = b"SSH-2.0-OpenSSH\r"
         return card
 
 
-class Mute(connectivity.Station):
+class Mute(connectivity.ConnectivityProbe):
     """Greets, and then does not answer."""
 
     def _answer(self, line: socket.socket) -> None:
@@ -70,11 +70,11 @@ def _hang(name: str) -> Sequence[str]:
 def _nics(mtu: int, speed_mbps: int | None) -> Callable[[Path], fabric.NicFacts]:
     """One interface, with all addresses of this machine."""
     unknown = dict.fromkeys(("state", "mac", "driver", "numa_node"))
-    here = tuple(address for those in fabric.addresses().values() for address in those)
+    here = tuple(address for those in fabric.interface_addresses().values() for address in those)
     nic = fabric.Nic.model_validate(
         {**unknown, "name": "eth0", "mtu": mtu, "speed_mbps": speed_mbps, "addresses": here}
     )
-    return lambda _: fabric.NicFacts(interfaces=(nic,), left_out_virtual=0)
+    return lambda _: fabric.NicFacts(interfaces=(nic,), omitted_virtual=0)
 
 
 def _told_otherwise(rank: int) -> AbstractContextManager[Any] | None:

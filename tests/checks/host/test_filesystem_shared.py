@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.bench import shared_files
-from seatrial.checks.host.filesystem_shared import CHECK, volume
+from seatrial.checks.host.filesystem_shared import CHECK, read_volume
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
 from tests.bench.cluster import ONE, TWO, Scenario, run
@@ -56,7 +56,7 @@ def runs(out: Path) -> Iterator[Runs]:
         "remains": at("c", faults=("hurry", "remains")),
     }
     with ExitStack() as stack:
-        if mounts.POSSIBLE:
+        if mounts.CAN_MOUNT:
             mount_faulty(out, stack)
             scenarios |= {"full": at("full{rank}"), "readonly": at("readonly{rank}"), "little": at("little")}
         yield run(out, filesystem_driver.__name__, scenarios)
@@ -110,7 +110,7 @@ def test_one_rank_speaks_and_every_metric_is_declared(runs: Runs) -> None:
 
 def test_on_one_node_only_what_needs_several_is_skipped(runs: Runs) -> None:
     assert broken(runs["one_node"]) == {}
-    assert skipped(runs["one_node"]) == ["paths_not_shared", "paths_not_shared", "users_differing"]
+    assert skipped(runs["one_node"]) == ["paths_not_shared", "paths_not_shared", "user_id_mismatches"]
     assert set(fact(runs["one_node"], "visibility_ms").popitem()[1]) == {"node0/rank0", "node0/rank1"}
 
 
@@ -157,7 +157,7 @@ def test_a_path_that_cannot_be_used_is_named_with_node_and_reason(
     assert why in said
 
 
-@mounts.needed
+@mounts.needs_mount
 @pytest.mark.parametrize(
     ("scenario", "why"), [("full", "No space left on device"), ("readonly", "Read-only file system")]
 )
@@ -168,7 +168,7 @@ def test_a_full_or_read_only_filesystem_of_one_node_is_named(runs: Runs, scenari
     assert "(node1)" in said
 
 
-@mounts.needed
+@mounts.needs_mount
 def test_little_room_is_a_warning(runs: Runs) -> None:
     assert broken(runs["little"]) == {"free_bytes": Outcome.WARN, "free_inodes": Outcome.WARN}
     assert value(runs["little"], "free_bytes") <= 4 * 2**20
@@ -200,13 +200,13 @@ def test_a_promise_that_is_broken_is_found_and_said(
 
 
 def test_locks_that_nobody_ever_contended_prove_nothing(runs: Runs) -> None:
-    assert broken(runs["never_contended"]) == {"flock_faults": Outcome.ERROR, "fcntl_faults": Outcome.ERROR}
-    assert "no two actors ever met" in str(fact(runs["never_contended"], "flock_unproven"))
+    assert broken(runs["never_contended"]) == {"flock_failures": Outcome.ERROR, "fcntl_failures": Outcome.ERROR}
+    assert "no two actors ever met" in str(fact(runs["never_contended"], "flock_untested"))
 
 
 def test_a_name_that_shows_late_is_timed(runs: Runs) -> None:
     assert broken(runs["late_names"]) == {"visibility_delay": Outcome.WARN}
-    cached_ms, patience_ms = filesystem_driver.CACHED_S * 1e3, shared_files.WAIT_S * 1e3
+    cached_ms, patience_ms = filesystem_driver.CACHED_S * 1e3, shared_files.VISIBILITY_TIMEOUT_S * 1e3
     assert cached_ms <= value(runs["late_names"], "visibility_delay") < patience_ms
     (delays,) = fact(runs["late_names"], "visibility_ms").values()
     assert delays["node0"] < cached_ms <= delays["node1"]
@@ -217,7 +217,7 @@ def test_a_name_that_never_shows_counts_as_the_longest_wait(runs: Runs) -> None:
 
 
 def test_a_user_who_is_another_elsewhere_is_named(runs: Runs) -> None:
-    assert broken(runs["other_user"])["users_differing"] is Outcome.FAIL
+    assert broken(runs["other_user"])["user_id_mismatches"] is Outcome.FAIL
     assert fact(runs["other_user"], "users").endswith("(node2)")
     assert "1234" in fact(runs["other_user"], "users")
 
@@ -232,7 +232,7 @@ def test_the_type_of_a_filesystem_is_known_by_its_name(tmp_path: Path) -> None:
     line = "36 25 0:32 / {} rw,noatime - {} {} rw,flock"
     for kind, source, name in (("lustre", "10.0.0.1@tcp:/scratch", "Lustre"), ("pmemfs", "x", "unknown type pmemfs")):
         trees.write(tmp_path, {"proc/self/mountinfo": line.format(tmp_path.resolve(), kind, source)})
-        found = volume(tmp_path, str(tmp_path))
+        found = read_volume(tmp_path, str(tmp_path))
         assert found.mount == f"{name}, {source} at {tmp_path.resolve()} with rw,noatime,flock"
 
 

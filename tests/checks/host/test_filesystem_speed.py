@@ -45,7 +45,7 @@ def runs(out: Path) -> Iterator[Runs]:
         "one_of_two": Scenario(NAME, options={**SMALL, "paths": [str(out / "a"), str(out / "absent")]}),
     }
     with ExitStack() as stack:
-        if mounts.POSSIBLE:
+        if mounts.CAN_MOUNT:
             stack.enter_context(mounts.tmpfs(out / "few", "size=64m,nr_inodes=30"))
             scenarios["few_inodes"] = at("few", files=100)
         yield run(out, filesystem_driver.__name__, scenarios)
@@ -126,7 +126,7 @@ def test_nothing_remains(runs: Runs, out: Path) -> None:
     assert list(out.glob("**/seatrial-*")) == []
 
 
-@mounts.needed
+@mounts.needs_mount
 def test_a_filesystem_that_fills_up_while_it_is_measured_is_told_and_emptied(runs: Runs, out: Path) -> None:
     assert outcomes(runs["few_inodes"]) == [Outcome.FAIL]
     assert "No space left on device (node0)" in failed(runs["few_inodes"])[str(out / "few")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Options, Place
+from seatrial.checks.base import Context, Options
 from seatrial.checks.host.inventory import CHECK
 from seatrial.discover import clock, fabric, filesystem, host
 from seatrial.judge.rules import judge_check
@@ -17,21 +17,21 @@ UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 def measure(root: Path, out: Path) -> Measurement:
-    place = Place(
+    context = Context(
         node="node3",
         rank=0,
         world_size=1,
         local_rank=0,
         device="cpu",
-        promised_gpus=None,
-        out=out,
+        expected_gpus=None,
+        artifacts_dir=out,
         run_dir=out,
         root=root,
     )
-    seen = list(CHECK.measure(place, Options()))
+    seen = list(CHECK.measure(context, Options()))
     return Measurement(
         check=CHECK.name,
-        subject=place.node,
+        subject=context.node,
         metrics=tuple(item for item in seen if isinstance(item, Metric)),
         facts={item.name: item.value for item in seen if isinstance(item, Fact)},
     )
@@ -84,7 +84,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(clock, "adjtimex", node.adjtimex)
     monkeypatch.setattr(resource, "getrlimit", node.getrlimit)
     monkeypatch.setattr(host, "resolve", lambda _name: node.addresses)
-    monkeypatch.setattr(fabric, "addresses", lambda: {"eno1": ("10.0.4.3",)})
+    monkeypatch.setattr(fabric, "interface_addresses", lambda: {"eno1": ("10.0.4.3",)})
     return node
 
 
@@ -106,7 +106,7 @@ def test_every_metric_has_one_rule_and_every_fix_a_why() -> None:
     for rule in CHECK.rules:
         assert rule.expect is not None
         assert rule.expect.unit == CHECK.metrics[rule.metric]
-        assert rule.why.endswith(".")
+        assert rule.meaning.endswith(".")
         assert len(rule.fix) > 20
 
 
@@ -115,7 +115,7 @@ def test_a_healthy_node_passes(node: Node) -> None:
     assert set(outcomes) == set(CHECK.metrics)
     assert node.complaints() == {}
     skipped = {metric for metric, outcome in outcomes.items() if outcome is Outcome.SKIP}
-    assert skipped == {"memlock_unlimited", "rdma_closed_devices", "rdma_idle_ports"}
+    assert skipped == {"memlock_unlimited", "rdma_inaccessible_devices", "rdma_inactive_ports"}
 
 
 @pytest.mark.parametrize(
@@ -214,20 +214,20 @@ def test_limited_memlock_is_no_limit_beyond_the_memory_or_with_the_capability(no
 
 def test_a_port_without_a_cable_warns_and_is_named(node: Node) -> None:
     trees.eight_mlx5(node.root)
-    assert node.complaints() == {"rdma_idle_ports": Outcome.WARN}
-    assert node.measurement().facts["idle_ports"] == ["mlx5_7/1 (DOWN, Polling)"]
+    assert node.complaints() == {"rdma_inactive_ports": Outcome.WARN}
+    assert node.measurement().facts["inactive_ports"] == ["mlx5_7/1 (DOWN, Polling)"]
 
 
 def test_rdma_that_a_container_cannot_open_warns(node: Node) -> None:
     limit_memlock(node)
     trees.hca(node.root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
     (node.root / "dev/infiniband/uverbs0").unlink()
-    assert node.complaints() == {"rdma_closed_devices": Outcome.WARN}
+    assert node.complaints() == {"rdma_inaccessible_devices": Outcome.WARN}
 
 
 def test_rdma_that_cannot_be_read_warns_and_is_no_pass(node: Node) -> None:
     trees.hca(node.root, "mlx5_0", "garbage", "5: LinkUp", "400 Gb/sec (4X NDR)")
-    assert node.complaints() == {"rdma_known": Outcome.WARN}
+    assert node.complaints() == {"rdma_status_readable": Outcome.WARN}
 
 
 def test_a_clock_out_of_step_warns(node: Node) -> None:
@@ -237,7 +237,7 @@ def test_a_clock_out_of_step_warns(node: Node) -> None:
 
 def test_a_clock_that_nobody_vouches_for_warns_and_is_no_pass(node: Node) -> None:
     node.synchronised = None
-    assert node.complaints() == {"clock_known": Outcome.WARN}
+    assert node.complaints() == {"clock_status_readable": Outcome.WARN}
     assert node.outcomes()["clock_synchronised"] is Outcome.SKIP
 
 
@@ -251,4 +251,4 @@ def test_an_empty_machine_never_looks_healthy(tmp_path: Path) -> None:
     outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
     assert outcomes["shm_bytes"] is Outcome.FAIL
     assert outcomes["hung_mounts"] is Outcome.ERROR
-    assert outcomes["rdma_known"] is Outcome.WARN
+    assert outcomes["rdma_status_readable"] is Outcome.WARN

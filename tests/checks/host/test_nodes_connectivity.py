@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.host.nodes_connectivity import CHECK, compare, read_versions
+from seatrial.checks.host.nodes_connectivity import CHECK, compare_versions, read_versions
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome, Verdict
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run
@@ -109,9 +109,9 @@ def test_without_a_name_and_an_address_there_is_no_way(runs: Runs) -> None:
     assert broken(found) == {
         "names_unresolved": Outcome.FAIL,
         "pairs_unreachable": Outcome.FAIL,
-        "interfaces_unknown": Outcome.WARN,
+        "interfaces_unreadable": Outcome.WARN,
     }
-    assert fact(found, "interfaces_unknown") == list(THREE)
+    assert fact(found, "interfaces_unreadable") == list(THREE)
     assert list(fact(found, "unreachable")) == ["node1->node2"]
     assert "does not resolve" in fact(found, "unreachable")["node1->node2"]
 
@@ -169,9 +169,9 @@ def test_a_clock_too_far_off_for_credentials_fails_seen_from_the_other_side_too(
 
 def test_the_odd_node_out_is_named_by_majority(runs: Runs) -> None:
     found = runs["other_kernel"]
-    assert broken(found) == {"versions_differing": Outcome.WARN, "odd_nodes": Outcome.FAIL}
+    assert broken(found) == {"versions_differing": Outcome.WARN, "nodes_differing": Outcome.FAIL}
     odd = {"node2": {"kernel": "6.8.0-31-generic, most have 5.15.0-105-generic"}}
-    assert fact(found, "odd_nodes") == odd
+    assert fact(found, "nodes_differing") == odd
     assert fact(found, "versions")["OS"] == "Ubuntu 22.04.4 LTS"
 
 
@@ -208,15 +208,15 @@ def test_a_node_that_was_told_another_transport_is_named(runs: Runs) -> None:
 
 def test_a_component_that_one_node_lacks_is_a_difference() -> None:
     nodes: dict[str, dict[str, str | None]] = {name: {"driver": None if name == "c" else "570.1"} for name in "abcd"}
-    seen = {seen.name: seen.value for seen in compare(nodes) if isinstance(seen, Fact)}
+    seen = {seen.name: seen.value for seen in compare_versions(nodes) if isinstance(seen, Fact)}
     assert seen["differing"] == {"driver": {"570.1": ["a", "b", "d"], "none": ["c"]}}
-    assert seen["odd_nodes"] == {"c": {"driver": "none, most have 570.1"}}
+    assert seen["nodes_differing"] == {"c": {"driver": "none, most have 570.1"}}
 
 
 def test_half_is_no_majority() -> None:
     nodes: dict[str, dict[str, str | None]] = {name: {"torch": "2.1" if name in "ab" else "2.2"} for name in "abcd"}
-    numbers = {seen.name: seen.value for seen in compare(nodes) if isinstance(seen, Metric)}
-    assert numbers == {"versions_differing": 1, "odd_nodes": 0}
+    numbers = {seen.name: seen.value for seen in compare_versions(nodes) if isinstance(seen, Metric)}
+    assert numbers == {"versions_differing": 1, "nodes_differing": 0}
 
 
 def test_versions_are_read_from_this_machine(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.bench import rank
-from seatrial.checks.base import Options, Place
+from seatrial.checks.base import Context, Options
 from seatrial.checks.host.nodes_reachable import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome
@@ -15,21 +15,21 @@ from seatrial.model import Fact, Measurement, Metric, Outcome
 def measured(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], promised: int, of_rank: int = 0) -> Measurement:
     """What a rank yields when ``nodes`` are those of all ranks."""
     monkeypatch.setattr(rank, "gather", lambda node: list(nodes))
-    place = Place(
+    context = Context(
         node=nodes[of_rank],
         rank=of_rank,
         world_size=len(nodes),
         local_rank=0,
         device="cpu",
-        promised_gpus=None,
-        promised_nodes=promised,
-        out=Path("/nowhere"),
+        expected_gpus=None,
+        expected_nodes=promised,
+        artifacts_dir=Path("/nowhere"),
         run_dir=Path("/nowhere"),
     )
-    seen = list(CHECK.measure(place, Options()))
+    seen = list(CHECK.measure(context, Options()))
     return Measurement(
         check=CHECK.name,
-        subject=place.subject,
+        subject=context.subject,
         metrics=tuple(one for one in seen if isinstance(one, Metric)),
         facts={one.name: one.value for one in seen if isinstance(one, Fact)},
     )

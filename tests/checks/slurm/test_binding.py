@@ -9,8 +9,8 @@ import pytest
 
 from seatrial.checks.slurm.binding import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
-from tests.checks.slurm.holder import Holder, Trial
-from tests.fakes.slurm import NODES, recorded, refused, run, said
+from tests.checks.slurm.fake_cluster import FakeCluster, ProbeCheckRunner
+from tests.fakes.slurm import NODES, failure, recorded, run_check, success
 from tests.paths import FIXTURES
 
 TASKS = (FIXTURES / "slurm-task/rig-confined.txt").read_text()
@@ -18,7 +18,7 @@ DETAILS = (FIXTURES / "slurm-task/scontrol-show-job-details.txt").read_text()
 UNCONFINED = {"TaskPlugin": "task/none"}
 
 
-class Binding(Trial):
+class Binding(ProbeCheckRunner):
     """The rig's confined cluster: two nodes with two GPUs and two CPUs each, one of each for a task."""
 
     tasks = TASKS
@@ -33,7 +33,7 @@ class Binding(Trial):
         setattr(self, "alone" if alone else "tasks", text)
 
     def found(self, gpus: int | None = 2) -> dict[str, Outcome]:
-        return self.bad((2, gpus), cpus_per_task=1)
+        return self.not_passed((2, gpus), cpus_per_task=1)
 
     def measured(self, gpus: int | None = 2, **options: Any) -> Measurement:
         return self.measure((2, gpus), **{"cpus_per_task": 1, **options})
@@ -41,7 +41,7 @@ class Binding(Trial):
 
 @pytest.fixture
 def binding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Binding:
-    trial = Binding(CHECK, Holder(lambda argv: trial.tell(argv), DETAILS), monkeypatch, tmp_path)
+    trial = Binding(CHECK, FakeCluster(lambda argv: trial.tell(argv), DETAILS), monkeypatch, tmp_path)
     return trial
 
 
@@ -53,7 +53,7 @@ def test_a_healthy_cluster(binding: Binding) -> None:
 
 def test_what_is_asked_for(binding: Binding) -> None:
     binding.measured(partition="gpu", extra=["--qos=test"])
-    (job,), (together, alone) = binding.holder.submitted, binding.holder.steps
+    (job,), (together, alone) = binding.slurm.submitted, binding.slurm.steps
     size = {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-task=1"}
     assert size | {"--mem=2G", "--time=5", "--partition=gpu", "--qos=test"} < set(job)
     assert size | {"--jobid=1", "--overlap", "--cpu-bind=threads"} < set(together)
@@ -62,13 +62,13 @@ def test_what_is_asked_for(binding: Binding) -> None:
 
 class TestCpus:
     def test_too_few(self, binding: Binding) -> None:
-        assert binding.bad((2, 2), cpus_per_task=2).keys() == {
+        assert binding.not_passed((2, 2), cpus_per_task=2).keys() == {
             f"cpus_missing {task}" for task in ("node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3")
         }
 
     def test_of_others(self, binding: Binding) -> None:
         binding.change("^1: cpus=1", "1: cpus=1-3")
-        assert binding.found() == {"cpus_beyond node0": Outcome.FAIL}
+        assert binding.found() == {"cpus_outside_allocation node0": Outcome.FAIL}
 
     def test_where_slurm_counts_cores_both_threads_are_the_jobs(self, binding: Binding) -> None:
         """16 CPUs are online, and 8 configured."""
@@ -77,14 +77,14 @@ class TestCpus:
         binding.change("^([13]): cpus=1", r"\1: cpus=1,9")
         assert binding.found() == {}
         binding.change("^1: cpus=1,9", "1: cpus=1-4")
-        assert binding.found() == {"cpus_beyond node0": Outcome.FAIL}
+        assert binding.found() == {"cpus_outside_allocation node0": Outcome.FAIL}
 
     def test_the_same_for_two_tasks(self, binding: Binding) -> None:
         binding.change("^3: cpus=1", "3: cpus=0")
         assert binding.found() == {"cpus_shared node1": Outcome.FAIL}
 
     def test_where_nothing_binds_they_are_not_judged(self, binding: Binding) -> None:
-        binding.holder.settings = UNCONFINED
+        binding.slurm.settings = UNCONFINED
         binding.change("^([0-3]): cpus=.*", r"\1: cpus=0-7")
         binding.change("^([13]): cuda=0", r"\1: cuda=1")
         assert binding.found() == {"devices_confined": Outcome.WARN}
@@ -104,7 +104,7 @@ class TestMemory:
         assert binding.found() == {"memory_confined login": Outcome.ERROR}
 
     def test_not_set_up(self, binding: Binding) -> None:
-        binding.holder.settings["ConstrainRAMSpace"] = "no"
+        binding.slurm.settings["ConstrainRAMSpace"] = "no"
         binding.change("^([0-3]): memory=.*", r"\1: memory=max")
         assert binding.found() == {}
 
@@ -116,28 +116,28 @@ class TestGpus:
 
     def test_none_for_a_task(self, binding: Binding) -> None:
         binding.change("^1: opened=.*\n", "")
-        assert binding.found() == {"gpus_of_task node0/rank1": Outcome.FAIL}
+        assert binding.found() == {"gpus_per_task node0/rank1": Outcome.FAIL}
 
     def test_both_for_a_task(self, binding: Binding) -> None:
         binding.change("^1: opened=.*", "1: opened=/rig/dev/gpu1\n1: opened=/rig/dev/gpu2")
-        assert binding.found() == {"gpus_of_task node0/rank1": Outcome.FAIL}
+        assert binding.found() == {"gpus_per_task node0/rank1": Outcome.FAIL}
 
     def test_another_in_reach(self, binding: Binding) -> None:
         binding.change("^1: opened=.*", "1: opened=/rig/dev/gpu0\n1: opened=/rig/dev/gpu1", alone=True)
-        assert binding.found() == {"gpus_in_reach node1/rank1": Outcome.FAIL}
+        assert binding.found() == {"gpus_accessible node1/rank1": Outcome.FAIL}
 
     def test_that_nvml_lists_though_it_cannot_be_opened(self, binding: Binding) -> None:
         two = "1: gpu=0, GPU-a, 00000000:1B:00.0\n1: gpu=1, GPU-b, 00000000:9A:00.0"
         binding.change("^1: unlisted=.*", two, alone=True)
-        assert binding.found() == {"gpus_in_reach node1/rank1": Outcome.FAIL}
+        assert binding.found() == {"gpus_accessible node1/rank1": Outcome.FAIL}
 
     def test_with_one_of_a_node_there_is_nothing_to_hide(self, binding: Binding) -> None:
         binding.tasks = binding.alone
         assert binding.found(gpus=1) == {}
-        assert binding.measured(gpus=1).facts["others_to_hide"] == "no: the trial has one GPU a node"
+        assert binding.measured(gpus=1).facts["gpu_isolation_tested"] == "no: the trial has one GPU a node"
 
     def test_without_device_cgroups_by_cudas_numbers(self, binding: Binding) -> None:
-        binding.holder.settings["ConstrainDevices"] = "no"
+        binding.slurm.settings["ConstrainDevices"] = "no"
         assert binding.found() == {
             "devices_confined": Outcome.WARN,
             "gpus_shared node0": Outcome.FAIL,
@@ -152,22 +152,22 @@ class TestGpus:
         ],
     )
     def test_that_slurm_does_not_hand_out(self, binding: Binding, settings: dict[str, str], why: str) -> None:
-        binding.holder.settings |= settings
+        binding.slurm.settings |= settings
         measurement = binding.measured()
         assert measurement.facts["gpu_per_task"] == f"no: {why}"
         assert {metric.name for metric in measurement.metrics} == {
-            *("cpus_missing", "cpus_beyond", "cpus_shared", "memory_confined"),
+            *("cpus_missing", "cpus_outside_allocation", "cpus_shared", "memory_confined"),
         }
-        assert "--gpus-per-task=1" not in binding.holder.submitted[0]
+        assert "--gpus-per-task=1" not in binding.slurm.submitted[0]
         assert binding.found() == {}
 
     def test_as_many_as_slurm_has_where_nobody_promised(self, binding: Binding) -> None:
         assert binding.found(gpus=None) == {}
-        assert "--gpus-per-task=1" in binding.holder.submitted[0]
+        assert "--gpus-per-task=1" in binding.slurm.submitted[0]
 
     def test_none_promised(self, binding: Binding) -> None:
         assert binding.found(gpus=0) == {}
-        assert len(binding.holder.steps) == 1
+        assert len(binding.slurm.steps) == 1
 
 
 class TestDistance:
@@ -192,7 +192,7 @@ class TestDistance:
         assert isinstance(numa, dict)
         assert numa["node0/rank1"] == 10
         assert "nvidia-smi" in str(numa["node0/rank0"])
-        assert measurement.facts["numa_known"] == "yes"
+        assert measurement.facts["numa_distance_readable"] == "yes"
 
 
 class TestWhatCannotBeMeasured:
@@ -205,26 +205,26 @@ class TestWhatCannotBeMeasured:
         assert "some on node7" in str(binding.measured().error)
 
     def test_the_job_waits(self, binding: Binding) -> None:
-        binding.holder.states["1"] = "PENDING"
+        binding.slurm.states["1"] = "PENDING"
         assert "job 1 waited 9 s in vain: Resources" in str(binding.measured(wait_s=9).error)
-        assert binding.holder.steps == []
+        assert binding.slurm.steps == []
 
     def test_the_job_ends_at_once(self, binding: Binding) -> None:
-        binding.holder.states["1"] = "FAILED"
+        binding.slurm.states["1"] = "FAILED"
         assert "job 1 was not left to run: FAILED" in str(binding.measured().error)
 
     def test_srun_is_refused(self, binding: Binding) -> None:
-        binding.holder.instead["srun"] = refused(
+        binding.slurm.overrides["srun"] = failure(
             "srun: error: Unable to create step: Invalid generic resource (gres)\n"
         )
         assert "no such generic resource" in str(binding.measured().error)
 
     def test_nodes_differ_and_nobody_promised(self, binding: Binding) -> None:
         healthy = recorded("scontrol-show-nodes-healthy.txt").out
-        binding.holder.instead[NODES] = said(healthy.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1))
+        binding.slurm.overrides[NODES] = success(healthy.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1))
         assert "nodes offer different numbers of GPUs" in str(binding.measured(gpus=None).error)
 
 
 def test_no_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert run(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"
+    assert run_check(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

@@ -7,7 +7,7 @@ import pytest
 
 from seatrial.checks.slurm.controller import CHECK, METRICS, RULES
 from seatrial.model import Outcome
-from tests.fakes.slurm import Bench, Reply, cluster, configured, recorded, run, said
+from tests.fakes.slurm import CheckRunner, Reply, cluster, config_with, recorded, run_check, success
 
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 GOOD = {
@@ -20,26 +20,26 @@ GOOD = {
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
     monkeypatch.setattr(resource, "getrlimit", lambda which: UNLIMITED)
-    return Bench(CHECK, monkeypatch, tmp_path)
+    return CheckRunner(CHECK, monkeypatch, tmp_path)
 
 
 def settings(**changes: str) -> dict[str, Reply]:
     """The recorded cluster, set up well, but for these settings."""
-    return {**cluster(), "scontrol show config": configured(**(GOOD | changes))}
+    return {**cluster(), "scontrol show config": config_with(**(GOOD | changes))}
 
 
-def test_every_rule_judges_a_metric_that_is_measured(bench: Bench) -> None:
+def test_every_rule_judges_a_metric_that_is_measured(bench: CheckRunner) -> None:
     measured = {metric.name for metric in bench.measure(settings(), (4, 2)).metrics}
     assert {rule.metric for rule in RULES} == measured == set(METRICS)
 
 
-def test_a_cluster_that_is_set_up_well(bench: Bench) -> None:
-    assert bench.bad(settings()) == {}
+def test_a_cluster_that_is_set_up_well(bench: CheckRunner) -> None:
+    assert bench.not_passed(settings()) == {}
 
 
-def test_what_is_recorded(bench: Bench) -> None:
+def test_what_is_recorded(bench: CheckRunner) -> None:
     facts = bench.measure(settings(), (4, 2)).facts
     assert facts["version"] == "22.05.8"
     assert facts["select_type_parameters"] == ["CR_CORE_MEMORY"]
@@ -51,43 +51,43 @@ def test_what_is_recorded(bench: Bench) -> None:
     ("key", "value", "metric"),
     [
         ("HASH_VAL", "Different Ours=0x16694b49 Slurmctld=0xfd050da5", "configuration_differs"),
-        ("ProctrackType", "proctrack/pgid", "loses_processes"),
-        ("ProctrackType", "proctrack/linuxproc", "loses_processes"),
-        ("TaskPlugin", "task/none", "binds_tasks"),
-        ("TaskPlugin", "(null)", "binds_tasks"),
+        ("ProctrackType", "proctrack/pgid", "proctrack_loses_processes"),
+        ("ProctrackType", "proctrack/linuxproc", "proctrack_loses_processes"),
+        ("TaskPlugin", "task/none", "task_binding_enabled"),
+        ("TaskPlugin", "(null)", "task_binding_enabled"),
         ("KillWait", "600 sec", "kill_wait"),
-        ("SlurmdTimeout", "0 sec", "dead_nodes_noticed"),
+        ("SlurmdTimeout", "0 sec", "dead_nodes_detected"),
         ("HealthCheckProgram", "(null)", "health_check"),
     ],
 )
-def test_what_is_unwise_warns(bench: Bench, key: str, value: str, metric: str) -> None:
-    assert bench.bad(settings(**{key: value})) == {metric: Outcome.WARN}
+def test_what_is_unwise_warns(bench: CheckRunner, key: str, value: str, metric: str) -> None:
+    assert bench.not_passed(settings(**{key: value})) == {metric: Outcome.WARN}
 
 
-def test_a_configuration_that_slurm_does_not_compare_is_not_judged(bench: Bench) -> None:
-    assert bench.bad(settings(HASH_VAL="Not Verified")) == {}
+def test_a_configuration_that_slurm_does_not_compare_is_not_judged(bench: CheckRunner) -> None:
+    assert bench.not_passed(settings(HASH_VAL="Not Verified")) == {}
 
 
 class TestGpus:
-    def test_promised_and_unknown_to_slurm(self, bench: Bench) -> None:
-        assert bench.bad(settings(GresTypes="(null)")) == {"gpu_resource": Outcome.FAIL}
+    def test_promised_and_unknown_to_slurm(self, bench: CheckRunner) -> None:
+        assert bench.not_passed(settings(GresTypes="(null)")) == {"gpu_gres_configured": Outcome.FAIL}
 
     @pytest.mark.parametrize("promised", [None, 0])
-    def test_not_promised(self, bench: Bench, promised: int | None) -> None:
-        assert bench.bad(settings(GresTypes="(null)"), gpus=promised) == {}
+    def test_not_promised(self, bench: CheckRunner, promised: int | None) -> None:
+        assert bench.not_passed(settings(GresTypes="(null)"), gpus=promised) == {}
 
 
 class TestLockedMemory:
     """This machine's limit is that of its jobs, where Slurm passes limits on."""
 
     @pytest.fixture(autouse=True)
-    def little(self, bench: Bench) -> None:
+    def little(self, bench: CheckRunner) -> None:
         bench.monkeypatch.setattr(resource, "getrlimit", lambda which: (8 * 2**20, 8 * 2**20))
 
-    def test_is_passed_on(self, bench: Bench) -> None:
+    def test_is_passed_on(self, bench: CheckRunner) -> None:
         (verdict,) = (v for v in bench.verdicts(settings()) if v.outcome is Outcome.WARN)
-        assert verdict.metric == "memlock_lowered"
-        assert "memlock_here: 8388608" in verdict.evidence
+        assert verdict.metric == "memlock_limit_propagated"
+        assert "submit_host_memlock: 8388608" in verdict.evidence
 
     @pytest.mark.parametrize(
         ("changes", "bad"),
@@ -99,8 +99,8 @@ class TestLockedMemory:
             ({"PropagateResourceLimits": "(null)", "PropagateResourceLimitsExcept": "CORE"}, True),
         ],
     )
-    def test_as_slurm_conf_says(self, bench: Bench, changes: dict[str, str], bad: bool) -> None:
-        assert ("memlock_lowered" in bench.bad(settings(**changes))) is bad
+    def test_as_slurm_conf_says(self, bench: CheckRunner, changes: dict[str, str], bad: bool) -> None:
+        assert ("memlock_limit_propagated" in bench.not_passed(settings(**changes))) is bad
 
 
 class TestWithoutAnAnswer:
@@ -110,19 +110,24 @@ class TestWithoutAnAnswer:
             "scontrol show config": recorded(f"scontrol-show-config-{trouble}.txt"),
         }
 
-    def test_a_dead_controller_fails_and_the_rest_is_an_error(self, bench: Bench) -> None:
-        assert bench.bad(self.replies("controller-down")) == {"controllers_up": Outcome.FAIL, "login": Outcome.ERROR}
+    def test_a_dead_controller_fails_and_the_rest_is_an_error(self, bench: CheckRunner) -> None:
+        assert bench.not_passed(self.replies("controller-down")) == {
+            "controllers_up": Outcome.FAIL,
+            "login": Outcome.ERROR,
+        }
 
     @pytest.mark.parametrize("trouble", ["munge-down", "munge-key-wrong"])
-    def test_a_client_that_is_not_trusted_says_nothing_of_the_controller(self, bench: Bench, trouble: str) -> None:
+    def test_a_client_that_is_not_trusted_says_nothing_of_the_controller(
+        self, bench: CheckRunner, trouble: str
+    ) -> None:
         """Though ping, as such a client sees it, says DOWN."""
         assert "is DOWN" in recorded(f"scontrol-ping-{trouble}.txt").out
-        assert bench.bad(self.replies(trouble)) == {"login": Outcome.ERROR}
+        assert bench.not_passed(self.replies(trouble)) == {"login": Outcome.ERROR}
 
-    def test_a_backup_that_is_down_warns(self, bench: Bench) -> None:
+    def test_a_backup_that_is_down_warns(self, bench: CheckRunner) -> None:
         two = "Slurmctld(primary) at ctl is UP\nSlurmctld(backup) at ctl2 is DOWN\n"
-        assert bench.bad({**settings(), "scontrol ping": said(two)}) == {"controllers_down": Outcome.WARN}
+        assert bench.not_passed({**settings(), "scontrol ping": success(two)}) == {"controllers_down": Outcome.WARN}
 
     def test_no_client(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert run(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"
+        assert run_check(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

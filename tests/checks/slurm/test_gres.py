@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.slurm.gres import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
 from seatrial.worker import measure
-from tests.fakes.nvml import FakeNvml, h200, refusal
-from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, bad, judge, recorded, refused, said
+from tests.fakes.nvml import FakeNvml, h200, nvml_error
+from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, failure, judge, not_passed, recorded, success
 
 NODE = """\
 NodeName=gpu1 Arch=x86_64 CoresPerSocket=32
@@ -24,7 +24,7 @@ NodeName=gpu1 Arch=x86_64 CoresPerSocket=32
 """
 Replies = Mapping[str, Reply]
 NONE: Replies = {}
-MISSING, UNLISTED = "gpus_missing gpu1", "gpus_unlisted gpu1"
+MISSING, UNLISTED = "gpus_missing gpu1", "gpus_not_configured gpu1"
 
 
 class Machine:
@@ -39,24 +39,24 @@ class Machine:
     def measure(self, gres: str, *gpus: Any, promised: int | None = 2, replies: Replies = NONE) -> Measurement:
         for name, value in self.job.items():
             self.monkeypatch.setenv(name, value)
-        FakeNvml(*gpus, init=None if gpus else refusal("LibraryNotFound")).install(self.monkeypatch)
-        asked = {"scontrol show node gpu1": said(NODE.format(gres=gres))}
+        FakeNvml(*gpus, init=None if gpus else nvml_error("LibraryNotFound")).install(self.monkeypatch)
+        asked = {"scontrol show node gpu1": success(NODE.format(gres=gres))}
         FakeSlurm({**asked, **replies}).install(self.monkeypatch)
-        place = Place(
+        context = Context(
             node=self.name,
             rank=0,
             world_size=1,
             local_rank=0,
             device="cpu",
-            promised_gpus=promised,
-            out=self.folder,
+            expected_gpus=promised,
+            artifacts_dir=self.folder,
             run_dir=self.folder,
             root=self.folder,
         )
-        return measure(CHECK, place, {})
+        return measure(CHECK, context, {})
 
     def bad(self, gres: str, *gpus: Any, promised: int | None = 2) -> dict[str, Outcome]:
-        found = bad(judge(CHECK, self.measure(gres, *gpus, promised=promised)))
+        found = not_passed(judge(CHECK, self.measure(gres, *gpus, promised=promised)))
         return {key.removesuffix(".cluster.example"): outcome for key, outcome in found.items()}
 
 
@@ -70,7 +70,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 def test_as_many_as_slurm_says(machine: Machine) -> None:
     measurement = machine.measure("gpu:h200:2(S:0-1)", h200(0), h200(1))
-    assert bad(judge(CHECK, measurement)) == {}
+    assert not_passed(judge(CHECK, measurement)) == {}
     assert {metric.name for metric in measurement.metrics} == set(METRICS)
     assert {rule.metric for rule in RULES} <= set(METRICS)
     assert (measurement.facts["gres"], measurement.facts["models"]) == ("gpu:h200:2", ["NVIDIA H200"])
@@ -97,14 +97,14 @@ def test_fewer_configured_than_there(machine: Machine) -> None:
 
 def test_a_lost_gpu_is_missing(machine: Machine) -> None:
     measurement = machine.measure("gpu:2", h200(0), h200(1).lost())
-    assert bad(judge(CHECK, measurement)) == {"gpus_missing gpu1.cluster.example": Outcome.FAIL}
+    assert not_passed(judge(CHECK, measurement)) == {"gpus_missing gpu1.cluster.example": Outcome.FAIL}
     assert "lost" in str(measurement.facts["gpus_lost"])
 
 
 def test_fewer_than_promised(machine: Machine) -> None:
     machine.job["SLURM_GPUS_ON_NODE"] = "1"
-    assert machine.bad("gpu:1", h200(0)) == {"promise_unmet gpu1": Outcome.FAIL}
-    assert machine.bad("(null)") == {"promise_unmet gpu1": Outcome.FAIL}
+    assert machine.bad("gpu:1", h200(0)) == {"gpus_below_expected gpu1": Outcome.FAIL}
+    assert machine.bad("(null)") == {"gpus_below_expected gpu1": Outcome.FAIL}
 
 
 def test_other_resources_are_no_gpus(machine: Machine) -> None:
@@ -144,11 +144,11 @@ class TestWhichNode:
 
     def test_none_of_slurms(self, machine: Machine) -> None:
         machine.job, machine.name = {}, "laptop"
-        unknown = {"scontrol show node laptop": refused("Node laptop not found\n")}
+        unknown = {"scontrol show node laptop": failure("Node laptop not found\n")}
         assert "laptop is not a node of Slurm's" in str(machine.measure("", replies=unknown).skipped)
 
     def test_in_a_job_it_must_be_known(self, machine: Machine) -> None:
-        unknown = {"scontrol show node gpu1": said("Node gpu1 not found\n")}
+        unknown = {"scontrol show node gpu1": success("Node gpu1 not found\n")}
         assert "Run first: scontrol show node gpu1" in str(machine.measure("", replies=unknown).error)
 
     def test_the_controller_is_down(self, machine: Machine) -> None:
@@ -156,10 +156,10 @@ class TestWhichNode:
         assert "the controller does not answer" in str(machine.measure("", replies=down).error)
 
     def test_of_a_newer_slurm(self, machine: Machine) -> None:
-        replies = {"scontrol show node gpu1": said(NEWER_NODES.read_text())}
+        replies = {"scontrol show node gpu1": success(NEWER_NODES.read_text())}
         measurement = machine.measure("", *map(h200, range(8)), promised=8, replies=replies)
         assert measurement.facts["configured"] == "8 GPUs by Slurm"
-        assert bad(judge(CHECK, measurement)) == {}
+        assert not_passed(judge(CHECK, measurement)) == {}
 
 
 class TestWithoutSlurm:

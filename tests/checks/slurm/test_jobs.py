@@ -12,8 +12,8 @@ import pytest
 from seatrial.checks.slurm import _probe_jobs, jobs
 from seatrial.checks.slurm.jobs import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
-from seatrial.util.processes import Answer
-from tests.fakes.slurm import FakeSlurm, Reply, bad, configured, judge, recorded, refused, run, said
+from seatrial.util.processes import CommandResult
+from tests.fakes.slurm import FakeSlurm, Reply, config_with, failure, judge, not_passed, recorded, run_check, success
 
 KINDS = {"SEATRIAL_PROBE": "batch", "trap": "signal", "tail": "memory", "sleep 3600": "time"}
 UNLIMITED_MEMORY = {"memory_limited": Outcome.WARN}
@@ -42,38 +42,38 @@ class Queue:
 
     def replies(self) -> dict[str, Reply]:
         tools = {"sbatch": self._sbatch, "srun": self._srun, "scontrol": self._scontrol, "scancel": self._scancel}
-        return {**tools, "scontrol show config": configured(**self.settings), **self.instead}
+        return {**tools, "scontrol show config": config_with(**self.settings), **self.instead}
 
-    def _sbatch(self, argv: Sequence[str]) -> Answer:
+    def _sbatch(self, argv: Sequence[str]) -> CommandResult:
         script = next(word for word in argv if word.startswith("--wrap="))
         (kind,) = (kind for mark, kind in KINDS.items() if mark in script)
         job_id = next(self._ids)
         self.submitted[job_id] = (kind, self.now, argv)
-        return said(f"{job_id};seatrial\n")
+        return success(f"{job_id};seatrial\n")
 
-    def _srun(self, argv: Sequence[str]) -> Answer:
+    def _srun(self, argv: Sequence[str]) -> CommandResult:
         (probe,) = (word for word in argv if word.startswith("SEATRIAL_PROBE="))
         text = f"probe={probe.partition('=')[2]}\ndirectory={os.getcwd()}\nnode=node0\n"
-        return Answer(7, text, "srun: error: node0: task 0: Exited with exit code 7\n")
+        return CommandResult(7, text, "srun: error: node0: task 0: Exited with exit code 7\n")
 
-    def _scontrol(self, argv: Sequence[str]) -> Answer:
+    def _scontrol(self, argv: Sequence[str]) -> CommandResult:
         assert argv[1:3] == ["show", "job"]
         kind, when, _ = self.submitted[argv[3]]
         waits = self.now - when < 1 or (kind == "signal" and not self.signalled)
         state, _, code = f"{self.begins} 0:0".partition(" ") if waits else self.ends[kind].partition(" ")
         nodes = "" if state == "PENDING" or code.endswith(":1") else "node0"
-        return said(
+        return success(
             f"JobId={argv[3]} JobName=x\n   JobState={state} Reason=Resources Dependency=(null)\n"
             f"   Requeue=1 ExitCode={code}\n   RunTime=00:00:00 TimeLimit=00:05:00 TimeMin=N/A\n   NodeList={nodes}\n"
         )
 
-    def _scancel(self, argv: Sequence[str]) -> Answer:
+    def _scancel(self, argv: Sequence[str]) -> CommandResult:
         if argv[1].startswith("--name="):
             self.cancelled.append(argv[1].removeprefix("--name="))
         else:
             assert argv[1:3] == ["--signal=USR1", "--batch"]
             self.signalled = not self.deaf
-        return said("")
+        return success("")
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -99,10 +99,10 @@ class Trial:
         clock = SimpleNamespace(sleep=self.queue.sleep, monotonic=self.queue.monotonic)
         for module in (jobs, _probe_jobs):
             self.monkeypatch.setattr(module, "time", clock)
-        return run(CHECK, self.folder, **options)
+        return run_check(CHECK, self.folder, **options)
 
     def bad(self, **options: Any) -> dict[str, Outcome]:
-        return bad(judge(CHECK, self.measure(**options)))
+        return not_passed(judge(CHECK, self.measure(**options)))
 
     def error(self, **options: Any) -> str:
         """Why it could not be measured; whatever that was, what was submitted has been cancelled."""
@@ -191,21 +191,21 @@ class TestWhatIsMeasuredBad:
 
     def test_a_lost_signal(self, trial: Trial) -> None:
         trial.queue.ends["signal"] = "COMPLETED 0:0"
-        assert trial.bad() == {**UNLIMITED_MEMORY, "signal_arrives": Outcome.FAIL}
+        assert trial.bad() == {**UNLIMITED_MEMORY, "signal_delivered": Outcome.FAIL}
 
     def test_a_job_that_hears_nothing_is_given_up(self, trial: Trial) -> None:
         trial.queue.deaf = True
-        assert trial.bad()["signal_arrives"] is Outcome.FAIL
+        assert trial.bad()["signal_delivered"] is Outcome.FAIL
         assert trial.queue.now < 1100
 
     @pytest.mark.parametrize(
         ("answer", "found"),
         [
-            (Answer(0, "probe=\ndirectory=/tmp\nnode=node0\n", ""), {"srun_exit_code", "srun_environment"}),
-            (Answer(7, "probe=\ndirectory=/tmp\nnode=node0\n", ""), {"srun_environment"}),
+            (CommandResult(0, "probe=\ndirectory=/tmp\nnode=node0\n", ""), {"srun_exit_code", "srun_environment"}),
+            (CommandResult(7, "probe=\ndirectory=/tmp\nnode=node0\n", ""), {"srun_environment"}),
         ],
     )
-    def test_srun(self, trial: Trial, answer: Answer, found: set[str]) -> None:
+    def test_srun(self, trial: Trial, answer: CommandResult, found: set[str]) -> None:
         trial.queue.instead["srun"] = answer
         assert trial.bad() == {
             **UNLIMITED_MEMORY,
@@ -272,9 +272,9 @@ class TestWhatCannotBeMeasured:
         assert "SlurmRefused: no such partition, or not for us" in trial.error(partition="nosuch")
 
     def test_srun_refused(self, trial: Trial) -> None:
-        trial.queue.instead["srun"] = refused("srun: error: Unable to allocate resources: Invalid qos specification\n")
+        trial.queue.instead["srun"] = failure("srun: error: Unable to allocate resources: Invalid qos specification\n")
         assert "no such QOS" in trial.error()
 
     def test_no_client(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert run(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"
+        assert run_check(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

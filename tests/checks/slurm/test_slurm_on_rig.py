@@ -17,7 +17,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.discover import slurm
 from seatrial.model import Measurement, Outcome
-from tests.fakes.slurm import bad, judge, run
+from tests.fakes.slurm import judge, not_passed, run_check
 from tests.processes import until
 from tests.rig.cluster import Cluster
 
@@ -28,7 +28,12 @@ MakeCluster = Callable[..., Cluster]
 SOON = "MessageTimeout=2"  # for those that wait for a controller that does not answer
 # What the rig is not: it has neither cgroups nor a health check, and passes on the limits of the machine it runs on.
 RIG = {
-    "slurm.controller": {"loses_processes", "binds_tasks", "health_check", "memlock_lowered"},
+    "slurm.controller": {
+        "proctrack_loses_processes",
+        "task_binding_enabled",
+        "health_check",
+        "memlock_limit_propagated",
+    },
     "slurm.nodes": set(),
     "slurm.partitions": set(),
     "slurm.jobs": {"memory_limited"},
@@ -52,12 +57,12 @@ def start(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
 def outcomes(name: str, folder: Path, nodes: int = 2, gpus: int | None = None, **options: Any) -> dict[str, Outcome]:
     """What does not pass, but for what the rig is not."""
     check = catalog()[name]
-    found = bad(judge(check, run(check, folder, (nodes, gpus), **options)))
+    found = not_passed(judge(check, run_check(check, folder, (nodes, gpus), **options)))
     return {metric: outcome for metric, outcome in found.items() if metric not in RIG[name]}
 
 
 def error(name: str, folder: Path, **options: Any) -> str:
-    return run(catalog()[name], folder, **options).error or ""
+    return run_check(catalog()[name], folder, **options).error or ""
 
 
 def queued(cluster: Cluster) -> str:
@@ -208,26 +213,33 @@ def prolog(folder: Path, script: str) -> str:
     return f"TaskProlog={path}"
 
 
-OF_BOTH_TASKS = ("gpus_of_task node0/rank0", "gpus_of_task node0/rank1")
+OF_BOTH_TASKS = ("gpus_per_task node0/rank0", "gpus_per_task node0/rank1")
 ONE_FOR_ALL = "echo export CUDA_VISIBLE_DEVICES=0"
 
 
 class TestBinding:
     def test_of_tasks_that_are_confined(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster, devices = confined(start, nodes=2)
-        measurement = run(catalog()["slurm.binding"], tmp_path, (2, 2), cpus_per_task=1, **devices)
-        assert bad(judge(catalog()["slurm.binding"], measurement)) == {}
-        judged = {"cpus_beyond", "cpus_shared", "memory_confined", "gpus_of_task", "gpus_shared", "gpus_in_reach"}
+        measurement = run_check(catalog()["slurm.binding"], tmp_path, (2, 2), cpus_per_task=1, **devices)
+        assert not_passed(judge(catalog()["slurm.binding"], measurement)) == {}
+        judged = {
+            "cpus_outside_allocation",
+            "cpus_shared",
+            "memory_confined",
+            "gpus_per_task",
+            "gpus_shared",
+            "gpus_accessible",
+        }
         assert judged < {metric.name for metric in measurement.metrics}
         assert {measurement.facts[name] for name in ("cpus_confined", "tasks_bound", "memory_limit")} == {"yes"}
-        assert measurement.facts["others_to_hide"] == "yes"
+        assert measurement.facts["gpu_isolation_tested"] == "yes"
         until(lambda: queued(cluster) == "", 30)
 
     def test_a_device_that_slurm_does_not_know(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster, devices = confined(start)
-        cluster.on("node0", ["mknod", f"{cluster.folder}/dev/gpu7", "c", "1", "5"])
+        cluster.run_on("node0", ["mknod", f"{cluster.folder}/dev/gpu7", "c", "1", "5"])
         found = outcomes("slurm.binding", tmp_path, nodes=1, gpus=2, cpus_per_task=1, **devices)
-        assert found.keys() == {"gpus_in_reach node0/rank0", "gpus_shared node0", *OF_BOTH_TASKS}
+        assert found.keys() == {"gpus_accessible node0/rank0", "gpus_shared node0", *OF_BOTH_TASKS}
         assert set(found.values()) == {Outcome.FAIL}
 
     def test_more_memory_than_was_given(self, start: MakeCluster, tmp_path: Path) -> None:
@@ -250,8 +262,8 @@ class TestBinding:
 
     def test_without_gpus(self, start: MakeCluster, tmp_path: Path) -> None:
         start(1)
-        measurement = run(catalog()["slurm.binding"], tmp_path)
-        assert bad(judge(catalog()["slurm.binding"], measurement)) == {}
+        measurement = run_check(catalog()["slurm.binding"], tmp_path)
+        assert not_passed(judge(catalog()["slurm.binding"], measurement)) == {}
         assert measurement.facts["gpu_per_task"] == "no: no node has GPUs, or none were promised"
         assert {metric.subject for metric in measurement.metrics} == {"node0", "node0/rank0", "node0/rank1"}
 
@@ -264,16 +276,16 @@ class TestBinding:
 class TestIsolation:
     def test_of_jobs_that_are_confined(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster, devices = confined(start)
-        measurement = run(catalog()["slurm.isolation"], tmp_path, (1, 2), cpus=1, **devices)
-        assert bad(judge(catalog()["slurm.isolation"], measurement)) == {}
+        measurement = run_check(catalog()["slurm.isolation"], tmp_path, (1, 2), cpus=1, **devices)
+        assert not_passed(judge(catalog()["slurm.isolation"], measurement)) == {}
         assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].metrics)
         until(lambda: queued(cluster) == "", 30)
 
     def test_a_device_that_slurm_does_not_know(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster, devices = confined(start)
-        cluster.on("node0", ["mknod", f"{cluster.folder}/dev/gpu7", "c", "1", "5"])
+        cluster.run_on("node0", ["mknod", f"{cluster.folder}/dev/gpu7", "c", "1", "5"])
         found = outcomes("slurm.isolation", tmp_path, gpus=2, cpus=1, **devices)
-        assert found == dict.fromkeys(("gpus_shared node0", "gpus_in_reach_of_both node0"), Outcome.FAIL)
+        assert found == dict.fromkeys(("gpus_shared node0", "gpus_accessible_to_both node0"), Outcome.FAIL)
 
     def test_one_gpu_for_both_jobs(self, start: MakeCluster, tmp_path: Path) -> None:
         start(1, gpus_per_node=2, extra=prolog(tmp_path, ONE_FOR_ALL))
@@ -289,13 +301,13 @@ class TestIsolation:
     def test_one_job_a_node(self, start: MakeCluster, tmp_path: Path, extra: str, why: str) -> None:
         cluster = start(1, extra=extra)
         partition = "whole" if "whole" in extra else "gpu"
-        assert why in str(run(catalog()["slurm.isolation"], tmp_path, partition=partition).skipped)
+        assert why in str(run_check(catalog()["slurm.isolation"], tmp_path, partition=partition).skipped)
         assert queued(cluster) == ""
 
     @pytest.mark.parametrize(("option", "value"), [("cpus", 5), ("extra", ["--exclusive"])])
     def test_no_room_for_the_second(self, start: MakeCluster, tmp_path: Path, option: str, value: Any) -> None:
         cluster = start(1)
-        said = error("slurm.isolation", tmp_path, beside_s=4, **{option: value})
+        said = error("slurm.isolation", tmp_path, second_job_wait_s=4, **{option: value})
         assert "no second job came to run beside job 1 on node0: job 2 waited 4 s in vain: Resources" in said
         until(lambda: queued(cluster) == "", 30)
 
@@ -335,13 +347,13 @@ def test_what_becomes_of_a_job(start: MakeCluster) -> None:
     assert (job.state, job.exit_code, job.nodes) == ("FAILED", 3, "node0")
     held = slurm.job(waiting)
     assert (held.pending, held.reason, held.nodes) == (True, "JobHeldUser", "")
-    assert not slurm.job(4711).known
+    assert not slurm.job(4711).has_state
 
 
 def test_limits_are_enforced(limits: Measuring) -> None:
     assert limits.process.wait(180) == 0
     measurement = Measurement.model_validate_json(limits.result.read_text())
-    assert bad(judge(catalog()["slurm.jobs"], measurement)) == {}
+    assert not_passed(judge(catalog()["slurm.jobs"], measurement)) == {}
     assert measurement.facts["memory_limit"] == "OverMemoryKill"
     assert {"memory_limit_enforced", "time_limit_enforced"} < {metric.name for metric in measurement.metrics}
     assert queued(limits.cluster) == ""

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.training.checkpoint import CHECK, Plan, after_kill, compared, planned, refused, speeds
+from seatrial.checks.training.checkpoint import (
+    CHECK,
+    CheckpointPlan,
+    checkpoint_plan,
+    compare_runs,
+    fault_detection,
+    killed_run_state,
+    save_and_load_rates,
+)
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
 from seatrial.model import Metric, SeatrialError, UsageError
 from seatrial.train import loop, train_config, variants
-from tests.checks.training.trainings import failed
+from tests.checks.training.check_helpers import failed_metrics
 from tests.train.test_compare import keep, record
 
 HOST = "rank 1 (n0): its gradient is no number"
@@ -27,9 +35,11 @@ def test_what_is_to_be_refused_is_every_ranks_own_error(monkeypatch: pytest.Monk
         raise SeatrialError(DAMAGED)
 
     monkeypatch.setattr(loop, "train", another_was_first)
-    monkeypatch.setattr(loop, "train_unshared", damaged)
+    monkeypatch.setattr(loop, "train_with_rank_errors", damaged)
     assert (
-        variants.carry_out(variants.Act(settings=train_config.load("tiny/checkpoint"), out=tmp_path, refused=True))
+        variants.run_variant(
+            variants.Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
+        )
         == DAMAGED
     )
 
@@ -40,32 +50,32 @@ def manifest(place: Path, **digests: str) -> None:
     (place / "manifest.json").write_text(json.dumps({"step": 0, "shapes": {}, "files": files}))
 
 
-def plan_of(folder: Path, ranks: int = 2) -> Plan:
-    return planned(train_config.load("tiny/checkpoint"), folder, ranks)
+def plan_of(folder: Path, ranks: int = 2) -> CheckpointPlan:
+    return checkpoint_plan(train_config.load("tiny/checkpoint"), folder, ranks)
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> CheckpointPlan:
     """What a run leaves in which nothing was wrong."""
     made = plan_of(tmp_path)
     for name in ("whole", "killed", "fewer", "fsdp2", "ddp"):
-        made.out(name).mkdir()
-        keep(made.out(name), *(record(step, loss=float(step)) for step in range(1, 7)))
+        made.run_folder(name).mkdir()
+        keep(made.run_folder(name), *(record(step, loss=float(step)) for step in range(1, 7)))
     for name in ("whole", "killed"):
-        manifest(made.out(name) / "checkpoints" / "step-00000003")
-    manifest(made.out("whole") / "checkpoints" / "step-00000006")
-    (made.out("killed") / "checkpoints" / "step-00000006.incomplete").mkdir()
+        manifest(made.run_folder(name) / "checkpoints" / "step-00000003")
+    manifest(made.run_folder("whole") / "checkpoints" / "step-00000006")
+    (made.run_folder("killed") / "checkpoints" / "step-00000006.incomplete").mkdir()
     return made
 
 
-def _another_first_save(plan: Plan) -> None:
-    (plan.out("killed") / "checkpoints" / "step-00000003" / "manifest.json").unlink()
-    (plan.out("killed") / "checkpoints" / "step-00000003").rmdir()
-    manifest(plan.out("killed") / "checkpoints" / "step-00000003", a="2")
+def _another_first_save(plan: CheckpointPlan) -> None:
+    (plan.run_folder("killed") / "checkpoints" / "step-00000003" / "manifest.json").unlink()
+    (plan.run_folder("killed") / "checkpoints" / "step-00000003").rmdir()
+    manifest(plan.run_folder("killed") / "checkpoints" / "step-00000003", a="2")
 
 
-def _half_a_save_looks_whole(plan: Plan) -> None:
-    manifest(plan.out("killed") / "checkpoints" / "step-00000006")
+def _half_a_save_looks_whole(plan: CheckpointPlan) -> None:
+    manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
 
 
 @pytest.mark.parametrize(
@@ -73,18 +83,18 @@ def _half_a_save_looks_whole(plan: Plan) -> None:
     [
         (lambda plan: None, set()),
         (_another_first_save, {"repeated_files_differing"}),
-        (_half_a_save_looks_whole, {"kept_after_kill"}),
+        (_half_a_save_looks_whole, {"checkpoints_kept_after_kill"}),
     ],
 )
-def test_what_a_kill_leaves(plan: Plan, change: Callable[[Plan], None], metrics: set[str]) -> None:
+def test_what_a_kill_leaves(plan: CheckpointPlan, change: Callable[[CheckpointPlan], None], metrics: set[str]) -> None:
     change(plan)
-    assert failed(CHECK, after_kill(plan), plan.folder) == metrics
+    assert failed_metrics(CHECK, killed_run_state(plan), plan.folder) == metrics
 
 
-def _strays(name: str, step: int, by: float) -> Callable[[Plan], None]:
-    def change(plan: Plan) -> None:
+def _strays(name: str, step: int, by: float) -> Callable[[CheckpointPlan], None]:
+    def change(plan: CheckpointPlan) -> None:
         steps = [record(one, loss=one + by * (one == step)) for one in range(1, 7)]
-        keep(plan.out(name), *steps)
+        keep(plan.run_folder(name), *steps)
 
     return change
 
@@ -101,41 +111,43 @@ def _strays(name: str, step: int, by: float) -> Callable[[Plan], None]:
         (_strays("fsdp2", 5, 1e-4), {"reshard_difference.fsdp2"}),
     ],
 )
-def test_what_goes_on_from_a_checkpoint(plan: Plan, change: Callable[[Plan], None], metrics: set[str]) -> None:
-    manifest(plan.out("killed") / "checkpoints" / "step-00000006")
+def test_what_goes_on_from_a_checkpoint(
+    plan: CheckpointPlan, change: Callable[[CheckpointPlan], None], metrics: set[str]
+) -> None:
+    manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
     change(plan)
-    assert failed(CHECK, compared(plan), plan.folder) == metrics
+    assert failed_metrics(CHECK, compare_runs(plan), plan.folder) == metrics
 
 
-def test_another_last_checkpoint_fails(plan: Plan) -> None:
-    manifest(plan.out("killed") / "checkpoints" / "step-00000006", b="2")
-    assert failed(CHECK, compared(plan), plan.folder) == {"resumed_files_differing"}
+def test_another_last_checkpoint_fails(plan: CheckpointPlan) -> None:
+    manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006", b="2")
+    assert failed_metrics(CHECK, compare_runs(plan), plan.folder) == {"resumed_files_differing"}
 
 
 @pytest.mark.parametrize(
     ("of_bit", "of_nan", "metrics"),
     [
         (DAMAGED, HOST, set()),
-        ("", HOST, {"flipped_bit_named"}),
-        ("__0_0.distcp is not what was written (SHA-256)", HOST, {"flipped_bit_named"}),
-        (DAMAGED, "", {"nan_named"}),
-        (DAMAGED, "rank 0 (n0): its loss is no number; " + HOST, {"nan_named"}),
+        ("", HOST, {"bit_flip_detected"}),
+        ("__0_0.distcp is not what was written (SHA-256)", HOST, {"bit_flip_detected"}),
+        (DAMAGED, "", {"nan_detected"}),
+        (DAMAGED, "rank 0 (n0): its loss is no number; " + HOST, {"nan_detected"}),
     ],
 )
-def test_what_must_be_refused(plan: Plan, of_bit: str, of_nan: str, metrics: set[str]) -> None:
-    assert failed(CHECK, refused(plan, "__1_0.distcp", of_bit, of_nan), plan.folder) == metrics
+def test_what_must_be_refused(plan: CheckpointPlan, of_bit: str, of_nan: str, metrics: set[str]) -> None:
+    assert failed_metrics(CHECK, fault_detection(plan, "__1_0.distcp", of_bit, of_nan), plan.folder) == metrics
 
 
 def test_one_rank_cannot_be_fewer(tmp_path: Path) -> None:
-    assert [plan_of(tmp_path, ranks).fewer for ranks in (1, 2, 3, 4, 6, 7)] == [0, 1, 1, 2, 3, 1]
+    assert [plan_of(tmp_path, ranks).fewer_ranks for ranks in (1, 2, 3, 4, 6, 7)] == [0, 1, 1, 2, 3, 1]
     for ranks in (2, 3, 6):
         made = plan_of(tmp_path, ranks)
-        assert made.run(4, 4, ranks=made.fewer).grad_accum * made.fewer == ranks
+        assert made.run_config(4, 4, ranks=made.fewer_ranks).grad_accum * made.fewer_ranks == ranks
 
 
 def test_a_config_that_is_not_saved_half_way_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"checkpoint\.every half of them"):
-        planned(train_config.load("tiny/checkpoint", ["max_steps=7"]), tmp_path, 2)
+        checkpoint_plan(train_config.load("tiny/checkpoint", ["max_steps=7"]), tmp_path, 2)
 
 
 def test_one_bit_is_flipped_in_the_largest_file(tmp_path: Path) -> None:
@@ -146,15 +158,15 @@ def test_one_bit_is_flipped_in_the_largest_file(tmp_path: Path) -> None:
     assert (tmp_path / "b.distcp").read_bytes() == bytes(10) + b"\1" + bytes(9)
 
 
-def test_speeds_are_those_of_the_files(plan: Plan) -> None:
+def test_speeds_are_those_of_the_files(plan: CheckpointPlan) -> None:
     def result(kind: str, rate: float) -> dict[str, object]:
         return {"kind": kind, "step": 3, "bytes": 8, "blocked_s": rate / 1e3, "seconds": 2.0, "mb_per_s": rate}
 
     saves = {"whole": [result("save", 1000.0), result("save", 3000.0)]}
     saves["killed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
     for name, results in saves.items():
-        (plan.out(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
-    figures = {one.name: one.value for one in speeds(plan) if isinstance(one, Metric)}
+        (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
+    figures = {one.name: one.value for one in save_and_load_rates(plan) if isinstance(one, Metric)}
     assert figures == {
         "save_rate": 2.0,
         "save_blocked": 2.0,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.training.cnn import CHECK, UNITS
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
@@ -16,19 +16,19 @@ from seatrial.worker import measure
 from tests.train.idx import write_mnist
 
 
-def place(run_dir: Path, notes: list[str] | None = None) -> Place:
+def place(run_dir: Path, notes: list[str] | None = None) -> Context:
     out = run_dir / "artifacts" / CHECK.name
     out.mkdir(parents=True)
-    return Place(
+    return Context(
         node="node3",
         rank=1,
         world_size=2,
         local_rank=1,
         device="cpu",
-        promised_gpus=None,
-        out=out,
+        expected_gpus=None,
+        artifacts_dir=out,
         run_dir=run_dir,
-        note=(notes if notes is not None else []).append,
+        progress=(notes if notes is not None else []).append,
     )
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_not_what_was_saved_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_model_that_cannot_be_saved_is_an_error_and_keeps_the_losses(tmp_path: Path) -> None:
     here = place(tmp_path)
-    here.out.rmdir()
+    here.artifacts_dir.rmdir()
     measured = measure(CHECK, here, {"epochs": 4})
     assert "FileNotFoundError" in (measured.error or "")
     assert "loss_last" in values(measured)

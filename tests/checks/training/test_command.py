@@ -17,7 +17,7 @@ from seatrial.config.layers import CheckSchema, resolve
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, GpuFacts
 from seatrial.model import Measurement, Outcome
-from tests.fakes.slurm import judge, run
+from tests.fakes.slurm import judge, run_check
 from tests.paths import ROOT
 
 TRAINER = str(ROOT / "tests" / "fakes" / "trainer.py")
@@ -27,12 +27,12 @@ STATE = "trained/trainer_state.json"
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "read_within", lambda: GpuFacts(unavailable="no driver"))
+    monkeypatch.setattr(gpu, "read_with_timeout", lambda: GpuFacts(nvml_unavailable="no driver"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def trained(folder: Path, fault: str = "", **options: Any) -> Measurement:
-    return run(CHECK, folder, command=[sys.executable, TRAINER, "{out}", fault], **options)
+    return run_check(CHECK, folder, command=[sys.executable, TRAINER, "{out}", fault], **options)
 
 
 def values(measured: Measurement) -> dict[str, float]:
@@ -44,14 +44,14 @@ def outcomes(measured: Measurement) -> dict[str, Outcome]:
 
 
 def test_without_a_command_it_does_not_apply(tmp_path: Path) -> None:
-    measured = run(CHECK, tmp_path)
+    measured = run_check(CHECK, tmp_path)
     assert measured.skipped
     assert "options.command" in measured.skipped
     assert [verdict.outcome for verdict in judge(CHECK, measured)] == [Outcome.SKIP]
 
 
 def test_an_executable_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    measured = run(CHECK, tmp_path, command="no-such-trainer {out}")
+    measured = run_check(CHECK, tmp_path, command="no-such-trainer {out}")
     assert measured.error
     assert "there is no executable no-such-trainer on login" in measured.error
 
@@ -84,7 +84,7 @@ def test_loss_and_speed_are_read_from_trainer_state(tmp_path: Path) -> None:
 
 
 def test_a_command_without_loss_is_judged_by_its_exit_code(tmp_path: Path) -> None:
-    measured = run(CHECK, tmp_path, command=f"{shlex.quote(sys.executable)} -c pass")
+    measured = run_check(CHECK, tmp_path, command=f"{shlex.quote(sys.executable)} -c pass")
     judged = outcomes(measured)
     assert judged.pop("exit_code") is Outcome.PASS
     assert set(judged.values()) == {Outcome.SKIP}
@@ -150,7 +150,7 @@ def test_the_time_limit_ends_the_command_and_its_descendants(tmp_path: Path) -> 
 
 def test_one_run_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}") for index in range(2))
-    monkeypatch.setattr(gpu, "read_within", lambda: GpuFacts(gpus=gpus))
+    monkeypatch.setattr(gpu, "read_with_timeout", lambda: GpuFacts(gpus=gpus))
     measured = trained(tmp_path, per="gpu", log=[LOG], artifacts=["trained"])
     assert measured.error is None
     assert {metric.subject for metric in measured.metrics} == {"login/gpu0", "login/gpu1"}
@@ -160,21 +160,23 @@ def test_one_run_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fewer_gpus_than_promised_are_an_error(tmp_path: Path) -> None:
-    measured = run(CHECK, tmp_path, (1, 8), command=[sys.executable, "-c", "pass"])
+    measured = run_check(CHECK, tmp_path, (1, 8), command=[sys.executable, "-c", "pass"])
     assert measured.error
     assert "0 of 8 promised GPUs are visible" in measured.error
 
 
 def test_placeholders(tmp_path: Path) -> None:
     script = "import sys; print(sys.argv[1:])"
-    measured = run(CHECK, tmp_path, command=[sys.executable, "-c", script, "{gpus} {node} {node_rank}/{nodes} {x}"])
+    measured = run_check(
+        CHECK, tmp_path, command=[sys.executable, "-c", script, "{gpus} {node} {node_rank}/{nodes} {x}"]
+    )
     text = (tmp_path / measured.artifacts[0].path).read_text()
     assert text.strip() == "['1 login 0/1 {x}']"
 
 
 def test_variables_are_for_the_command(tmp_path: Path) -> None:
     script = "import os; print(os.environ['MODEL'])"
-    measured = run(CHECK, tmp_path, command=[sys.executable, "-c", script], env={"MODEL": "smollm"})
+    measured = run_check(CHECK, tmp_path, command=[sys.executable, "-c", script], env={"MODEL": "smollm"})
     assert "smollm" in (tmp_path / measured.artifacts[0].path).read_text()
     assert "MODEL" not in os.environ
 

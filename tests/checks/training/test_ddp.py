@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import torch.distributed as dist
 
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.training.ddp import CHECK, UNITS, _scaling
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Limit, Measurement, Metric, Outcome
+from seatrial.model import CLUSTER, Measurement, Metric, Outcome, Threshold
 from seatrial.train.markov import ENTROPY
 from seatrial.worker import measure
 from tests.train import driver, ranks
@@ -64,7 +64,7 @@ def value(measurements: list[Measurement], name: str) -> float:
 
 def without_noise(verdicts: dict[str, Outcome]) -> None:
     """Three steps of a tiny model, beside other tests, may scale as they like."""
-    assert {verdicts.pop("scaling_excess"), verdicts.pop("scaling_noise")} <= {Outcome.PASS, Outcome.WARN}
+    assert {verdicts.pop("scaling_above_limit"), verdicts.pop("scaling_noise")} <= {Outcome.PASS, Outcome.WARN}
 
 
 @pytest.mark.training
@@ -77,7 +77,7 @@ def test_healthy_processes_pass_every_rule_and_gpus_are_skipped(runs: Runs) -> N
 
 
 def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(runs: Runs) -> None:
-    own = {"step_time", "step_time_max", "step_time_alone"}
+    own = {"step_time", "step_time_max", "step_time_without_communication"}
     for rank, measurement in enumerate(runs["healthy"]):
         mine = {metric.name for metric in measurement.metrics if metric.subject == f"node0/rank{rank}"}
         cluster = {metric.name for metric in measurement.metrics if metric.subject == CLUSTER}
@@ -97,7 +97,7 @@ def test_the_processes_are_on_record(runs: Runs) -> None:
 def test_the_samples_do_not_divide_and_the_last_is_left_out(runs: Runs) -> None:
     facts = runs["healthy"][0].facts
     assert facts["sampler_samples"] == RANKS * 4 * 4 + 1
-    assert facts["sampler_left_out"] == 1
+    assert facts["sampler_dropped_samples"] == 1
 
 
 def test_losses_are_those_of_one_process_and_fall(runs: Runs) -> None:
@@ -107,7 +107,7 @@ def test_losses_are_those_of_one_process_and_fall(runs: Runs) -> None:
     assert len(together.y) == SMALL["parity_steps"]
     healthy = runs["healthy"]
     assert value(healthy, "loss_drop") == pytest.approx(together.y[0] - together.y[-1])
-    assert value(healthy, "loss_above_floor") == pytest.approx(together.y[-1] - ENTROPY)
+    assert value(healthy, "loss_above_entropy_bound") == pytest.approx(together.y[-1] - ENTROPY)
 
 
 def test_speed_is_counted_in_tokens_of_all_ranks(runs: Runs) -> None:
@@ -117,11 +117,11 @@ def test_speed_is_counted_in_tokens_of_all_ranks(runs: Runs) -> None:
     slowest = max(m.value for run in healthy for m in run.metrics if m.name == "step_time_max")
     assert total > RANKS * 2 * 16 / slowest * 0.99
     assert len(next(m for m in healthy[0].metrics if m.name == "tokens_per_second").samples) == SMALL["steps"]
-    assert len(next(m for m in healthy[0].metrics if m.name == "scaling_excess").samples) == SMALL["steps"]
+    assert len(next(m for m in healthy[0].metrics if m.name == "scaling_above_limit").samples) == SMALL["steps"]
     load = cast("dict[str, int]", healthy[0].facts["load"])
     assert load["flops_per_token"] == 6 * load["parameters"] + 12 * load["layers"] * load["dim"] * load["seq_len"]
     assert "without communication" in str(healthy[0].facts["scaling_baseline"])
-    assert "says nothing of any GPU" in str(healthy[0].facts["speed_means"])
+    assert "says nothing of any GPU" in str(healthy[0].facts["cpu_only"])
 
 
 def test_metrics_are_written_once_and_finite(runs: Runs, out: Path) -> None:
@@ -136,7 +136,7 @@ def test_metrics_are_written_once_and_finite(runs: Runs, out: Path) -> None:
 def test_one_flipped_bit_is_found_and_its_rank_named(runs: Runs) -> None:
     assert broken(runs["flipped_bit"]) == {"parameter_digests_differing"}
     assert value(runs["flipped_bit"], "parameter_digests_differing") == 1
-    odd = runs["flipped_bit"][0].facts["odd_ranks"]
+    odd = runs["flipped_bit"][0].facts["differing_ranks"]
     assert isinstance(odd, dict)
     ((why, ranks),) = odd.items()
     assert why == "differ from the majority"
@@ -153,12 +153,12 @@ def test_a_dropped_sample_is_found_and_one_process_that_reads_it_computes_someth
 
 
 def test_an_order_that_no_epoch_changes_is_found(runs: Runs) -> None:
-    assert broken(runs["frozen_order"]) == {"sampler_order_faults"}
+    assert broken(runs["frozen_order"]) == {"sampler_order_errors"}
 
 
 def test_gradients_that_are_not_exchanged_break_parity_and_the_ranks_apart(runs: Runs) -> None:
     assert broken(runs["not_exchanged"]) == {"parity_max_relative_difference", "parameter_digests_differing"}
-    assert "no majority" in str(runs["not_exchanged"][0].facts["odd_ranks"])
+    assert "no majority" in str(runs["not_exchanged"][0].facts["differing_ranks"])
 
 
 def test_a_sum_taken_for_a_mean_breaks_parity_while_all_ranks_agree(runs: Runs) -> None:
@@ -171,26 +171,26 @@ def test_a_loss_that_is_not_finite_fails_and_does_not_hang_or_crash(runs: Runs) 
 
 
 def test_a_process_in_the_wrong_seat_is_named(runs: Runs) -> None:
-    assert broken(runs["wrong_local_rank"]) == {"ranks_wrong"}
-    assert runs["wrong_local_rank"][0].facts["rank_faults"] == {"rank 1": "LOCAL_RANK is 0, torch has 1"}
+    assert broken(runs["wrong_local_rank"]) == {"rank_mismatches"}
+    assert runs["wrong_local_rank"][0].facts["rank_errors"] == {"rank 1": "LOCAL_RANK is 0, torch has 1"}
 
 
 def test_an_efficiency_beyond_100_percent_is_not_given_and_cannot_pass(runs: Runs) -> None:
     measured = runs["slow_alone"]
     assert broken(measured) == set()
-    assert outcomes(measured)["scaling_excess"] is Outcome.WARN
-    wanted = {"scaling_efficiency": Limit.parse("> 90 %")}
+    assert outcomes(measured)["scaling_above_limit"] is Outcome.WARN
+    wanted = {"scaling_efficiency": Threshold.parse("> 90 %")}
     judged = {verdict.metric: verdict for verdict in judge_check(CHECK, measured, wanted, "t")}
     assert judged["scaling_efficiency"].outcome is Outcome.ERROR
-    assert "scaling_efficiency was not measured (its 95 % interval is " in judged["scaling_efficiency"].reason
-    assert "cannot be trusted" in judged["scaling_excess"].reason
-    assert "95 % interval" in judged["scaling_excess"].evidence
+    assert "scaling_efficiency was not measured (its 95 % interval is " in judged["scaling_efficiency"].message
+    assert "cannot be trusted" in judged["scaling_above_limit"].message
+    assert "95 % interval" in judged["scaling_above_limit"].evidence
 
 
 def test_an_efficiency_that_is_all_noise_is_told_as_that() -> None:
     metrics = tuple(seen for seen in _scaling([99, 140, 120, 60, 110, 105]) if isinstance(seen, Metric))
     judged = outcomes([Measurement(check=CHECK.name, subject="node0/rank0", metrics=metrics)])
-    assert (judged["scaling_excess"], judged["scaling_noise"]) == (Outcome.PASS, Outcome.WARN)
+    assert (judged["scaling_above_limit"], judged["scaling_noise"]) == (Outcome.PASS, Outcome.WARN)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_noise_explains_an_efficiency_above_100_percent_or_it_does_not(
     percent: list[float], excess: float, given: bool
 ) -> None:
     found = {seen.name: seen for seen in _scaling(percent) if isinstance(seen, Metric)}
-    assert found["scaling_excess"].value == pytest.approx(excess)
+    assert found["scaling_above_limit"].value == pytest.approx(excess)
     assert ("scaling_efficiency" in found) is given
-    assert found["scaling_excess"].samples == tuple(percent)
+    assert found["scaling_above_limit"].samples == tuple(percent)
 
 
 @pytest.fixture
@@ -229,23 +229,23 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_one_process_passes_too(tmp_path: Path) -> None:
-    place = Place(
+    context = Context(
         node="node0",
         rank=0,
         world_size=1,
         local_rank=0,
         device="cpu",
-        promised_gpus=None,
-        out=tmp_path,
+        expected_gpus=None,
+        artifacts_dir=tmp_path,
         run_dir=tmp_path,
     )
-    measured = measure(CHECK, place, dict(SMALL))
+    measured = measure(CHECK, context, dict(SMALL))
     assert measured.error is None
     verdicts = outcomes([measured])
     assert verdicts.pop("shared_gpus") is Outcome.SKIP
     without_noise(verdicts)
     assert set(verdicts.values()) == {Outcome.PASS}
-    assert measured.facts["sampler_left_out"] == 0
+    assert measured.facts["sampler_dropped_samples"] == 0
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 
 from seatrial.checks.base import Check
 from seatrial.checks.training import fsdp
-from seatrial.checks.training._workload import Trained
-from seatrial.hardware.references import Known, skus
+from seatrial.checks.training._workload import TrainingResult
+from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
-from tests.checks.training.test_results import timed, told
+from tests.checks.training.test_results import metrics_by_name, timed_result
 
 SLOW = 1 / 0.85  # seconds of a step at 85 % of what is known, which a FAIL is under 90 % of
 
@@ -23,14 +23,14 @@ SLOW = 1 / 0.85  # seconds of a step at 85 % of what is known, which a FAIL is u
 def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcome) -> None:
     found = {
         "parameter_tensors": 21,
-        "tensors_sharded": 21 - whole,
-        "memory_state_gib": held,
-        "memory_state_expected_gib": 20.23,
+        "sharded_tensors": 21 - whole,
+        "params_and_optimizer_gib": held,
+        "params_and_optimizer_expected_gib": 20.23,
         "world_size": 2,
-        "loss_floor": 1.3,
+        "loss_entropy_bound": 1.3,
     }
-    observed = [*fsdp._spread({"native": Trained(found, Path(), "")})]
-    names = ("tensors_whole", "memory_excess")
+    observed = [*fsdp._sharding({"native": TrainingResult(found, Path(), "")})]
+    names = ("unsharded_tensors", "memory_excess")
     rules = tuple(rule for rule in fsdp.CHECK.rules if rule.metric in names)
     measurement = Measurement(
         check="train.fsdp",
@@ -55,10 +55,12 @@ def test_memory_and_sharding_are_judged(held: float, whole: int, outcome: Outcom
 def test_a_training_fails_where_its_steps_are_slow_and_not_where_they_leave_it_open(
     seconds: tuple[float, ...], outcome: Outcome
 ) -> None:
-    one = timed(*seconds, measured=len(seconds), tokens=2 * 11954)  # of 4 H200 each, in data/skus
+    one = timed_result(*seconds, measured=len(seconds), tokens=2 * 11954)  # of 4 H200 each, in data/skus
     facts = {"gpu": "NVIDIA H200", "device": "cuda", "trained": "yes", "settings": "shipped", "world_size": 4}
     facts |= {"nodes": 1, "layers": "all", "offload": "no", "data": "rows"}
-    measured = Measurement(check="train.fsdp", subject="n0/gpu0", metrics=tuple(told(one).values()), facts=facts)
-    verdicts = judge_check(fsdp.CHECK, [measured], {}, "t", Known(skus=skus()))
+    measured = Measurement(
+        check="train.fsdp", subject="n0/gpu0", metrics=tuple(metrics_by_name(one).values()), facts=facts
+    )
+    verdicts = judge_check(fsdp.CHECK, [measured], {}, "t", References(skus=skus()))
     (verdict,) = (found for found in verdicts if found.metric == "tokens_per_second_per_gpu.native")
-    assert verdict.outcome is outcome, verdict.reason
+    assert verdict.outcome is outcome, verdict.message

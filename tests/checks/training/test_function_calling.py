@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from seatrial.checks.base import Place
+from seatrial.checks.base import Context
 from seatrial.checks.training import function_calling
 from seatrial.checks.training._workload import WorkloadOptions
-from seatrial.checks.training.function_calling import ALONE, CHECK, SHORT, figures, wanted
+from seatrial.checks.training.function_calling import (
+    CHECK,
+    RANDOM_WEIGHTS_OVERRIDES,
+    SINGLE_RANK_OVERRIDES,
+    evaluation_observations,
+    training_task,
+)
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Fact, Measurement, Metric, Outcome, UsageError
 from seatrial.train import train_config
@@ -20,34 +26,34 @@ from seatrial.worker import measure
 PRETRAINED = "model.weights=/models/Qwen2-7B-Instruct"
 
 
-def place(folder: Path, ranks: int = 1, device: str = "cpu") -> Place:
-    return Place(
+def place(folder: Path, ranks: int = 1, device: str = "cpu") -> Context:
+    return Context(
         node="node0",
         rank=0,
         world_size=ranks,
         local_rank=0,
         device=device,
-        promised_gpus=None,
-        out=folder,
+        expected_gpus=None,
+        artifacts_dir=folder,
         run_dir=folder,
     )
 
 
-def asked(folder: Path, ranks: int, device: str, *overrides: str) -> function_calling.Wanted:
-    return wanted(place(folder, ranks, device), WorkloadOptions(overrides=overrides))
+def asked(folder: Path, ranks: int, device: str, *overrides: str) -> function_calling.TrainingTask:
+    return training_task(place(folder, ranks, device), WorkloadOptions(overrides=overrides))
 
 
 def test_on_gpus_with_random_weights_it_is_short_and_says_so(tmp_path: Path) -> None:
     found = asked(tmp_path, 4, "cuda:0")
-    assert found.name == "toolcalls-qwen2-7b"
-    assert tuple(found.own) == SHORT
+    assert found.config_name == "function-calling-qwen2-7b"
+    assert tuple(found.check_overrides) == RANDOM_WEIGHTS_OVERRIDES
     assert (found.config.max_steps, found.config.parallel.strategy) == (10, "zero3")
     assert (found.config.seq_len, found.config.bsz, found.config.grad_accum, found.config.lora_r) == (4096, 2, 1, 64)
 
 
 def test_pretrained_weights_are_trained_as_the_config_says(tmp_path: Path) -> None:
     found = asked(tmp_path, 4, "cuda:0", PRETRAINED)
-    assert found.own == {}
+    assert found.check_overrides == {}
     assert (found.config.max_steps, found.config.learning_rate.peak) == (100, 2e-5)
 
 
@@ -58,9 +64,9 @@ def test_who_runs_it_has_the_last_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "ddp"), (2, "zero3")])
 def test_one_rank_has_nobody_to_shard_with(tmp_path: Path, ranks: int, strategy: str) -> None:
     found = asked(tmp_path, ranks, "cpu")
-    assert found.name == "tiny/toolcalls-qwen2-7b"
+    assert found.config_name == "tiny/function-calling-qwen2-7b"
     assert found.config.parallel.strategy == strategy
-    assert set(found.own) == (set(ALONE) if ranks == 1 else set())
+    assert set(found.check_overrides) == (set(SINGLE_RANK_OVERRIDES) if ranks == 1 else set())
 
 
 def test_what_cannot_be_asked_for_is_refused_before_it_is_trained(tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_what_cannot_be_asked_for_is_refused_before_it_is_trained(tmp_path: Path
 
 
 def test_the_adapters_are_as_many_as_others_counted() -> None:
-    config = train_config.load("toolcalls-qwen2-7b")
+    config = train_config.load("function-calling-qwen2-7b")
     adapters = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
     assert adapters == 161_480_704  # what users of this workload report: 161M trainable of 7.7B
 
@@ -94,13 +100,13 @@ RECORD = {
 
 
 def test_both_splits_make_one_figure_and_what_was_not_asked_makes_none() -> None:
-    found = list(figures(RECORD))
+    found = list(evaluation_observations(RECORD))
     values = {one.name: one.value for one in found if isinstance(one, Metric)}
     assert (values["full.base"], values["full.tuned"]) == (20, 90)
     assert values["names.tuned"] == pytest.approx(500 / 7)
     assert "names.base" not in values
     assert values["irrelevance.base"] == 50
-    assert (values["full_delta"], values["better"], values["cases"]) == (70, 1, 10)
+    assert (values["call_correct_gain"], values["better"], values["cases"]) == (70, 1, 10)
     assert (values["rows"], values["rows_rejected"], values["rows_unaccounted"]) == (100, 4, 1)
     assert Fact(name="rejected", value={"duplicate": 3, "no chat": 1}) in found
 
@@ -120,13 +126,13 @@ def judged(pretrained: str, device: str = "cuda", **values: float) -> dict[str, 
 
 
 def test_only_pretrained_weights_are_held_to_what_they_must_learn() -> None:
-    assert judged("no", loss_end=6.8, better=0)["loss_end"] is Outcome.SKIP
-    assert judged("no", loss_end=6.8, better=0)["better"] is Outcome.SKIP
-    assert judged("yes", loss_end=0.7, better=0)["loss_end"] is Outcome.FAIL
-    assert judged("yes", loss_end=0.7, better=0)["better"] is Outcome.FAIL
-    good = judged("yes", loss_end=0.4, better=1)
-    assert (good["loss_end"], good["better"]) == (Outcome.PASS, Outcome.PASS)
-    assert judged("yes")["loss_end"] is Outcome.ERROR  # nobody measured it
+    assert judged("no", final_loss=6.8, better=0)["final_loss"] is Outcome.SKIP
+    assert judged("no", final_loss=6.8, better=0)["better"] is Outcome.SKIP
+    assert judged("yes", final_loss=0.7, better=0)["final_loss"] is Outcome.FAIL
+    assert judged("yes", final_loss=0.7, better=0)["better"] is Outcome.FAIL
+    good = judged("yes", final_loss=0.4, better=1)
+    assert (good["final_loss"], good["better"]) == (Outcome.PASS, Outcome.PASS)
+    assert judged("yes")["final_loss"] is Outcome.ERROR  # nobody measured it
 
 
 @pytest.fixture
@@ -146,17 +152,17 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.training
 @pytest.mark.usefixtures("alone")
 def test_from_rows_to_scored_answers_on_one_rank(tmp_path: Path) -> None:
-    few = ["max_steps=4", "settle_steps=1", "grad_accum=1", "checkpoint.every=0"]
+    few = ["max_steps=4", "untimed_steps=1", "grad_accum=1", "checkpoint.every=0"]
     short = ["evaluation.cases=2", "evaluation.max_new_tokens=4"]
     measured = measure(CHECK, place(tmp_path), {"overrides": [*few, *short]})
     assert measured.error is None
     verdicts = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
-    for metric in ("loss_end", "better", "tokens_per_second_per_gpu"):  # of pretrained weights, and of GPUs
+    for metric in ("final_loss", "better", "tokens_per_second_per_gpu"):  # of pretrained weights, and of GPUs
         assert verdicts.pop(metric) is Outcome.SKIP
     assert set(verdicts.values()) == {Outcome.PASS}
     assert measured.facts["strategy"] == "single"
     assert measured.facts["strategy_requested"] == "zero3"
-    assert set(measured.facts["overrides"]) == set(ALONE)  # type: ignore[arg-type]
+    assert set(measured.facts["overrides"]) == set(SINGLE_RANK_OVERRIDES)  # type: ignore[arg-type]
     names = [Path(artifact.path).name for artifact in measured.artifacts]
     assert {"metrics.json", "summary.txt", "evaluation.json", "answers.jsonl"} <= set(names)
     assert any(name.startswith("events.out.tfevents") for name in names)

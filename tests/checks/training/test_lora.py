@@ -9,37 +9,42 @@ from typing import Any
 import pytest
 
 from seatrial.checks.training import lora
-from seatrial.checks.training._results import SPEED
-from seatrial.checks.training._workload import Trained
+from seatrial.checks.training._results import TOKENS_PER_GPU
+from seatrial.checks.training._workload import TrainingResult
 from seatrial.model import Fact, Metric, Outcome
 from seatrial.train import train_config
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 CONFIG = train_config.load(f"tiny/{lora.NAME}")
 DUE = CONFIG.architecture().adapter_parameters(CONFIG.lora_targets, CONFIG.lora_r)
 GOOD: dict[str, float] = {"exit_code": 0, "steps_missing": 0, "nonfinite_losses": 0, "loss_drop": 1}
-GOOD |= {"adapters_wrong": 0, "exports_missing": 0}
+GOOD |= {"adapter_mismatches": 0, "exports_missing": 0}
 
 
-def trained(parameters: int = DUE, speed: float = 100.0, **more: Any) -> Trained:
-    return Trained({"trained_parameters": parameters, SPEED: speed, **more}, Path("none"), "", ranks=(0,))
+def trained(parameters: int = DUE, speed: float = 100.0, **more: Any) -> TrainingResult:
+    return TrainingResult(
+        {"trained_parameters": parameters, TOKENS_PER_GPU: speed, **more}, Path("none"), "", ranks=(0,)
+    )
 
 
-def adapters(export: bool = True, **runs: list[Trained]) -> dict[str, float]:
+def adapters(export: bool = True, **runs: list[TrainingResult]) -> dict[str, float]:
     wanted = train_config.load(f"tiny/{lora.NAME}", [f"export={str(export).lower()}"])
-    return {one.name: one.value for one in lora._adapters(runs, wanted) if isinstance(one, Metric)}
+    return {one.name: one.value for one in lora._adapter_counts(runs, wanted) if isinstance(one, Metric)}
 
 
 def test_adapters_are_counted_against_the_architecture() -> None:
-    assert adapters(native=[trained()], hf=[trained()])["adapters_wrong"] == 0
-    assert adapters(native=[trained(DUE + 1)], hf=[trained()])["adapters_wrong"] == 1
-    assert adapters(native_alone=[trained(1), replace(trained(2), ranks=(1,))], hf=[trained()])["adapters_wrong"] == 2
+    assert adapters(native=[trained()], hf=[trained()])["adapter_mismatches"] == 0
+    assert adapters(native=[trained(DUE + 1)], hf=[trained()])["adapter_mismatches"] == 1
+    assert (
+        adapters(native_single_gpu=[trained(1), replace(trained(2), ranks=(1,))], hf=[trained()])["adapter_mismatches"]
+        == 2
+    )
 
 
 def test_the_counts_are_named_by_training_and_rank() -> None:
-    runs = {"hf_alone": [trained(), replace(trained(7), ranks=(1,))], "hf": [trained()]}
-    (fact,) = (one for one in lora._adapters(runs, CONFIG) if isinstance(one, Fact))
-    assert fact.value == {"expected": DUE, "hf_alone of rank 0": DUE, "hf_alone of rank 1": 7, "hf": DUE}
+    runs = {"hf_single_gpu": [trained(), replace(trained(7), ranks=(1,))], "hf": [trained()]}
+    (fact,) = (one for one in lora._adapter_counts(runs, CONFIG) if isinstance(one, Fact))
+    assert fact.value == {"expected": DUE, "hf_single_gpu of rank 0": DUE, "hf_single_gpu of rank 1": 7, "hf": DUE}
 
 
 def test_an_export_is_missing_only_where_one_was_asked_for() -> None:
@@ -48,24 +53,24 @@ def test_an_export_is_missing_only_where_one_was_asked_for() -> None:
 
 
 def test_a_training_that_failed_has_neither_adapters_nor_exports() -> None:
-    failed = Trained(None, Path("none"), "rank 0: ended by signal 9", -9, ranks=(0,))
-    assert adapters(native=[failed]) == {"adapters_wrong": 0, "exports_loaded": 0, "exports_missing": 0}
+    failed = TrainingResult(None, Path("none"), "rank 0: ended by signal 9", -9, ranks=(0,))
+    assert adapters(native=[failed]) == {"adapter_mismatches": 0, "exports_loaded": 0, "exports_missing": 0}
 
 
 def test_each_stack_is_compared_with_its_gpus_alone_and_with_the_other() -> None:
     runs = {
         "native": [trained(speed=90)],
-        "native_alone": [trained(speed=100), trained(speed=100)],
+        "native_single_gpu": [trained(speed=100), trained(speed=100)],
         "hf": [trained(speed=60)],
-        "hf_alone": [trained(speed=80)],
+        "hf_single_gpu": [trained(speed=80)],
     }
-    found = {one.name: one.value for one in lora._compared(runs) if isinstance(one, Metric)}
-    assert found == pytest.approx({"efficiency.native": 90, "efficiency.hf": 75, "native_over_hf": 1.5})
+    found = {one.name: one.value for one in lora._compare_stacks(runs) if isinstance(one, Metric)}
+    assert found == pytest.approx({"efficiency.native": 90, "efficiency.hf": 75, "native_vs_hf": 1.5})
     one_rank = {name: runs[name] for name in lora.STACKS}
-    assert [one.name for one in lora._compared(one_rank) if isinstance(one, Metric)] == ["native_over_hf"]
+    assert [one.name for one in lora._compare_stacks(one_rank) if isinstance(one, Metric)] == ["native_vs_hf"]
 
 
-@pytest.mark.parametrize("metric", ["adapters_wrong", "exports_missing"])
+@pytest.mark.parametrize("metric", ["adapter_mismatches", "exports_missing"])
 def test_one_that_is_wrong_or_missing_fails(metric: str) -> None:
     good = outcomes(lora.CHECK, GOOD, trained="yes", device="cpu")
     assert {name for name, outcome in good.items() if outcome is Outcome.FAIL} == set()
@@ -76,6 +81,6 @@ def test_one_that_is_wrong_or_missing_fails(metric: str) -> None:
 
 
 def test_speed_is_judged_only_of_the_shipped_settings_on_gpus() -> None:
-    speed = f"{SPEED}.native"
+    speed = f"{TOKENS_PER_GPU}.native"
     for facts in ({"device": "cpu", "settings": "shipped"}, {"device": "cuda", "settings": "changed"}):
         assert outcomes(lora.CHECK, GOOD | {speed: 1}, trained="yes", **facts)[speed] is Outcome.SKIP

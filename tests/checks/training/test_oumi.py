@@ -12,7 +12,7 @@ from seatrial.checks.training.oumi import CHECK
 from seatrial.discover import gpu
 from seatrial.discover.gpu import GpuFacts
 from seatrial.model import Measurement, Outcome
-from tests.fakes.slurm import judge, run
+from tests.fakes.slurm import judge, run_check
 from tests.paths import ROOT
 
 OUMI = (sys.executable, str(ROOT / "tests" / "fakes" / "oumi.py"))
@@ -20,12 +20,12 @@ OUMI = (sys.executable, str(ROOT / "tests" / "fakes" / "oumi.py"))
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "read_within", lambda: GpuFacts(unavailable="none here"))
+    monkeypatch.setattr(gpu, "read_with_timeout", lambda: GpuFacts(nvml_unavailable="none here"))
 
 
 def trained(folder: Path, fault: str = "", **options: Any) -> Measurement:
     command = ["env", f"OUMI_FAULT={fault}", *OUMI]
-    return run(CHECK, folder, command=command, **options)
+    return run_check(CHECK, folder, command=command, **options)
 
 
 def outcomes(measured: Measurement) -> dict[str, Outcome]:
@@ -33,13 +33,13 @@ def outcomes(measured: Measurement) -> dict[str, Outcome]:
 
 
 def test_without_a_command_it_does_not_apply(tmp_path: Path) -> None:
-    measured = run(CHECK, tmp_path)
+    measured = run_check(CHECK, tmp_path)
     assert measured.skipped
     assert "options.command=[/opt/oumi/bin/oumi]" in measured.skipped
 
 
 def test_a_command_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    measured = run(CHECK, tmp_path, command=["no-such-oumi"])
+    measured = run_check(CHECK, tmp_path, command=["no-such-oumi"])
     assert measured.error
     assert "no executable no-such-oumi on" in measured.error
 
@@ -67,7 +67,7 @@ def test_a_training_is_judged_by_what_it_left(tmp_path: Path, monkeypatch: pytes
     [("exit", "exit_code"), ("flat", "loss_drop"), ("nan", "nonfinite_steps"), ("no-weights", "checkpoints")],
 )
 def test_what_is_wrong_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, metric: str) -> None:
-    monkeypatch.setattr("seatrial.train.hf.speak", lambda _folder: "ahoy")
+    monkeypatch.setattr("seatrial.train.hf.generate_text", lambda _folder: "ahoy")
     found = outcomes(trained(tmp_path, fault))
     assert found[metric] is Outcome.FAIL
     assert found.get("train_runtime", Outcome.PASS) is Outcome.PASS

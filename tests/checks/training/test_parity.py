@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from seatrial.checks.training.parity import CHECK, LAYOUTS, compared, trainings
+from seatrial.checks.training.parity import CHECK, STRATEGIES, compare_runs, training_configs
 from seatrial.train import compare
 from seatrial.train import train_config as settings
-from seatrial.train.compare import Record
+from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
-from tests.checks.training.trainings import failed
+from tests.checks.training.check_helpers import failed_metrics
 from tests.train import ranks
 from tests.train.ranks import Failed
 from tests.train.test_compare import record
@@ -52,20 +52,20 @@ def _mean_of_means() -> AbstractContextManager[Any]:
     """Each rank divides by the number of its own tokens."""
     from seatrial.train import parallel
 
-    real = parallel.World.total
+    real = parallel.World.all_reduce_sum
 
     def total(self: Any, value: torch.Tensor) -> torch.Tensor:
         return real(self, value) if value.is_floating_point() else value * self.size
 
-    return patch.object(parallel.World, "total", total)
+    return patch.object(parallel.World, "all_reduce_sum", total)
 
 
 def _repeats_a_sample() -> AbstractContextManager[Any]:
     """The victim reads what the first rank reads."""
     from seatrial.train import data
 
-    real = data.order
-    return patch.object(data, "order", lambda blocks, rank, *more, **skip: real(blocks, 0, *more, **skip))
+    real = data.block_order
+    return patch.object(data, "block_order", lambda blocks, rank, *more, **skip: real(blocks, 0, *more, **skip))
 
 
 FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -86,25 +86,25 @@ def _train(runs: dict[str, TrainConfig], folder: Path) -> None:
 
 @pytest.mark.training
 def test_a_fault_in_how_ranks_share_the_work_fails_and_is_told_apart(tmp_path: Path) -> None:
-    runs = trainings(WANTED, 2, tmp_path / "data")
-    shared = {name: runs[name] for name in LAYOUTS} | dict.fromkeys(FAULTS, runs["ddp"])
+    runs = training_configs(WANTED, 2, tmp_path / "data")
+    shared = {name: runs[name] for name in STRATEGIES} | dict.fromkeys(FAULTS, runs["ddp"])
     for count, some in ((1, {"alone": runs["alone"]}), (2, shared)):
         found = ranks.run(count, _train, some, tmp_path)
         assert not any(isinstance(one, Failed) for one in found), found
-    read = {name: compare.steps(tmp_path / name, 0, WANTED.max_steps) for name in ("alone", *shared)}
+    read = {name: compare.read_steps(tmp_path / name, 0, WANTED.max_steps) for name in ("alone", *shared)}
 
     def judged(ddp: str) -> set[str]:
-        twice = {f"{layout}-again": read[ddp if layout == "ddp" else layout] for layout in LAYOUTS}
-        return failed(CHECK, compared(read | twice | {"ddp": read[ddp]}), tmp_path)
+        twice = {f"{layout}-again": read[ddp if layout == "ddp" else layout] for layout in STRATEGIES}
+        return failed_metrics(CHECK, compare_runs(read | twice | {"ddp": read[ddp]}), tmp_path)
 
     assert judged("ddp") == set()
     both = {"loss_difference.ddp", "grad_norm_difference.ddp"}
     assert judged("not_exchanged") == both
-    assert judged("mean_of_means") == {*both, "steps_of_other_tokens.ddp"}
-    assert judged("repeats_a_sample") == {*both, "steps_of_other_tokens.ddp"}
+    assert judged("mean_of_means") == {*both, "steps_with_different_tokens.ddp"}
+    assert judged("repeats_a_sample") == {*both, "steps_with_different_tokens.ddp"}
 
 
-def falling(**changes: Any) -> list[Record]:
+def falling(**changes: Any) -> list[StepRecord]:
     return [record(1, **changes), record(2, loss=4.0)]
 
 
@@ -115,16 +115,16 @@ def falling(**changes: Any) -> list[Record]:
         ({"ddp-again": falling(loss=5.000000000000001)}, {"repeated_steps_differing.ddp"}),
         ({"fsdp2-again": falling(grad_norm=2.0000000000000004)}, {"repeated_steps_differing.fsdp2"}),
         ({"alone": [record(1), record(2)]}, {"loss_drop", "loss_difference.ddp", "loss_difference.fsdp2"}),
-        ({"alone": falling(grad_norm=2.001)}, {f"grad_norm_difference.{layout}" for layout in LAYOUTS}),
+        ({"alone": falling(grad_norm=2.001)}, {f"grad_norm_difference.{layout}" for layout in STRATEGIES}),
     ],
 )
-def test_each_rule_can_fail(tmp_path: Path, changed: dict[str, list[Record]], metrics: set[str]) -> None:
-    runs = {name: falling() for name in trainings(WANTED, 2, tmp_path)} | changed
-    assert failed(CHECK, compared(runs), tmp_path) == metrics
+def test_each_rule_can_fail(tmp_path: Path, changed: dict[str, list[StepRecord]], metrics: set[str]) -> None:
+    runs = {name: falling() for name in training_configs(WANTED, 2, tmp_path)} | changed
+    assert failed_metrics(CHECK, compare_runs(runs), tmp_path) == metrics
 
 
 def test_one_process_takes_the_batches_of_all(tmp_path: Path) -> None:
-    runs = trainings(WANTED, 6, tmp_path)
+    runs = training_configs(WANTED, 6, tmp_path)
     assert {
         name: run.bsz * run.grad_accum * (1 if name == "alone" else 6) for name, run in runs.items()
     } == dict.fromkeys(("alone", "ddp", "ddp-again", "fsdp2", "fsdp2-again"), 12)

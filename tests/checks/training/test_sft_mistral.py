@@ -7,7 +7,7 @@ import pytest
 from seatrial.checks.training.sft_mistral import CHECK, NAME
 from seatrial.model import Outcome
 from seatrial.train import train_config
-from tests.checks.fabric.judged import outcomes
+from tests.checks.fabric.verdicts import outcomes
 
 GOOD: dict[str, float] = {"exit_code": 0, "steps_missing": 0, "nonfinite_losses": 0, "loss_drop": 1}
 BAD: dict[str, float] = {"exit_code": 1, "steps_missing": 1, "nonfinite_losses": 1, "loss_drop": 0}

@@ -16,7 +16,7 @@ from tests.train.hf import runs
 
 def test_cases_are_where_the_user_has_spoken_and_functions_are_on_offer() -> None:
     one, two, refused, none, thanks = (convert(row) for row in generate.rows(5, seed=0))
-    cases = [list(evaluate.cases_of(conversation, "seen")) for conversation in (one, two, refused, none, thanks)]
+    cases = [list(evaluate.extract_cases(conversation, "seen")) for conversation in (one, two, refused, none, thanks)]
     assert [len(found) for found in cases] == [1, 1, 1, 0, 2]
     assert [len(found[0].expected) for found in (cases[0], cases[1], cases[2])] == [1, 2, 0]
     assert cases[4][1].messages[-1]["content"] == "Thank you!"
@@ -41,7 +41,7 @@ def scores(*full: int) -> list[Score]:
     ],
 )
 def test_the_gate_is_on_the_difference(base: list[int], tuned: list[int], p_value: float, passed: bool) -> None:
-    found = evaluate.gate(scores(*base), scores(*tuned), significance=0.05)
+    found = evaluate.sign_test(scores(*base), scores(*tuned), significance=0.05)
     assert found["p_value"] == pytest.approx(p_value)
     assert found["passed"] is passed
     assert found["delta"] == pytest.approx((sum(tuned) - sum(base)) / 6)
@@ -49,7 +49,13 @@ def test_the_gate_is_on_the_difference(base: list[int], tuned: list[int], p_valu
 
 def test_both_models_answer_every_case(tmp_path: Path) -> None:
     wanted = runs.config(
-        *("toolcalls-qwen2-7b", "parallel.strategy=ddp", "parallel.deepspeed=null", "max_steps=1", "settle_steps=0"),
+        *(
+            "function-calling-qwen2-7b",
+            "parallel.strategy=ddp",
+            "parallel.deepspeed=null",
+            "max_steps=1",
+            "untimed_steps=0",
+        ),
         *("bsz=1", "grad_accum=1", "learning_rate.peak=1.0", "evaluation.cases=3", "evaluation.max_new_tokens=8"),
     )
     runs.train(wanted, tmp_path)
@@ -66,8 +72,8 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="only function calling is evaluated"):
         hf.evaluate(runs.config("sft-smollm-135m"), tmp_path)
     with pytest.raises(UsageError, match="run the training first"):
-        hf.evaluate(runs.config("toolcalls-qwen2-7b"), tmp_path)
+        hf.evaluate(runs.config("function-calling-qwen2-7b"), tmp_path)
     (tmp_path / "final").mkdir()  # of a training that was cut short, or of one without adapters: never asked of the Hub
     (tmp_path / "final" / "config.json").write_text("{}")
     with pytest.raises(UsageError, match=r"no .*final/adapter_config.json: run the training first"):
-        hf.evaluate(runs.config("toolcalls-qwen2-7b"), tmp_path)
+        hf.evaluate(runs.config("function-calling-qwen2-7b"), tmp_path)

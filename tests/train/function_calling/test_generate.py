@@ -39,7 +39,7 @@ def test_the_functions_that_are_called_are_among_those_that_are_listed_with_othe
         listed = [tool["function"]["name"] for tool in conversation.tools]
         (call,) = (call for message in conversation.messages for call in message.get("tool_calls", []))
         assert call["function"]["name"] in listed
-        assert 2 <= len(set(listed)) == len(listed) <= 1 + generate.MOST_OTHERS
+        assert 2 <= len(set(listed)) == len(listed) <= 1 + generate.MAX_OTHER_FUNCTIONS
 
 
 def test_values_with_apostrophes_and_accents_come_back_as_they_were_drawn() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling.glaive import REASONS, Rejected, convert
+from seatrial.train.function_calling.glaive import REJECTION_REASONS, RejectedRow, convert
 
 # As rows of the dataset are: pretty-printed objects one after the other, three line ends between turns.
 SYSTEM = """SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -
@@ -57,7 +57,7 @@ def test_a_row_as_the_dataset_has_it() -> None:
             ),
         }
     )
-    assert list(found.functions) == ["get_exchange_rate", "note"]
+    assert list(found.parameter_schemas) == ["get_exchange_rate", "note"]
     arguments = {"base_currency": "USD", "target_currency": "EUR"}
     call = {"type": "function", "function": {"name": "get_exchange_rate", "arguments": arguments}}
     assert found.messages == [
@@ -109,7 +109,7 @@ def test_a_row_without_functions_and_functions_as_a_list() -> None:
     talk = chat("USER: Hello", "ASSISTANT: Hello! <|endoftext|>")
     assert convert({"system": NO_FUNCTIONS, "chat": talk}).tools == []
     listed = f"{SYSTEM.splitlines()[0]}\n" + json.dumps([{"name": "a"}, {"name": "b", "parameters": {}}])
-    assert list(convert({"system": listed, "chat": talk}).functions) == ["a", "b"]
+    assert list(convert({"system": listed, "chat": talk}).parameter_schemas) == ["a", "b"]
 
 
 HEAD = SYSTEM.splitlines()[0]
@@ -166,16 +166,16 @@ ANSWERED = chat("USER: Hello", "ASSISTANT: Hello! <|endoftext|>")
     ],
 )
 def test_what_is_not_certain_is_rejected_with_its_reason(reason: str, system: Any, talk: Any) -> None:
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(RejectedRow) as caught:
         convert({"system": system, "chat": talk})
     assert caught.value.reason == reason
-    assert REASONS[reason] in str(caught.value)
+    assert REJECTION_REASONS[reason] in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("arguments", ["'[1]'", "'\"text\"'", '\'{"text": "open\'', '\'{"text": "a"}', "''"])
 def test_arguments_that_are_no_object(arguments: str) -> None:
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(RejectedRow) as caught:
         call_of(arguments)
     assert caught.value.reason == "call_unreadable"
 
@@ -187,6 +187,6 @@ def test_a_schema_is_never_fetched_from_elsewhere(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     system = SYSTEM.replace('{"type": "integer"}', '{"$ref": "http://localhost/schema.json"}')
     text = """<functioncall> {"name": "note", "arguments": '{"stars": 3}'} <|endoftext|>"""
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(RejectedRow) as caught:
         convert({"system": system, "chat": chat("USER: a", f"ASSISTANT: {text}")})
     assert caught.value.reason == "arguments_do_not_fit"

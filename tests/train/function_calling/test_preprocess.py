@@ -8,10 +8,10 @@ import pytest
 
 from seatrial.model import UsageError
 from seatrial.train.function_calling import generate
-from seatrial.train.function_calling.preprocess import SPLITS, Shares, preprocess, read_rows, read_split
+from seatrial.train.function_calling.preprocess import SPLITS, HeldOutFractions, preprocess, read_rows, read_split
 
 ROWS = list(generate.rows(300, seed=0))
-SHARES = Shares(conversations=0.2, functions=0.2)
+SHARES = HeldOutFractions(conversations=0.2, functions=0.2)
 
 
 def test_every_row_is_accounted_for(tmp_path: Path) -> None:
@@ -31,8 +31,8 @@ def test_unseen_functions_are_nowhere_in_training(tmp_path: Path) -> None:
     train, seen, unseen = (read_split(tmp_path / "data", split) for split in SPLITS)
     assert train
     assert unseen
-    known = {name for one in train for name in one.functions}
-    assert all(not set(one.functions) <= known for one in unseen)
+    known = {name for one in train for name in one.parameter_schemas}
+    assert all(not set(one.parameter_schemas) <= known for one in unseen)
     texts = [json.dumps(one.record()) for one in [*train, *seen, *unseen]]
     assert max(Counter(texts).values()) == 1
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling.schema import NO_PARAMETERS, fits, is_valid
+from seatrial.train.function_calling.schema import NO_PARAMETERS, is_object_schema, matches_schema
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -22,7 +22,7 @@ def deep(depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("parameters", [CITY, NO_PARAMETERS, {"type": "object"}])
 def test_a_schema_of_an_object_is_valid(parameters: dict[str, Any]) -> None:
-    assert is_valid(parameters)
+    assert is_object_schema(parameters)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_schema_of_an_object_is_valid(parameters: dict[str, Any]) -> None:
     ],
 )
 def test_anything_else_is_not(parameters: dict[str, Any]) -> None:
-    assert not is_valid(parameters)
+    assert not is_object_schema(parameters)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_anything_else_is_not(parameters: dict[str, Any]) -> None:
     ],
 )
 def test_arguments_fit_what_is_declared_and_required(arguments: object, fit: bool) -> None:
-    assert fits(arguments, CITY) is fit
+    assert matches_schema(arguments, CITY) is fit
 
 
 def test_nothing_is_fetched_for_a_schema() -> None:
     remote = {"type": "object", "properties": {"a": {"$ref": "https://192.0.2.1/schema.json"}}}
-    assert not fits({"a": 1}, remote)
+    assert not matches_schema({"a": 1}, remote)

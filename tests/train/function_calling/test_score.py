@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling.score import Call, emitted_calls, same, score, summary, table
+from seatrial.train.function_calling.score import Call, equal_values, parse_calls, score, summary, table
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -34,7 +34,9 @@ def said(*calls: Call) -> str:
 )
 def test_the_right_call_in_other_words(arguments: dict[str, Any]) -> None:
     got = score(said(Call("weather", arguments)), [WEATHER], SCHEMAS)
-    assert (got.full, got.names, got.arguments, got.json_valid, got.schema_valid) == (True,) * 5
+    assert (got.call_correct, got.function_name_correct, got.arguments_correct, got.json_valid, got.schema_valid) == (
+        True,
+    ) * 5
 
 
 @pytest.mark.parametrize(
@@ -52,31 +54,31 @@ def test_the_right_call_in_other_words(arguments: dict[str, Any]) -> None:
 )
 def test_wrong_arguments(arguments: dict[str, Any], schema_valid: bool) -> None:
     got = score(said(Call("weather", arguments)), [WEATHER], SCHEMAS)
-    assert got.names
-    assert (got.full, got.arguments, got.schema_valid) == (False, False, schema_valid)
+    assert got.function_name_correct
+    assert (got.call_correct, got.arguments_correct, got.schema_valid) == (False, False, schema_valid)
 
 
 @pytest.mark.parametrize("name", ["Weather", "weather ", "forecast", "tip"])
 def test_names_are_exact(name: str) -> None:
     got = score(said(Call(name, WEATHER.arguments)), [WEATHER], SCHEMAS)
-    assert (got.names, got.full) == (False, False)
+    assert (got.function_name_correct, got.call_correct) == (False, False)
 
 
 def test_calls_at_once_have_no_order_but_a_count() -> None:
     other = Call("weather", {"city": "Oslo"})
-    assert score(said(TIP, other, WEATHER), [WEATHER, other, TIP], SCHEMAS).full
-    assert not score(said(WEATHER, WEATHER, TIP), [WEATHER, other, TIP], SCHEMAS).full
+    assert score(said(TIP, other, WEATHER), [WEATHER, other, TIP], SCHEMAS).call_correct
+    assert not score(said(WEATHER, WEATHER, TIP), [WEATHER, other, TIP], SCHEMAS).call_correct
     over, under = score(said(WEATHER, TIP), [WEATHER], SCHEMAS), score(said(WEATHER), [WEATHER, TIP], SCHEMAS)
-    assert (over.full, over.over_call, over.under_call) == (False, True, False)
-    assert (under.full, under.over_call, under.under_call) == (False, False, True)
+    assert (over.call_correct, over.over_call, over.under_call) == (False, True, False)
+    assert (under.call_correct, under.over_call, under.under_call) == (False, False, True)
 
 
 def test_where_nothing_is_to_be_called_nothing_may_be() -> None:
-    assert score("I cannot do that.", [], SCHEMAS).full
-    assert not score(said(TIP), [], SCHEMAS).full
-    assert not score("<tool_call>{", [], SCHEMAS).full  # unreadable, and yet an attempt
+    assert score("I cannot do that.", [], SCHEMAS).call_correct
+    assert not score(said(TIP), [], SCHEMAS).call_correct
+    assert not score("<tool_call>{", [], SCHEMAS).call_correct  # unreadable, and yet an attempt
     silent = score("Well.", [TIP], SCHEMAS)
-    assert (silent.full, silent.under_call, silent.json_valid) == (False, True, None)
+    assert (silent.call_correct, silent.under_call, silent.json_valid) == (False, True, None)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +95,15 @@ def test_where_nothing_is_to_be_called_nothing_may_be() -> None:
     ],
 )
 def test_what_cannot_be_read_is_a_call_that_is_wrong(text: str) -> None:
-    assert emitted_calls(text) == [None]
+    assert parse_calls(text) == [None]
     got = score(text, [TIP], SCHEMAS)
-    assert (got.emitted, got.json_valid, got.schema_valid, got.full) == (1, False, False, False)
+    assert (got.emitted, got.json_valid, got.schema_valid, got.call_correct) == (1, False, False, False)
 
 
 def test_values() -> None:
-    assert same({"a": [1, "B-b"]}, {"a": [1.0, "bb"]})
+    assert equal_values({"a": [1, "B-b"]}, {"a": [1.0, "bb"]})
     for value, wanted in [([1, 2], [2, 1]), (True, 1), ("1", 1), ({"a": 1}, {}), (None, ""), ([1], [1, 1])]:
-        assert not same(value, wanted)
+        assert not equal_values(value, wanted)
 
 
 def test_a_summary_counts_only_what_was_asked() -> None:

@@ -7,15 +7,15 @@ import pytest
 
 from seatrial.train.function_calling import generate, template
 from seatrial.train.function_calling.glaive import convert
-from seatrial.train.hf import tokens
+from seatrial.train.hf import tokenization
 
 ROWS = list(generate.rows(60, seed=0))
 
 
 @pytest.fixture
 def tokenizer() -> Any:
-    found = tokens.train((json.dumps(row) for row in ROWS), 800)
-    return tokens.prepare(found, 800, chat=True)
+    found = tokenization.train((json.dumps(row) for row in ROWS), 800)
+    return tokenization.prepare(found, 800, chat=True)
 
 
 def test_only_what_the_assistant_says_is_trained_on_and_all_of_it(tokenizer: Any) -> None:
@@ -45,7 +45,7 @@ def test_a_template_that_loses_something_is_refused(tokenizer: Any, cut: str, le
     whole = template.chat_template()
     assert whole.count(cut) == 1
     tokenizer.chat_template = whole.replace(cut, left)
-    assert lost in template.lost(tokenizer)
+    assert lost in template.missing_parts(tokenizer)
 
 
 def test_an_end_of_turn_outside_the_mask_is_refused(tokenizer: Any) -> None:
@@ -53,4 +53,4 @@ def test_an_end_of_turn_outside_the_mask_is_refused(tokenizer: Any) -> None:
     end = "{{- '<|im_end|>' -}}\n{%- endgeneration -%}"
     assert whole.count(end) == 1
     tokenizer.chat_template = whole.replace(end, "{%- endgeneration -%}\n{{- '<|im_end|>' -}}")
-    assert template.lost(tokenizer) == ["the end of a turn, in the mask"]
+    assert template.missing_parts(tokenizer) == ["the end of a turn, in the mask"]

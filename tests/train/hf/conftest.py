@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.train.hf import imported
+from tests.train.hf import imports
 
-__all__ = ["imported"]
+__all__ = ["imports"]

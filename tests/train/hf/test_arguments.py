@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, deepspeed: bool) -> None:
 
 
 def made(tmp_path: Path, *overrides: str) -> Any:
-    return arguments.arguments(runs.config("sft-smollm-135m", *overrides), tmp_path)
+    return arguments.training_arguments(runs.config("sft-smollm-135m", *overrides), tmp_path)
 
 
 def test_a_config_becomes_arguments(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_what_transformers_cannot_do_is_refused(tmp_path: Path, overrides: list[
 def test_zero3_runs_only_with_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = runs.config("sft-smollm-135m", *ZERO3)
     installed(monkeypatch, deepspeed=True)
-    assert arguments.strategy(wanted) == "zero3"
+    assert arguments.effective_strategy(wanted) == "zero3"
     installed(monkeypatch, deepspeed=False)
-    assert arguments.strategy(wanted) == arguments.NO_DEEPSPEED
-    assert arguments.strategy(runs.config("sft-smollm-135m")) == "ddp"
+    assert arguments.effective_strategy(wanted) == arguments.NO_DEEPSPEED
+    assert arguments.effective_strategy(runs.config("sft-smollm-135m")) == "ddp"
 
 
 @pytest.mark.parametrize(

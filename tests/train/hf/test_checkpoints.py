@@ -20,12 +20,12 @@ from tests.checks.host import mounts
 from tests.train import ranks
 from tests.train.hf import runs
 
-SHORT = ("max_steps=3", "settle_steps=0", "checkpoint.every=1", "checkpoint.keep=9", "grad_accum=1", "data.samples=32")
+SHORT = ("max_steps=3", "untimed_steps=0", "checkpoint.every=1", "checkpoint.keep=9", "grad_accum=1", "data.samples=32")
 
 
 def _no_room(settings: TrainConfig, out: Path) -> Any:
     """From the second checkpoint on, no file takes more than 64 KiB."""
-    from seatrial.train.hf.watch import CountingTrainer
+    from seatrial.train.hf.step_recorder import CountingTrainer
 
     failure.GRACE_S = 0.2
     real = CountingTrainer._save_checkpoint
@@ -47,20 +47,20 @@ def test_where_there_is_no_room_the_one_before_is_kept_and_gone_on_from(tmp_path
     assert re.match(r"cannot write the checkpoint \S+/checkpoint-2: .*File too large", told.said)
     assert "Earlier ones were not touched" in told.said
     assert re.search("ended with rank 0|lost a peer", other.said)
-    assert checkpoints.newest(tmp_path) == tmp_path / "checkpoints" / "checkpoint-1"
+    assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoints" / "checkpoint-1"
     assert not list((tmp_path / "checkpoints").glob("checkpoint-2/*.safetensors"))  # half a file would fill the disk
     found = ranks.run(2, runs.train, runs.config("sft-smollm-135m", *SHORT, "checkpoint.resume=true"), tmp_path)
     assert not any(isinstance(one, ranks.Failed) for one in found), found
     assert runs.steps(tmp_path)[-1]["step"] == 3
-    note = json.loads((tmp_path / "checkpoints" / "checkpoint-3" / checkpoints.NOTE).read_text())
+    note = json.loads((tmp_path / "checkpoints" / "checkpoint-3" / checkpoints.METADATA_FILE).read_text())
     assert (note["strategy"], note["world_size"]) == ("ddp", 2)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 3)
-    with checkpoints.written(tmp_path, model, "zero3"):
+    with checkpoints.write_errors_handled(tmp_path, model, "zero3"):
         pass
-    checkpoints.refuse_other(tmp_path, model, "zero3")
+    checkpoints.check_compatible(tmp_path, model, "zero3")
     wrong: tuple[tuple[nn.Module, str, str], ...] = (
         (nn.Linear(2, 4), "zero3", r"of another model: bias is \[3\], this run's is \[4\]"),
         (nn.Linear(2, 3, bias=False), "zero3", r"of another model: bias is \[3\], this run's is not there"),
@@ -68,11 +68,11 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     )
     for other, strategy, complaint in wrong:
         with pytest.raises(UsageError, match=complaint):
-            checkpoints.refuse_other(tmp_path, other, strategy)
-    note = json.loads((tmp_path / checkpoints.NOTE).read_text())
-    (tmp_path / checkpoints.NOTE).write_text(json.dumps(note | {"world_size": 4}))
+            checkpoints.check_compatible(tmp_path, other, strategy)
+    note = json.loads((tmp_path / checkpoints.METADATA_FILE).read_text())
+    (tmp_path / checkpoints.METADATA_FILE).write_text(json.dumps(note | {"world_size": 4}))
     with pytest.raises(UsageError, match="of 4 ranks, and these are 1: ZeRO-3"):
-        checkpoints.refuse_other(tmp_path, model, "zero3")
+        checkpoints.check_compatible(tmp_path, model, "zero3")
 
 
 def test_what_is_cut_short_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -80,13 +80,16 @@ def test_what_is_cut_short_is_not_gone_on_from(tmp_path: Path) -> None:
         place = tmp_path / "checkpoints" / f"checkpoint-{step}"
         place.mkdir(parents=True)
         if text is not None:
-            (place / checkpoints.LAST).write_text(text)
-    assert checkpoints.newest(tmp_path) == tmp_path / "checkpoints" / "checkpoint-9"
-    assert checkpoints.newest(tmp_path / "none") is None
+            (place / checkpoints.LAST_WRITTEN_FILE).write_text(text)
+    assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoints" / "checkpoint-9"
+    assert checkpoints.newest_complete(tmp_path / "none") is None
 
 
 def test_what_is_not_the_disks_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="peer"), checkpoints.written(tmp_path / "new", nn.Linear(1, 1), "ddp"):
+    with (
+        pytest.raises(RuntimeError, match="peer"),
+        checkpoints.write_errors_handled(tmp_path / "new", nn.Linear(1, 1), "ddp"),
+    ):
         raise RuntimeError("peer")
 
 
@@ -94,18 +97,18 @@ def short() -> RuntimeError:
     return RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter: file write failed")
 
 
-@mounts.needed
+@mounts.needs_mount
 def test_a_full_disk_is_told_from_a_broken_one(tmp_path: Path) -> None:
     words = "cannot write the checkpoint .*file write failed. Earlier"
     with (
         mounts.tmpfs(tmp_path / "small", "size=64k") as small,
-        pytest.raises(disk.NoRoom, match=words),
-        checkpoints.written(small / "new", nn.Linear(1, 1), "ddp"),
+        pytest.raises(disk.DiskFullError, match=words),
+        checkpoints.write_errors_handled(small / "new", nn.Linear(1, 1), "ddp"),
     ):
         raise short()
     with (
         pytest.raises(SeatrialError, match=words) as broken,
-        checkpoints.written(tmp_path / "new", nn.Linear(1, 1), "ddp"),
+        checkpoints.write_errors_handled(tmp_path / "new", nn.Linear(1, 1), "ddp"),
     ):
         raise short()
-    assert not isinstance(broken.value, disk.NoRoom)
+    assert not isinstance(broken.value, disk.DiskFullError)

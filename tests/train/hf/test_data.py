@@ -12,7 +12,7 @@ from seatrial.train.hf import data, rows
 from tests.train.hf import runs
 
 
-def prepared(tmp_path: Path, *overrides: str, name: str = "sft-smollm-135m") -> data.Prepared:
+def prepared(tmp_path: Path, *overrides: str, name: str = "sft-smollm-135m") -> data.PreparedData:
     return data.prepare(runs.config(name, *overrides), tmp_path)
 
 
@@ -22,7 +22,7 @@ def test_blocks_hold_what_the_rows_say_and_padding_takes_no_part(tmp_path: Path)
     row = next(rows.generate("no_robots", 1, seed=0))
     block = found.blocks[0]
     text = found.tokenizer.decode(block["input_ids"])
-    answer = found.tokenizer.decode(block["labels"][block["labels"] != data.IGNORED])
+    answer = found.tokenizer.decode(block["labels"][block["labels"] != data.IGNORED_LABEL])
     assert text.startswith(f"<|im_start|>user\n{row['prompt']}<|im_end|>")
     assert answer == row["messages"][-1]["content"] + "<|im_end|>"
     padding = block["input_ids"][block["input_ids"].cumsum(0) == block["input_ids"].sum()][1:]

@@ -16,7 +16,7 @@ CLOSED = "http://127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (hub.OFFLINE, "HTTPS_PROXY", "https_proxy", "TOKENIZERS_PARALLELISM"):
+    for name in (hub.OFFLINE_VARIABLE, "HTTPS_PROXY", "https_proxy", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "")  # put back afterwards, whatever settle() does
         monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
@@ -24,14 +24,14 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_config_that_names_nothing_there_stays_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("went to the network"))
-    hub.settle(runs.config("sft-smollm-135m"))
-    assert os.environ[hub.OFFLINE] == "1"
+    hub.set_offline_mode(runs.config("sft-smollm-135m"))
+    assert os.environ[hub.OFFLINE_VARIABLE] == "1"
 
 
 def test_a_hub_that_does_not_answer_is_given_up_at_once() -> None:
     before = time.monotonic()
-    hub.settle(runs.config("sft-smollm-135m", NAMED))
-    assert os.environ[hub.OFFLINE] == "1"
+    hub.set_offline_mode(runs.config("sft-smollm-135m", NAMED))
+    assert os.environ[hub.OFFLINE_VARIABLE] == "1"
     assert time.monotonic() - before < 30
 
 
@@ -40,31 +40,37 @@ def test_a_hub_that_answers_or_a_proxy_that_may_is_used(monkeypatch: pytest.Monk
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        hub.settle(runs.config("sft-smollm-135m", NAMED))
-    assert hub.OFFLINE not in os.environ
+        hub.set_offline_mode(runs.config("sft-smollm-135m", NAMED))
+    assert hub.OFFLINE_VARIABLE not in os.environ
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-    hub.settle(runs.config("sft-smollm-135m", NAMED))
-    assert hub.OFFLINE not in os.environ
+    hub.set_offline_mode(runs.config("sft-smollm-135m", NAMED))
+    assert hub.OFFLINE_VARIABLE not in os.environ
 
 
 def test_what_cannot_be_had_names_the_local_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hub.OFFLINE, "1")
+    monkeypatch.setenv(hub.OFFLINE_VARIABLE, "1")
     with (
         pytest.raises(
             UsageError, match=r"cannot get hub:a/b from the Hub \(offline\): no such file. .*local folder.*HF_HOME"
         ),
-        hub.asked_for("hub:a/b"),
+        hub.load_errors_explained("hub:a/b"),
     ):
         raise OSError("no such file\nand much more")
-    with pytest.raises(UsageError, match=f"^cannot load {tmp_path}: no such file$"), hub.asked_for(str(tmp_path)):
+    with (
+        pytest.raises(UsageError, match=f"^cannot load {tmp_path}: no such file$"),
+        hub.load_errors_explained(str(tmp_path)),
+    ):
         raise OSError("no such file")
-    with pytest.raises(UsageError, match=r"^cannot load a/b: it is not there; .*hub:OWNER/NAME"), hub.asked_for("a/b"):
+    with (
+        pytest.raises(UsageError, match=r"^cannot load a/b: it is not there; .*hub:OWNER/NAME"),
+        hub.load_errors_explained("a/b"),
+    ):
         raise OSError("We couldn't connect to 'https://huggingface.co'")
 
 
 def test_sources_are_labelled() -> None:
-    assert hub.source_of("hub:a/b", "random") == "hub"
-    assert hub.source_of("/weights", "random") == "path"
-    assert hub.source_of("random", "random") == "random"
-    assert hub.source_of(None, "generated") == "generated"
+    assert hub.source_label("hub:a/b", "random") == "hub"
+    assert hub.source_label("/weights", "random") == "path"
+    assert hub.source_label("random", "random") == "random"
+    assert hub.source_label(None, "generated") == "generated"

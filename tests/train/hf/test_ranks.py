@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train.disk import NoRoom
+from seatrial.train.disk import DiskFullError
 from seatrial.train.hf import ranks
 
 
@@ -37,7 +37,7 @@ def test_work_is_done_once_on_rank_0(grouped: bool, request: pytest.FixtureReque
     if grouped:
         request.getfixturevalue("group")
     done: list[int] = []
-    ranks.once(lambda: done.append(1), tmp_path)
+    ranks.run_on_rank_0(lambda: done.append(1), tmp_path)
     assert done == [1]
 
 
@@ -50,10 +50,10 @@ def test_another_rank_does_not_work_and_raises_the_error_of_rank_0(
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
     answer: SeatrialError | None = None
-    ranks.once(lambda: pytest.fail("worked"), tmp_path)
+    ranks.run_on_rank_0(lambda: pytest.fail("worked"), tmp_path)
     answer = UsageError("no such weights")
     with pytest.raises(UsageError, match="no such weights"):
-        ranks.once(lambda: pytest.fail("worked"), tmp_path)
+        ranks.run_on_rank_0(lambda: pytest.fail("worked"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_another_rank_does_not_work_and_raises_the_error_of_rank_0(
             SeatrialError,
             r"^rank 0 failed .* all: \[Errno 13\] denied: '/f'",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), NoRoom, "^rank 0 failed in what it does for all: "),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError, "^rank 0 failed in what it does for all: "),
     ],
 )
 def test_a_failure_of_rank_0_is_named(
@@ -76,6 +76,6 @@ def test_a_failure_of_rank_0_is_named(
         raise error
 
     with pytest.raises(kind, match=message) as caught:
-        ranks.once(fail, tmp_path)
+        ranks.run_on_rank_0(fail, tmp_path)
     assert type(caught.value) is kind
     assert caught.value.__cause__ is (None if isinstance(error, SeatrialError) else error)

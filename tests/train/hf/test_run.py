@@ -67,9 +67,9 @@ def test_a_fine_tune_learns_and_says_what_it_was(sft: tuple[Path, dict[str, Any]
     assert (taken[0]["loss"], taken[-1]["loss"]) == (metrics["loss_first"], metrics["loss_last"])
     assert metrics["final"] == "loaded; equal bit by bit"
     assert [save["step"] for save in metrics["checkpoints"]] == [6, 12]
-    assert set(metrics["phases_s"]) == {"imports", "init", "data", "build", "first_step", "until_first_step"}
+    assert set(metrics["phases_s"]) == {"imports", "init", "data", "build", "first_step", "time_to_first_step"}
     assert metrics["tokens_per_second_per_gpu"] == pytest.approx(
-        10 * 4 * 4 * 96 / sum(step["seconds"] for step in taken[2:])  # settle_steps: 2
+        10 * 4 * 4 * 96 / sum(step["seconds"] for step in taken[2:])  # untimed_steps: 2
     )
 
 
@@ -118,7 +118,7 @@ def test_a_folder_that_is_refused_is_refused_for_all_ranks(tmp_path: Path, monke
     def told(_work: object, place: Path) -> None:
         raise UsageError(f"{place}: what the first rank said")
 
-    monkeypatch.setattr("seatrial.train.hf.ranks.once", told)
+    monkeypatch.setattr("seatrial.train.hf.ranks.run_on_rank_0", told)
     with pytest.raises(UsageError, match="what the first rank said"):
         runs.train(runs.config("sft-smollm-135m"), tmp_path)
     assert not list(tmp_path.iterdir())  # nor is anything written before the ranks have met
@@ -128,7 +128,7 @@ def test_a_folder_that_is_refused_is_refused_for_all_ranks(tmp_path: Path, monke
 def test_a_loss_that_is_no_number_ends_the_run_and_names_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float
 ) -> None:
-    from seatrial.train.hf.watch import CountingTrainer
+    from seatrial.train.hf.step_recorder import CountingTrainer
 
     real = CountingTrainer.compute_loss
 
@@ -146,7 +146,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_rank(
 
 
 def test_an_export_that_is_not_what_was_trained_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from seatrial.train.hf.watch import CountingTrainer
+    from seatrial.train.hf.step_recorder import CountingTrainer
 
     real = CountingTrainer.save_model
 
@@ -158,7 +158,7 @@ def test_an_export_that_is_not_what_was_trained_is_found(tmp_path: Path, monkeyp
         save_file(tensors, path, metadata={"format": "pt"})
 
     monkeypatch.setattr(CountingTrainer, "save_model", save_model)
-    wanted = runs.config("sft-mistral-7b-1gpu", "max_steps=2", "settle_steps=0")
+    wanted = runs.config("sft-mistral-7b-1gpu", "max_steps=2", "untimed_steps=0")
     with pytest.raises(SeatrialError, match=r"1 of \d+ tensors are not as trained, such as model\.norm\.weight"):
         runs.train(wanted, tmp_path)
 
@@ -192,11 +192,13 @@ def on_two(name: str, out: Path, *overrides: str, train: Callable[..., Any] = ru
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """LoRA with activation checkpointing on two ranks: here a parameter used to be ready twice."""
     out = tmp_path_factory.mktemp("ranks") / "ddp"
-    return out, on_two("toolcalls-qwen2-7b", out, "parallel.strategy=ddp", "parallel.deepspeed=null", *fewer(out))
+    return out, on_two(
+        "function-calling-qwen2-7b", out, "parallel.strategy=ddp", "parallel.deepspeed=null", *fewer(out)
+    )
 
 
 def fewer(out: Path) -> list[str]:
-    return ["max_steps=3", "settle_steps=0", f"data.cache={out.parent}", "lora_dropout=0", "checkpoint.every=3"]
+    return ["max_steps=3", "untimed_steps=0", f"data.cache={out.parent}", "lora_dropout=0", "checkpoint.every=3"]
 
 
 def _in_silence(settings: TrainConfig, out: Path) -> Any:
@@ -226,7 +228,7 @@ def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
     shared_out, shared = ddp
     out = shared_out.parent / strategy[:5]
     train = _in_silence if strategy == "zero3" else _without_deepspeed
-    sharded = on_two("toolcalls-qwen2-7b", out, *settings, *fewer(shared_out), train=train)
+    sharded = on_two("function-calling-qwen2-7b", out, *settings, *fewer(shared_out), train=train)
     assert (shared["strategy"], sharded["strategy"]) == ("ddp", strategy)
     assert shared["precision"] == "fp32 compute, fp32 frozen weights, fp32 trained weights, fp32 Adam"
     assert sharded["precision"] == shared["precision"]
@@ -261,13 +263,15 @@ def _find_unused(settings: TrainConfig, out: Path) -> Any:
 def test_what_the_ready_twice_failure_came_from_still_fails(tmp_path: Path) -> None:
     """Or `ddp`, above, would prove nothing of the arguments that keep it away."""
     overrides = ("parallel.strategy=ddp", "parallel.deepspeed=null", *fewer(tmp_path / "x"))
-    found = ranks.run(2, _find_unused, runs.config("toolcalls-qwen2-7b", *overrides), tmp_path / "x", seconds=240)
+    found = ranks.run(
+        2, _find_unused, runs.config("function-calling-qwen2-7b", *overrides), tmp_path / "x", seconds=240
+    )
     assert any("ready only once" in getattr(one, "said", "") for one in found), found
 
 
 def test_the_loss_is_a_mean_over_the_counted_tokens_of_all_ranks(tmp_path: Path) -> None:
     """Answers have unequal lengths: a mean of the ranks' means would not be one process's."""
-    shared = ("grad_accum=1", "max_steps=4", "settle_steps=0", "checkpoint.every=0", f"data.cache={tmp_path}")
+    shared = ("grad_accum=1", "max_steps=4", "untimed_steps=0", "checkpoint.every=0", f"data.cache={tmp_path}")
     runs.train(runs.config("sft-smollm-135m", *shared, "bsz=8"), tmp_path / "one")
     on_two("sft-smollm-135m", tmp_path / "two", *shared, "bsz=4")
     for alone, together in zip(runs.steps(tmp_path / "one"), runs.steps(tmp_path / "two"), strict=True):

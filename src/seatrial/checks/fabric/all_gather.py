@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import collective_check, saturated
+from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "all_gather",
     "All-gather: every rank gets every block",
-    rules=(saturated("all_gather", "1GiB"),),
+    rules=(busbw_rule("all_gather", "1GiB"),),
 )

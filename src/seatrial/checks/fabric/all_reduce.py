@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import collective_check, saturated
+from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "all_reduce",
     "All-reduce bandwidth, latency and correctness",
-    rules=(saturated("all_reduce", "8GiB"),),
+    rules=(busbw_rule("all_reduce", "8GiB"),),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import collective_check, saturated
+from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "all_to_all",
     "All-to-all: every rank sends a block to every other",
-    rules=(saturated("all_to_all", "1GiB"),),
+    rules=(busbw_rule("all_to_all", "1GiB"),),
 )

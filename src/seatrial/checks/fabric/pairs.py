@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Comparison, Location, Needs, Options, Place, facts, metric
-from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import BANDWIDTHS, carrier, intact, pair_data_check
+from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, facts, metric
+from seatrial.checks.fabric import _nccl_log
+from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, pair_wrong_data_results, transport_text, wrong_data_rule
 from seatrial.model import (
     ByteSize,
     Fact,
@@ -33,14 +33,14 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.pairs import Figures, Line
+    from seatrial.bench.pairs import PairResults, PairTiming
 
 # Some 5 ms at the 50 GB/s of a 400 Gb/s card: starting it does not count. On a CPU: a rehearsal.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
-ALL_PAIRS_UP_TO = 8  # nodes
-ROUNDS = 4  # of more nodes: three bad ones are told apart, in the same time however many nodes there are
-AGAIN = 4  # slow paths that are tried again: each takes as long as a round
-LEAST = 0.90  # of what the others reach; the judge's own limit for a shortfall
+MAX_NODES_ALL_PAIRS = 8  # nodes
+MAX_ROUNDS = 4  # of more nodes: three bad ones are told apart, in the same time however many nodes there are
+MAX_RETRIES = 4  # slow paths that are tried again: each takes as long as a round
+MIN_SHARE = 0.90  # of what the others reach; the judge's own limit for a shortfall
 
 
 class PairOptions(Options):
@@ -56,61 +56,61 @@ class PairOptions(Options):
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
 
-def measure(place: Place, options: PairOptions) -> Iterator[Observation]:
+def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     """Yield the cluster's figures on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, pairs, rank, subgroups
 
-    nodes = subgroups.ranks_by_node(place.node)
+    nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:
         raise NotApplicable("one node has no other to exchange data with")
-    subjects, path = rank.gather(place.subject), collectives.describe_group()
-    size = options.size or (GPU_SIZE if place.on_gpu else CPU_SIZE)
-    most = options.rounds or (len(nodes) if len(nodes) <= ALL_PAIRS_UP_TO else ROUNDS)
-    rounds, members = pairs.circle(len(nodes), most), list(nodes.values())
-    lines: list[Line] = []
-    alone: list[Line] = []
+    subjects, path = rank.gather(context.subject), collectives.describe_group()
+    size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
+    most = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
+    rounds, members = pairs.round_robin(len(nodes), most), list(nodes.values())
+    lines: list[PairTiming] = []
+    alone: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):
-        place.note(f"round {number} of {len(rounds)}")
-        lines += pairs.exchange(pairs.partners(paired, members), size, place.device, options.seconds)
-    figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects))
-    again = (AGAIN if place.on_gpu else 0) if options.again is None else options.again
-    for a, b in figures.slow_paths(LEAST)[:again]:  # the same on all ranks: they all know all times
-        place.note(f"{a}->{b} alone")
-        partners = pairs.partners([(0, 1)], [nodes[a], nodes[b]])
-        alone += pairs.exchange(partners, size, place.device, options.seconds)
-    path["transports"] = _transports.transports(place.device)
-    if place.rank == 0:
+        context.progress(f"round {number} of {len(rounds)}")
+        lines += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
+    figures = pairs.PairResults(tuple(lines), size, nodes, tuple(subjects))
+    again = (MAX_RETRIES if context.on_gpu else 0) if options.again is None else options.again
+    for a, b in figures.slow_paths(MIN_SHARE)[:again]:  # the same on all ranks: they all know all times
+        context.progress(f"{a}->{b} alone")
+        partners = pairs.partner_map([(0, 1)], [nodes[a], nodes[b]])
+        alone += pairs.measure_pairs(partners, size, context.device, options.seconds)
+    path["transports"] = _nccl_log.connections_by_transport(context.device)
+    if context.rank == 0:
         yield from facts({**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)})
-        figures = pairs.Figures(tuple(lines), size, nodes, tuple(subjects), tuple(alone))
-        yield from _figures(figures, len(rounds), carrier(path))
+        figures = pairs.PairResults(tuple(lines), size, nodes, tuple(subjects), tuple(alone))
+        yield from _figures(figures, len(rounds), transport_text(path))
 
 
-def _figures(figures: Figures, rounds: int, carried: str) -> Iterator[Observation]:
+def _figures(figures: PairResults, rounds: int, carried: str) -> Iterator[Observation]:
     count = len(figures.nodes)
-    told_apart = _told_apart(count, rounds)
-    guarantee = f"up to {told_apart} bad {'node is' if told_apart == 1 else 'nodes are'} told apart exactly"
+    distinguishable = _told_apart(count, rounds)
+    guarantee = f"up to {distinguishable} bad {'node is' if distinguishable == 1 else 'nodes are'} told apart exactly"
     if count == 2:
         guarantee = "two nodes cannot outvote each other: slow, either may be at fault, or the path between them"
     comparable = "yes" if count > 2 else "no"
-    yield from facts({"comparable": comparable, "told_apart": told_apart, "guarantee": guarantee})
-    yield Fact(name="pair_matrix", value={"nodes": [*figures.nodes], "gb_s": figures.grid(figures.pairs)})
-    if figures.alone:
-        yield Fact(name="alone", value={f"{a}->{b}": rates for (a, b), rates in figures.again().items()})
-    for (a, b), lines in figures.pairs.items():
+    yield from facts({"comparable": comparable, "distinguishable": distinguishable, "guarantee": guarantee})
+    yield Fact(name="pair_matrix", value={"nodes": [*figures.nodes], "gb_s": figures.rate_matrix(figures.by_pair)})
+    if figures.retries:
+        yield Fact(name="alone", value={f"{a}->{b}": rates for (a, b), rates in figures.retry_rates().items()})
+    for (a, b), lines in figures.by_pair.items():
         yield metric("pair_busbw", figures.pair_rates(lines), "GB/s", f"{a}->{b}")
-        if shares := figures.pair_shares(figures.judged[a, b]):
+        if shares := figures.pair_shares(figures.final_by_pair[a, b]):
             yield metric("pair_share", shares, "of the best", f"{a}->{b}")
-    for rank, rates in figures.best.items():
+    for rank, rates in figures.best_rates.items():
         yield metric("best_busbw", rates, "GB/s", figures.subjects[rank])
-        if figures.usual:
-            shares = tuple(rate / figures.usual for rate in rates)
+        if figures.median_best_rate:
+            shares = tuple(rate / figures.median_best_rate for rate in rates)
             yield metric("best_share", shares, "of the median", figures.subjects[rank])
-    shared = sum(median(figures.pair_shares(lines)) >= LEAST for lines in figures.pairs_alone.values())
+    shared = sum(median(figures.pair_shares(lines)) >= MIN_SHARE for lines in figures.retries_by_pair.values())
     yield metric("shared_paths", shared, "pairs")
-    yield from pair_data_check(figures)
+    yield from pair_wrong_data_results(figures)
     yield Fact(
         name="how",
-        value=f"{carried}: {len(figures.pairs)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
+        value=f"{carried}: {len(figures.by_pair)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
         f"rank sends {format_bytes(figures.size)} to the same rank of the other node and receives as much at the same "
         f"time; GB/s each way and rank; {guarantee}",
     )
@@ -143,9 +143,9 @@ CHECK = Check(
     rules=(
         Rule(
             metric="best_share",
-            expect=f">= {LEAST} of the median",
-            where=_WHERE,
-            why="this GPU's way out of its node is slow with every partner, so that it is this node's own: its network "
+            expect=f">= {MIN_SHARE} of the median",
+            applies_if=_WHERE,
+            meaning="this GPU's way out of its node is slow with every partner, so that it is this node's own: its network "
             "card, cable, switch port, PCIe slot or driver settings",
             fix="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
             "LnkSta (speed and width of the card's slot); nvidia-smi topo -m (GPU and card should share a switch); "
@@ -153,46 +153,48 @@ CHECK = Check(
         ),
         Rule(
             metric="pair_share",
-            expect=f">= {LEAST} of the best",
-            where=_WHERE,
-            shows=("alone",),
-            why="both nodes are faster with others: it is the path between these two that is slow",
+            expect=f">= {MIN_SHARE} of the best",
+            applies_if=_WHERE,
+            evidence_facts=("alone",),
+            meaning="both nodes are faster with others: it is the path between these two that is slow",
             fix="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
             "(ibqueryerrors, or the switch's own counters), and for links of an uplink that are down",
         ),
         Rule(
             metric="shared_paths",
             expect="== 0 pairs",
-            where=_WHERE,
-            breach=Outcome.WARN,
-            shows=("alone",),
-            why="these paths are slow among others and good alone: they share an uplink that cannot carry all of them",
+            applies_if=_WHERE,
+            outcome_if_violated=Outcome.WARN,
+            evidence_facts=("alone",),
+            meaning="these paths are slow among others and good alone: they share an uplink that cannot carry all of them",
             fix="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
             "is the fabric oversubscribed by design? Adaptive routing may be off; ibdiagnet tells",
         ),
-        intact(
+        wrong_data_rule(
             "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
             "fault",
         ),
     ),
     measure=measure,
-    performance=("pair_*", "best_*"),
-    per={"best_*": "place"},
-    bounds=BANDWIDTHS,
+    performance_metrics=("pair_*", "best_*"),
+    required_per={"best_*": "place"},
+    bounds=BANDWIDTH_BOUNDS,
     comparisons={
-        "best_share": Comparison(part="a GPU's way out of its node", network=True),
-        "pair_share": Comparison(part="the path between two nodes", network=True),
+        "best_share": Comparison(part="a GPU's way out of its node", inter_node=True),
+        "pair_share": Comparison(part="the path between two nodes", inter_node=True),
     },
-    locations={
-        "best_share": Location(
-            what="GPUs of a node are slow to every other node",
-            whole_node="A node is slow to every other node",
+    finding_templates={
+        "best_share": FindingTemplate(
+            title="GPUs of a node are slow to every other node",
+            whole_node_title="A node is slow to every other node",
             first_command="on {node}: ibstat; nvidia-smi topo -m",
-            distinguishable="told_apart",
+            max_distinguishable_fact="distinguishable",
         ),
-        "pair_share": Location(what="The path between two nodes is slow", first_command="ibtracert between {pair}"),
+        "pair_share": FindingTemplate(
+            title="The path between two nodes is slow", first_command="ibtracert between {pair}"
+        ),
     },
     limit_s=600.0,
-    needs=Needs(ranks=2),
+    needs=Needs(min_ranks=2),
     options=PairOptions,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import collective_check, saturated
+from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "reduce",
     "Reduce: all ranks to one",
-    rules=(saturated("reduce", "1GiB", if_known=True),),
+    rules=(busbw_rule("reduce", "1GiB", reference_optional=True),),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import collective_check, saturated
+from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "reduce_scatter",
     "Reduce-scatter: every rank gets a block of the sum",
-    rules=(saturated("reduce_scatter", "1GiB"),),
+    rules=(busbw_rule("reduce_scatter", "1GiB"),),
 )

@@ -11,9 +11,15 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Needs, Place, facts, metric
-from seatrial.checks.fabric import _transports
-from seatrial.checks.fabric._results import BANDWIDTHS, GroupOptions, carrier, group_data_check, intact
+from seatrial.checks.base import Check, Context, Needs, facts, metric
+from seatrial.checks.fabric import _nccl_log
+from seatrial.checks.fabric._results import (
+    BANDWIDTH_BOUNDS,
+    GroupOptions,
+    group_wrong_data_results,
+    transport_text,
+    wrong_data_rule,
+)
 from seatrial.model import (
     CLUSTER,
     Fact,
@@ -33,32 +39,32 @@ if TYPE_CHECKING:
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("1MiB")
 
 
-def measure(place: Place, options: GroupOptions) -> Iterator[Observation]:
+def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     """Yield busbw by number of nodes on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, subgroups
 
-    nodes = subgroups.ranks_by_node(place.node)
+    nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:
         raise NotApplicable("one node does not scale: it is what more nodes are compared with")
     path = collectives.describe_group()
-    size = options.size or (GPU_SIZE if place.on_gpu else CPU_SIZE)
+    size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     results: dict[int, GroupResult] = {}
-    for count, ranks in steps(list(nodes.values())).items():
-        place.note(_nodes(count))
-        (results[count],) = subgroups.all_reduce([ranks], size, place.device, options.seconds)
-    path["transports"] = _transports.transports(place.device)
-    if place.rank == 0:
+    for count, ranks in ranks_by_node_count(list(nodes.values())).items():
+        context.progress(_nodes(count))
+        (results[count],) = subgroups.measure_all_reduce([ranks], size, context.device, options.seconds)
+    path["transports"] = _nccl_log.connections_by_transport(context.device)
+    if context.rank == 0:
         yield from facts({**path, "nodes": len(nodes), "size": size, "order": list(nodes)})
         yield from _figures(results, size)
         shape = ", ".join(f"{len(result.ranks)} on {_nodes(count)}" for count, result in results.items())
         yield Fact(
             name="how",
-            value=f"{carrier(path)}: all-reduce of {format_bytes(size)} over the first nodes in the order of ranks "
+            value=f"{transport_text(path)}: all-reduce of {format_bytes(size)} over the first nodes in the order of ranks "
             f"({shape}), the others looking on; efficiency.BASE is the busbw of all nodes over that of BASE",
         )
 
 
-def steps(members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
     """Number of nodes → the ranks of the first so many: the powers of two, and all. A single rank reduces nothing."""
     counts = {2**power for power in range(len(members).bit_length()) if 2**power < len(members)} | {len(members)}
     found = {count: sorted(chain.from_iterable(members[:count])) for count in sorted(counts)}
@@ -81,7 +87,7 @@ def _figures(results: Mapping[int, GroupResult], size: int) -> Iterator[Observat
         for count, one in busbw.items()
     }
     yield Fact(name="efficiency", value=shares)
-    yield from group_data_check({_nodes(count): result for count, result in results.items()})
+    yield from group_wrong_data_results({_nodes(count): result for count, result in results.items()})
 
 
 def _nodes(count: int) -> str:
@@ -95,15 +101,15 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics={"busbw.*": "GB/s", "efficiency.*": "of the base", "wrong_elements": "count"},
     rules=(
-        intact(
+        wrong_data_rule(
             "The fact wrong_data says with how many nodes, and names rank, offset and flipped bits; collectives.pairs "
             "names sender and receiver"
         ),
     ),
     measure=measure,
-    performance=("busbw.*", "efficiency.*"),
-    bounds=BANDWIDTHS,
+    performance_metrics=("busbw.*", "efficiency.*"),
+    bounds=BANDWIDTH_BOUNDS,
     limit_s=600.0,
-    needs=Needs(ranks=2),
+    needs=Needs(min_ranks=2),
     options=GroupOptions,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 from pydantic import Field
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Context, Options
 from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope
 
 
@@ -15,7 +15,7 @@ class LeftoversOptions(Options):
     run: str = Field(description="the run directory of the run that has ended, by its absolute path")
 
 
-def measure(place: Place, options: LeftoversOptions) -> Iterator[Observation]:
+def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
     """Sees the processes of this PID namespace: those of a container with one of its own only from within it."""
     # torchrun and worker name the run's directory on their command line, what they start does in its environment. A
     # zombie does no longer: it holds nothing, and waits for its parent
@@ -24,8 +24,8 @@ def measure(place: Place, options: LeftoversOptions) -> Iterator[Observation]:
         for process in psutil.process_iter()
         if any(f"{options.run}/" in text for text in [*_command(process), *_environment(process)])
     ]
-    yield Fact(name="left", value=[f"{place.node}: {words}" for words in found])
-    yield Metric(name="processes", value=len(found), unit="count", subject=place.node)
+    yield Fact(name="left", value=[f"{context.node}: {words}" for words in found])
+    yield Metric(name="processes", value=len(found), unit="count", subject=context.node)
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -59,8 +59,8 @@ CHECK = Check(
         Rule(
             metric="processes",
             expect="== 0",
-            shows=("left",),
-            why="a process outlived the job that it belonged to: it holds memory, GPUs and ports of the next one",
+            evidence_facts=("left",),
+            meaning="a process outlived the job that it belonged to: it holds memory, GPUs and ports of the next one",
             fix="On that node: ps -o pid,ppid,stat,wchan,cmd -p PID. State D waits for a driver or a filesystem: "
             "dmesg | tail. Under Slurm: scontrol show config | grep -E 'ProctrackType|UnkillableStep'",
         ),

@@ -1,6 +1,6 @@
 """Does a training end, everywhere and soon, when one of its ranks fails, and is the right one named?
 
-Three runs of seatrial itself, as a user starts it, each a ``train.victim`` whose rank fails: by an error, by SIGKILL,
+Three runs of seatrial itself, as a user starts it, each a ``train.failing_job`` whose rank fails: by an error, by SIGKILL,
 by SIGSTOP. And a look at what each left behind: in the queue, and with a run of ``nodes.leftovers`` on its nodes.
 """
 
@@ -19,9 +19,9 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Options, Place
-from seatrial.checks.faults import leftovers, training_victim
-from seatrial.checks.faults.training_victim import Fault, Victim
+from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.faults import failing_job, leftovers
+from seatrial.checks.faults.failing_job import Fault, InjectedFault
 from seatrial.config.layers import ENV_PREFIX
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.discover import slurm
@@ -49,13 +49,13 @@ from seatrial.util import processes
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 METRICS = {
     "named.*": "bool",
-    "ended_s.*": "s",
-    "in_time.*": "bool",
-    "jobs_left.*": "count",
-    "processes_left.*": "count",
+    "job_end_s.*": "s",
+    "ended_in_time.*": "bool",
+    "leftover_jobs.*": "count",
+    "leftover_processes.*": "count",
 }
 # What must be told of each fault, in the words of launch/root_cause.py.
-_CAUSES: dict[Fault, str] = {"error": training_victim.RAISED, "kill": "SIGKILL", "stop": "no sign of life"}
+_CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no sign of life"}
 # What our launcher set for this check, and not for the runs that it starts. GLOO_SOCKET_IFNAME, where it is "lo", too.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _LOOK_EVERY_S = 0.2
@@ -75,54 +75,54 @@ class FailureOptions(Options):
 
 
 @dataclass(frozen=True)
-class Desk:
+class TrialRunner:
     """Starts runs like the present one, with another check, and reads what became of them."""
 
     folder: Path
     config: Config  # of the present trial: launcher, nodes, environment, limits
-    note: Callable[[str], None]
+    progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
         """Carry out a trial of one check, called ``name``, and return its record.
 
         Raises SeatrialError with its last words where it left none: it was refused, or broke.
         """
-        self.note(f"run {name}")
+        self.progress(f"run {name}")
         settings = CheckSettings(limit_s=limit_s, options=options)
         config = self.config.model_copy(update={"name": name, "checks": {check.name: settings}})
         file, out, err = (self.folder / f"{name}{ending}" for ending in (".yaml", ".out", ".err"))
         file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
-        code = _to_its_end(["env", *_as_typed(), *program], out, err)
+        code = _to_its_end(["env", *_env_unset_args(), *program], out, err)
         try:
             return Trial.model_validate_json((self.folder / name / "trial.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             words = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
             raise SeatrialError(f"the run {name} ended with {code} and left no record: {words[-1]}") from error
 
-    def on(self, nodes: str) -> Desk:
+    def on_nodes(self, nodes: str) -> TrialRunner:
         """The same on these nodes alone, where a scheduler has several."""
         header = self.config.slurm.model_copy(update={"nodelist": nodes or self.config.slurm.nodelist})
-        return Desk(self.folder, self.config.model_copy(update={"slurm": header}), self.note)
+        return TrialRunner(self.folder, self.config.model_copy(update={"slurm": header}), self.progress)
 
 
-def measure(place: Place, options: FailureOptions) -> Iterator[Observation]:
+def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
     """Raises SeatrialError where a run could not be carried out, and NotApplicable where it has only one rank."""
-    request = json.loads((place.run_dir / "run.json").read_text(encoding="utf-8"))
-    folder = place.out / time.strftime("%Y%m%d-%H%M%S")
+    request = json.loads((context.run_dir / "run.json").read_text(encoding="utf-8"))
+    folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
-    desk = Desk(folder, Config.model_validate(request["config"]), place.note)
+    desk = TrialRunner(folder, Config.model_validate(request["config"]), context.progress)
     for fault in FAULTS:
         yield from _fail(desk, fault, options)
-        report = (folder / fault / "report.html").relative_to(place.run_dir)
+        report = (folder / fault / "report.html").relative_to(context.run_dir)
         yield Artifact(path=str(report), title=f"report of the run with the fault {fault!r}")
 
 
-def _fail(desk: Desk, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
-    silence_s = desk.config.limits.silence_s
-    limit_s = silence_s + training_victim.CHECK.limit_s  # silence is to end it, and not the check's own limit
-    trial = desk.run(fault, training_victim.CHECK, limit_s, fault=fault, rank=options.rank)
-    victim = _victim(desk.folder / fault / "artifacts" / training_victim.CHECK.name / training_victim.RECORD, trial)
+def _fail(desk: TrialRunner, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
+    heartbeat_timeout_s = desk.config.limits.heartbeat_timeout_s
+    limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s  # silence is to end it, and not the check's own limit
+    trial = desk.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
+    victim = _read_fault(desk.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
     result = trial.results[-1]
     scheduler = result.launcher == "slurm"
     kill_wait_s = slurm.settings().kill_wait_s if scheduler else 0
@@ -130,19 +130,21 @@ def _fail(desk: Desk, fault: Fault, options: FailureOptions) -> Iterator[Observa
         "teardown_s": options.teardown_s,
         # before it takes SIGKILL to what does not end by SIGTERM: slurm.conf(5)
         "KillWait": float(kill_wait_s) if isinstance(kill_wait_s, int) else 0.0,
-        "limits.silence_s": silence_s if fault == "stop" else 0.0,  # nothing else tells of a process that is stopped
+        "limits.heartbeat_timeout_s": heartbeat_timeout_s
+        if fault == "stop"
+        else 0.0,  # nothing else tells of a process that is stopped
     }
     yield Fact(name="scheduler", value="slurm" if scheduler else "none")
-    yield from told(victim, trial, allowed)
+    yield from report_observations(victim, trial, allowed)
     if scheduler:
-        yield from released(fault, slurm.job(result.scheduler_id))
+        yield from allocation_observations(fault, slurm.job(result.scheduler_id))
     name = f"{fault}-leftovers"
     run = str(desk.folder / fault)
-    looked = desk.on(result.nodes).run(name, leftovers.CHECK, leftovers.CHECK.limit_s, run=run)
-    yield from left(fault, looked.measurements, desk.config.cluster.nodes)
+    looked = desk.on_nodes(result.nodelist).run(name, leftovers.CHECK, leftovers.CHECK.limit_s, run=run)
+    yield from leftover_observations(fault, looked.measurements, desk.config.cluster.nodes)
 
 
-def told(victim: Victim, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
+def report_observations(victim: InjectedFault, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
     """What the run of ``victim`` said, and when it ended. Its job may take the sum of ``allowed``, in seconds. Pure.
 
     Raises SeatrialError where the fault was not during the job, by the clocks of the victim's node and of this host.
@@ -154,31 +156,31 @@ def told(victim: Victim, trial: Trial, allowed: dict[str, float]) -> Iterator[Ob
             f"the clock of {victim.node} says {victim.time:.1f} of a fault between {result.started:.1f} and "
             f"{ended:.1f} by the clock here. Run first, on both: date +%s.%N; chronyc tracking"
         )
-    verdicts = [verdict for verdict in trial.verdicts if verdict.check == training_victim.CHECK.name]
+    verdicts = [verdict for verdict in trial.verdicts if verdict.check == failing_job.CHECK.name]
     took_s, limit_s = max(0.0, ended - victim.time), sum(allowed.values())
     terms = " + ".join(f"{name} {seconds:g} s" for name, seconds in allowed.items() if seconds)
     record = {
         "victim": f"rank {victim.rank} ({victim.subject}, pid {victim.pid})",
-        "culprit": result.culprit,
+        "culprit": result.failed_subject,
         "cause": result.cause,
         "state": result.state.value,
         "ended": f"{took_s:.1f} s after the fault; may take {limit_s:g} s: {terms}",
-        "report": [f"{verdict.outcome} {verdict.subject}: {verdict.reason}" for verdict in verdicts],
+        "report": [f"{verdict.outcome} {verdict.subject}: {verdict.message}" for verdict in verdicts],
     }
     fault = victim.fault
     yield Fact(name=f"fault.{fault}", value=record)
     yield _metric(f"named.{fault}", _is_accused(victim, result) and _is_reported(victim, result, verdicts))
-    yield _metric(f"ended_s.{fault}", took_s)
-    yield _metric(f"in_time.{fault}", took_s <= limit_s)
+    yield _metric(f"job_end_s.{fault}", took_s)
+    yield _metric(f"ended_in_time.{fault}", took_s <= limit_s)
 
 
-def released(fault: Fault, job: Job) -> Iterator[Observation]:
+def allocation_observations(fault: Fault, job: Job) -> Iterator[Observation]:
     """Whether Slurm has taken back the allocation of a run that has ended; a job it has forgotten has none. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
-    yield _metric(f"jobs_left.{fault}", job.known and not job.ended)
+    yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
 
 
-def left(fault: Fault, looks: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
+def leftover_observations(fault: Fault, looks: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
     """What each node found of a run that has ended. Pure. Raises SeatrialError unless every node has looked."""
     found = [metric for look in looks for metric in look.metrics if not look.error]
     if len({metric.subject for metric in found}) != nodes:
@@ -188,38 +190,38 @@ def left(fault: Fault, looks: Sequence[Measurement], nodes: int) -> Iterator[Obs
         )
     yield Fact(name=f"left.{fault}", value=[words for look in looks for words in _listed(look.facts.get("left"))])
     for metric in found:
-        yield _metric(f"processes_left.{fault}", metric.value, metric.subject)
+        yield _metric(f"leftover_processes.{fault}", metric.value, metric.subject)
 
 
 def _listed(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def _is_accused(victim: Victim, result: JobResult) -> bool:
+def _is_accused(victim: InjectedFault, result: JobResult) -> bool:
     """Whether the job's end is laid to the victim, on its node, and to no other rank."""
-    ranks = re.findall(r"\brank (\d+)", result.culprit)
+    ranks = re.findall(r"\brank (\d+)", result.failed_subject)
     ended_by = JobState.HUNG if victim.fault == "stop" else JobState.FAILED
-    return ranks == [str(victim.rank)] and victim.subject in result.culprit and result.state is ended_by
+    return ranks == [str(victim.rank)] and victim.subject in result.failed_subject and result.state is ended_by
 
 
-def _is_reported(victim: Victim, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
+def _is_reported(victim: InjectedFault, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
     """Whether all that the report says of it is an ERROR of the victim, with the culprit and the right cause."""
-    words = (result.culprit, _CAUSES[victim.fault])
+    words = (result.failed_subject, _CAUSES[victim.fault])
     return bool(verdicts) and all(
         one.outcome is Outcome.ERROR and one.subject == victim.subject and all(word in one.detail for word in words)
         for one in verdicts
     )
 
 
-def _victim(record: Path, trial: Trial) -> Victim:
+def _read_fault(record: Path, trial: Trial) -> InjectedFault:
     """What the victim wrote before its fault. Raises NotApplicable or SeatrialError, with the reason, without it."""
-    if record.exists() and not trial.stopped:
-        return Victim.model_validate_json(record.read_text(encoding="utf-8"))
+    if record.exists() and not trial.stop_reason:
+        return InjectedFault.model_validate_json(record.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
         if measurement.skipped:
             raise NotApplicable(measurement.skipped)
     errors = [measurement.error for measurement in trial.measurements if measurement.error]
-    why = "; ".join(errors) or trial.stopped or trial.decision.reason
+    why = "; ".join(errors) or trial.stop_reason or trial.decision.reason
     raise SeatrialError(f"the run {trial.name} ended before its rank could fail: {why}")
 
 
@@ -234,7 +236,7 @@ def _to_its_end(argv: Sequence[str], out: Path, err: Path) -> int:
         processes.stop(child, grace_s=_CANCEL_S)
 
 
-def _as_typed() -> list[str]:
+def _env_unset_args() -> list[str]:
     """Words for env(1) that take back what our launcher has set, and settings that are in the trial's file by now."""
     names = [name for name in os.environ if name in _OF_THIS_PROCESS or name.startswith(ENV_PREFIX)]
     names += ["GLOO_SOCKET_IFNAME"] if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else []
@@ -250,35 +252,35 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
     return (
         Rule(
             metric=f"named.{fault}",
-            shows=(f"fault.{fault}",),
+            evidence_facts=(f"fault.{fault}",),
             expect="== 1 bool",
-            why="the report must name the rank that failed, its host and the cause, and none of those that failed "
+            meaning="the report must name the rank that failed, its host and the cause, and none of those that failed "
             "because of it: else a healthy node is taken out, and the sick one stays",
             fix=f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/"
-            "ranks/attempt1: launcher.err, logs, rank*.jsonl. Silent, though alive? limits.silence_s is too short here",
+            "ranks/attempt1: launcher.err, logs, rank*.jsonl. Silent, though alive? limits.heartbeat_timeout_s is too short here",
         ),
         Rule(
-            metric=f"in_time.{fault}",
-            shows=(f"fault.{fault}",),
+            metric=f"ended_in_time.{fault}",
+            evidence_facts=(f"fault.{fault}",),
             expect="== 1 bool",
-            why="a job whose rank has failed must end on all nodes: until then it holds them, and does nothing",
+            meaning="a job whose rank has failed must end on all nodes: until then it holds them, and does nothing",
             fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; how long the Epilog "
             "takes by itself; teardown_s, where more is right here",
         ),
         Rule(
-            metric=f"jobs_left.{fault}",
-            shows=(f"job.{fault}",),
+            metric=f"leftover_jobs.{fault}",
+            evidence_facts=(f"job.{fault}",),
             expect="== 0",
-            where={"scheduler": "slurm"},
-            why="the allocation was not released: its nodes are kept from everybody else, and somebody pays for them",
+            applies_if={"scheduler": "slurm"},
+            meaning="the allocation was not released: its nodes are kept from everybody else, and somebody pays for them",
             fix="squeue --all --states=all; scancel ID. COMPLETING without end: on its nodes, journalctl -u slurmd "
             "-n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
         ),
         Rule(
-            metric=f"processes_left.{fault}",
-            shows=(f"left.{fault}",),
+            metric=f"leftover_processes.{fault}",
+            evidence_facts=(f"left.{fault}",),
             expect="== 0",
-            why=leftovers.CHECK.rules[0].why,
+            meaning=leftovers.CHECK.rules[0].meaning,
             fix=leftovers.CHECK.rules[0].fix,
         ),
     )

@@ -12,12 +12,12 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Options, Place, facts, metric
+from seatrial.checks.base import Check, Context, Options, facts, metric
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
 from seatrial.model import (
-    EXCUSED,
+    EXEMPT,
     GPUS_USED,
     Fact,
     Frozen,
@@ -33,12 +33,12 @@ from seatrial.model import (
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
 # A GPU that refuses one of these for a fault, where another of its model answers, is itself the finding.
 _VITAL = re.compile(
-    r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clock_reasons|power_(limit|default)|memory_|processes"
+    r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
 # Fields that not every kind of GPU has. Where none of a node has one, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
-    *("clock_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
+    *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
 )
 
 _NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
@@ -55,16 +55,16 @@ METRICS = {
     "thermal_slowdown": "bool",
     "persistence": "bool",
     "mig_enabled": "bool",
-    "power_cut": "W",
+    "power_limit_reduced": "W",
     "memory_used_bytes": "B",
     "gpus_missing": "GPUs",
     "gpus_hidden": "GPUs",
     "gpu_models": "models",
     "nvlinks_down": "links",
-    "nvlinks_short": "links",
+    "nvlinks_missing": "links",
     "fabric_ready": "bool",
     "foreign_processes": "processes",
-    "readings_refused": "readings",
+    "readings_failed": "readings",
 }
 _OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
 
@@ -80,30 +80,30 @@ class Stranger(Frozen):
     memory: int | None
 
 
-def measure(place: Place, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the node's counts, then the figures of each GPU that CUDA may use.
 
     Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES, and at
     the end SeatrialError where something that is judged here is not known of a GPU: others' figures are no stand-in.
     """
-    found = discover.read(place.root)
-    promised = place.promised_gpus or 0
-    if found.untold and place.promised_gpus is None:
-        raise SeatrialError(found.untold)
-    if not found.gpus and not found.present and not promised:
-        reason = f" ({found.unavailable})" if found.unavailable else ""
+    found = discover.read(context.root)
+    promised = context.expected_gpus or 0
+    if found.detection_error and context.expected_gpus is None:
+        raise SeatrialError(found.detection_error)
+    if not found.gpus and not found.installed_gpus and not promised:
+        reason = f" ({found.nvml_unavailable})" if found.nvml_unavailable else ""
         raise NotApplicable(f"no NVIDIA GPU on this machine and none promised{reason}")
     yield from _machine(found)
     # A scheduler may hand out fewer GPUs than the bus shows: then its word counts, and what the driver lists.
-    expected = max(promised, len(found.gpus) + len(found.lost)) if promised else found.present
-    yield metric("gpus_missing", expected - len(found.gpus), "GPUs", place.node)
-    used = discover.visible(found, os.environ)
-    yield metric("gpus_hidden", max(0, min(promised, len(found.gpus)) - len(used)), "GPUs", place.node)
+    expected = max(promised, len(found.gpus) + len(found.lost)) if promised else found.installed_gpus
+    yield metric("gpus_missing", expected - len(found.gpus), "GPUs", context.node)
+    used = discover.cuda_visible(found, os.environ)
+    yield metric("gpus_hidden", max(0, min(promised, len(found.gpus)) - len(used)), "GPUs", context.node)
     yield Fact(name=GPUS_USED, value=[gpu.index for gpu in used])
     yield from facts({name: "yes" if present else "no" for name, present in _features(used).items()})
     if used:
-        yield metric("gpu_models", len({gpu.name for gpu in used}), "models", place.node)
-    yield from _of_each(used, place.node)
+        yield metric("gpu_models", len({gpu.name for gpu in used}), "models", context.node)
+    yield from _of_each(used, context.node)
 
 
 def _of_each(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
@@ -115,14 +115,14 @@ def _of_each(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
         for name, value in values.items():
             if value is not None:
                 yield metric(name, value, METRICS[name], f"{node}/gpu{gpu.index}")
-        reasons = {} if values["readings_refused"] else _unknown(gpu, values)  # told already, as the fault of this GPU
+        reasons = {} if values["readings_failed"] else _unknown(gpu, values)  # told already, as the fault of this GPU
         for name, reason in reasons.items():
             unknown.setdefault(f"{name}: {reason}", []).append(f"gpu{gpu.index}")
     if unknown:
         texts = [f"{', '.join(gpus)} {reason}" for reason, gpus in unknown.items()]
         raise SeatrialError(f"not measured: {'; '.join(texts)}")
     if excused := {f"{node}/gpu{gpu.index}": why for gpu, why in _excused(every)}:
-        yield Fact(name=EXCUSED, value=excused)
+        yield Fact(name=EXEMPT, value=excused)
 
 
 def _excused(found: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonValue]]:
@@ -130,7 +130,7 @@ def _excused(found: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonVal
     given = sorted({name for _, values in found for name, value in values.items() if value is not None})
     for gpu, values in found:
         reasons = _unknown(gpu, values)
-        refused = {name: f"this GPU refuses it ({why}), which readings_refused judges" for name, why in reasons.items()}
+        refused = {name: f"this GPU refuses it ({why}), which readings_failed judges" for name, why in reasons.items()}
         if lacking := [name for name in given if values.get(name) is None]:
             yield gpu, {name: refused.get(name, "this GPU has none") for name in lacking}
 
@@ -140,16 +140,16 @@ def _machine(found: GpuFacts) -> Iterator[Fact]:
     values: dict[str, JsonValue] = {
         "driver": found.driver,
         "cuda_driver": found.cuda_driver,
-        "nvml_unavailable": found.unavailable,
+        "nvml_unavailable": found.nvml_unavailable,
         "gpus_lost": list(found.lost),
-        "gpus_denied": list(found.denied),
+        "gpus_permission_denied": list(found.permission_denied),
         "pci_gpus": list(found.pci_devices),
-        "pci_gpus_withheld": list(found.withheld),
-        "pci_gpus_unaccounted": list(found.unaccounted),
+        "pci_gpus_not_assigned": list(found.not_assigned),
+        "pci_gpus_not_usable": list(found.not_usable),
         "topology": [list(row) for row in found.topology],
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "cuda_order": discover.order_caveat(found, os.environ),
-        "unread": dict(found.unread),
+        "cuda_order": discover.cuda_order_warning(found, os.environ),
+        "unread": dict(found.unreadable),
         "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in found.gpus],
     }
     return facts({name: value for name, value in values.items() if value not in (None, [], {})})
@@ -158,7 +158,7 @@ def _machine(found: GpuFacts) -> Iterator[Fact]:
 def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
     """What the rules' ``where`` asks. A field is absent only where every GPU says that its kind does not have it."""
     fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
-    fabric = any(nvlinks.in_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
+    fabric = any(nvlinks.expects_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
     repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
@@ -166,7 +166,7 @@ def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> Values:
     twins = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
-    reasons = None if gpu.clock_reasons is None else set(gpu.clock_reasons)
+    reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)
     # the enforced limit counts limits set elsewhere too
     power_limit = gpu.power_limit_w if gpu.power_enforced_w is None else gpu.power_enforced_w
     foreign = None if gpu.processes is None else sum(stranger.gpu == gpu.index for stranger in strangers)
@@ -182,12 +182,12 @@ def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> 
         "thermal_slowdown": None if reasons is None else "software thermal slowdown" in reasons,
         "persistence": gpu.persistence_mode,
         "mig_enabled": gpu.mig_mode,
-        "power_cut": _shortfall(power_limit, gpu.power_default_w),
+        "power_limit_reduced": _shortfall(power_limit, gpu.power_default_w),
         "memory_used_bytes": gpu.memory_used_bytes,
         "nvlinks_down": nvlinks.links_down(gpu, twins),
-        "nvlinks_short": nvlinks.links_short(gpu, twins),
-        "fabric_ready": nvlinks.fabric_ready(gpu) if nvlinks.in_fabric(gpu, gpus) else None,
-        "readings_refused": sum(any(field not in twin.unread for twin in twins) for field in _refusals(gpu)),
+        "nvlinks_missing": nvlinks.links_missing(gpu, twins),
+        "fabric_ready": nvlinks.fabric_ready(gpu) if nvlinks.expects_fabric(gpu, gpus) else None,
+        "readings_failed": sum(any(field not in twin.unreadable for twin in twins) for field in _refusals(gpu)),
         "foreign_processes": foreign,
     }
 
@@ -200,16 +200,18 @@ def _unknown(gpu: Gpu, values: Values) -> dict[str, str]:
     """Metrics that have a rule and no value although this GPU has what they are of, each with the reason."""
     found, features = dict[str, str](), _features([gpu])
     for rule in RULES:
-        wants = [name for name in rule.where if name in features]
+        wants = [name for name in rule.applies_if if name in features]
         if rule.metric in _OF_EACH_GPU and values.get(rule.metric) is None and all(features[name] for name in wants):
             field = wants[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
-            found[rule.metric] = next((text for name, text in gpu.unread.items() if name.startswith(field)), _NO_REASON)
+            found[rule.metric] = next(
+                (text for name, text in gpu.unreadable.items() if name.startswith(field)), _NO_REASON
+            )
     return found
 
 
 def _refusals(gpu: Gpu) -> set[str]:
     """Vital fields that the GPU refused although its kind has them."""
-    return {field for field in gpu.unread if _VITAL.match(field) and field not in gpu.unsupported}
+    return {field for field in gpu.unreadable if _VITAL.match(field) and field not in gpu.unsupported}
 
 
 def _strangers(gpus: Sequence[Gpu]) -> list[Stranger]:
@@ -245,24 +247,32 @@ def _rule(
     breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
 ) -> Rule:
     needed = {"has_usable_gpu": "yes", where: "yes"}
-    return Rule(metric=metric, expect=expect, why=why, fix=fix, where=needed, shows=shows, breach=breach)
+    return Rule(
+        metric=metric,
+        expect=expect,
+        meaning=why,
+        fix=fix,
+        applies_if=needed,
+        evidence_facts=shows,
+        outcome_if_violated=breach,
+    )
 
 
 RULES = (
     Rule(
         metric="gpus_missing",
-        shows=("nvml_unavailable", "gpus_lost", "pci_gpus_unaccounted"),
+        evidence_facts=("nvml_unavailable", "gpus_lost", "pci_gpus_not_usable"),
         expect="== 0 GPUs",
-        why="a GPU that was promised, or is on the PCI bus, cannot be used; the facts say which, and what NVML said",
+        meaning="a GPU that was promised, or is on the PCI bus, cannot be used; the facts say which, and what NVML said",
         fix="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded or of two versions: "
         "reinstall or reboot. Xid 79, lost or failed to start: power-cycle the node, then reseat or replace the GPU. "
         "In a container: start it with --gpus all",
     ),
     Rule(
         metric="gpus_hidden",
-        shows=("cuda_visible_devices",),
+        evidence_facts=("cuda_visible_devices",),
         expect="== 0 GPUs",
-        why="CUDA_VISIBLE_DEVICES leaves CUDA fewer GPUs than were promised",
+        meaning="CUDA_VISIBLE_DEVICES leaves CUDA fewer GPUs than were promised",
         fix="unset CUDA_VISIBLE_DEVICES, or promise what it leaves: --gpus-per-node",
     ),
     _rule(
@@ -273,7 +283,7 @@ RULES = (
         breach=Outcome.WARN,
     ),
     _rule(
-        "readings_refused",
+        "readings_failed",
         "== 0 readings",
         "this GPU answers with an error where another of its model gives the value: it or its firmware is at fault",
         "nvidia-smi -q -i INDEX; dmesg | grep -i Xid; reset the idle GPU (nvidia-smi -r -i INDEX) or replace it",
@@ -340,7 +350,7 @@ RULES = (
         where="has_nvlinks",
     ),
     _rule(
-        "nvlinks_short",
+        "nvlinks_missing",
         "== 0 links",
         "this GPU has fewer active NVLinks than another of its model in this node",
         "nvidia-smi nvlink -s; nvidia-smi topo -m; compare the bridges, or the switches' log",
@@ -359,14 +369,14 @@ RULES = (
         "== 0 bool",
         "the hardware holds the clocks down, idle as it is: too hot, or the power supply pulls its brake",
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX; check fans, coolant, power supplies and cables",
-        where="has_clock_reasons",
+        where="has_clocks_event_reasons",
     ),
     _rule(
         "thermal_slowdown",
         "== 0 bool",
         "the driver lowers the clocks for the temperature already before any load",
         "nvidia-smi -q -d TEMPERATURE -i INDEX; check cooling and air flow",
-        where="has_clock_reasons",
+        where="has_clocks_event_reasons",
         breach=Outcome.WARN,
     ),
     _rule(
@@ -386,7 +396,7 @@ RULES = (
         breach=Outcome.WARN,
     ),
     _rule(
-        "power_cut",
+        "power_limit_reduced",
         "== 0 W",
         "the power limit is below the factory's: this GPU computes slower than others of its model",
         "nvidia-smi -q -d POWER -i INDEX; nvidia-smi -i INDEX -pl DEFAULT_WATTS, unless the site means it so",
@@ -420,7 +430,7 @@ CHECK = Check(
     metrics=METRICS,
     rules=RULES,
     measure=measure,
-    per=dict.fromkeys(sorted(_OF_EACH_GPU), "gpu"),
+    required_per=dict.fromkeys(sorted(_OF_EACH_GPU), "gpu"),
     fact_roles={"gpus": "gpus"},
     limit_s=120.0,  # NVML starts GPUs that sleep one by one, some seconds each without persistence
 )

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Needs, Options, Place, facts
+from seatrial.checks.base import Check, Context, Needs, Options, facts
 from seatrial.model import Fact, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
-    from seatrial.bench.timing import Timed
+    from seatrial.bench.timing import DeviceTiming
 
 # way → how many buffers move in one operation
 WAYS = {"h2d": 1, "d2h": 1, "both": 2}
@@ -31,38 +31,38 @@ class TransferOptions(Options):
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
-def measure(place: Place, options: TransferOptions) -> Iterator[Observation]:
+def measure(context: Context, options: TransferOptions) -> Iterator[Observation]:
     """Yield GB/s of every way, alone and together. All nodes work at the same time: they share nothing here."""
     from seatrial.bench import rank, transfer
-    from seatrial.bench.timing import all_at_once, time_alone
+    from seatrial.bench.timing import ran_concurrently, time_on_device
 
-    yield from facts(rank.describe_devices(place.device))
-    turns = max(rank.gather(place.local_rank)) + 1
-    pinned = transfer.Pinned(place.device)
-    yield Fact(name="host_memory", value=pinned.placement)
-    time = partial(time_alone, device=place.device, seconds=options.seconds, inside=pinned.side_by_side)
-    ways = {"h2d": pinned.h2d, "d2h": pinned.d2h, "both": pinned.both}
-    timed: dict[str, Timed] = {}
+    yield from facts(rank.describe_devices(context.device))
+    turns = max(rank.gather(context.local_rank)) + 1
+    pinned = transfer.PinnedBuffers(context.device)
+    yield Fact(name="host_memory", value=pinned.host_placement)
+    time = partial(time_on_device, device=context.device, seconds=options.seconds, window_context=pinned.concurrent)
+    ways = {"h2d": pinned.h2d, "d2h": pinned.d2h, "both": pinned.bidirectional}
+    timed: dict[str, DeviceTiming] = {}
     for turn in range(turns):
-        if turn == place.local_rank:
-            place.note("alone")
-            timed |= {f"{way}_alone": time(ways[way], heat_up_s=transfer.HEAT_UP_S) for way in WAYS}
-        rank.wait_for_all()
+        if turn == context.local_rank:
+            context.progress("alone")
+            timed |= {f"{way}_alone": time(ways[way], warmup_s=transfer.WARMUP_S) for way in WAYS}
+        rank.store_barrier()
     # as long as everybody else, before and after as well: who is at work alone has more
     time_together = partial(
-        time, least_s=TOGETHER * options.seconds, heat_up_s=transfer.TOGETHER_S, run_on_s=transfer.TOGETHER_S
+        time, least_s=TOGETHER * options.seconds, warmup_s=transfer.OVERLAP_S, run_on_s=transfer.OVERLAP_S
     )
     for way in WAYS:
-        place.note(f"{way}, all together")
-        rank.wait_for_all()
+        context.progress(f"{way}, all together")
+        rank.store_barrier()
         timed[f"{way}_together"] = time_together(ways[way])
     for name, one in timed.items():
         moved = pinned.size * WAYS[name.partition("_")[0]]
-        yield one.metric(name, moved / 1e9, "GB/s", place.subject)
+        yield one.metric(name, moved / 1e9, "GB/s", context.subject)
     yield Fact(name="timing", value={name: one.describe() for name, one in timed.items()})
-    everybody = [found for node, found in rank.gather((place.node, timed)) if node == place.node]
-    overlap = {way: all_at_once([found[f"{way}_together"] for found in everybody]) for way in WAYS}
-    yield Fact(name="all_at_once", value=overlap)
+    everybody = [found for node, found in rank.gather((context.node, timed)) if node == context.node]
+    overlap = {way: ran_concurrently([found[f"{way}_together"] for found in everybody]) for way in WAYS}
+    yield Fact(name="concurrent", value=overlap)
     yield Fact(
         name="how",
         value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, between CUDA events; alone: "
@@ -81,8 +81,8 @@ CHECK = Check(
         *(
             Rule(
                 metric=f"{way}_alone",
-                baseline=f"transfer.{way}_alone",
-                why="batches, checkpoints and offloaded weights go this way",
+                reference=f"transfer.{way}_alone",
+                meaning="batches, checkpoints and offloaded weights go this way",
                 fix="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
                 "topo -m (is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
             )
@@ -91,12 +91,12 @@ CHECK = Check(
         *(
             Rule(
                 metric=f"{way}_together",
-                siblings=True,
+                compare_with_peers=True,
                 warn_below=TOGETHER_LEAST,
-                why="while all of a node copy, this GPU gets far less than its siblings: it shares a root port or a "
+                meaning="while all of a node copy, this GPU gets far less than its siblings: it shares a root port or a "
                 "switch with another, or its host memory is far from it",
                 fix="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
-                "node? If it is slow alone as well, its own link is at fault: see h2d_alone and d2h_alone",
+                "node? If it is slow alone as well, its own link is at fault: see h2d_single and d2h_single",
             )
             for way in WAYS
         ),
@@ -105,7 +105,7 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(gpus=True),
     options=TransferOptions,
-    performance=("*_alone", "*_together"),
+    performance_metrics=("*_alone", "*_together"),
     bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
-    per={"*": "place"},
+    required_per={"*": "place"},
 )

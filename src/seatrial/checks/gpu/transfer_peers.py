@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
 from seatrial.hardware.bounds import BIDIRECTIONAL
 from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
@@ -24,31 +24,31 @@ class PeerOptions(Options):
     seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
 
 
-def measure(place: Place, options: PeerOptions) -> Iterator[Observation]:
+def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
     """Yield GB/s of every ordered pair, from the first process of each node. Raises NotApplicable for a single GPU."""
     from seatrial.bench import rank, transfer
 
-    everywhere = rank.gather((place.node, place.local_rank, place.subject.rpartition("/")[2]))
+    everywhere = rank.gather((context.node, context.local_rank, context.subject.rpartition("/")[2]))
     if len({node for node, _, _ in everywhere}) == len(everywhere):  # asked of all: all must go one way from here
         raise NotApplicable("nodes with one GPU have no pair of them")
-    yield from facts(rank.describe_devices(place.device))
-    names = [name for node, _, name in sorted(everywhere) if node == place.node]
+    yield from facts(rank.describe_devices(context.device))
+    names = [name for node, _, name in sorted(everywhere) if node == context.node]
     copies: list[PeerCopy] = []
-    if place.local_rank == 0:
-        copies = transfer.time_peers(len(names), options.seconds, place.note)
-        rank.release_memory(place.device)
-    rank.wait_for_all()
+    if context.local_rank == 0:
+        copies = transfer.time_peer_copies(len(names), options.seconds, context.progress)
+        rank.release_memory(context.device)
+    rank.store_barrier()
     gb = transfer.PEER_SIZE / 1e9
     for copy in copies:
-        subject = f"{place.node}/{names[copy.source]}->{names[copy.target]}"
-        yield copy.one_way.metric("one_way", gb, "GB/s", subject)
-        yield copy.both_ways.metric("both_ways", 2 * gb, "GB/s", subject)
-        yield metric("direct", copy.direct, "bool", subject)
+        subject = f"{context.node}/{names[copy.source]}->{names[copy.target]}"
+        yield copy.unidirectional.metric("unidirectional", gb, "GB/s", subject)
+        yield copy.bidirectional.metric("bidirectional", 2 * gb, "GB/s", subject)
+        yield metric("direct", copy.peer_access, "bool", subject)
     if copies:
-        one_way = {(copy.source, copy.target): copy.one_way.rate(gb) for copy in copies}
-        both_ways = {(copy.source, copy.target): copy.both_ways.rate(2 * gb) for copy in copies}
-        yield Fact(name="one_way_matrix", value=_matrix(names, one_way))
-        yield Fact(name="both_ways_matrix", value=_matrix(names, both_ways))
+        unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(gb) for copy in copies}
+        bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * gb) for copy in copies}
+        yield Fact(name="unidirectional_matrix", value=_matrix(names, unidirectional))
+        yield Fact(name="bidirectional_matrix", value=_matrix(names, bidirectional))
         yield Fact(
             name="how",
             value=f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
@@ -73,28 +73,28 @@ CHECK = Check(
     title="GPU to GPU, every pair of a node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"one_way": "GB/s", "both_ways": "GB/s", "direct": "bool"},
+    metrics={"unidirectional": "GB/s", "bidirectional": "GB/s", "direct": "bool"},
     rules=(
         Rule(
-            metric="one_way",
-            baseline="transfer.peer_one_way",
-            why="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
+            metric="unidirectional",
+            reference="transfer.peer_unidirectional",
+            meaning="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
             fix=_FIX,
         ),
         Rule(
-            metric="both_ways",
-            baseline="transfer.peer_both_ways",
+            metric="bidirectional",
+            reference="transfer.peer_bidirectional",
             fail_below=0.85,  # as the floor in use one way: 335 of the 396 that an H200 reaches
-            mirrored=0.95,
-            why="this pair's link carries less than it should when both its GPUs send, as they do in every collective",
+            asymmetry_limit=0.95,
+            meaning="this pair's link carries less than it should when both its GPUs send, as they do in every collective",
             fix=_FIX,
         ),
     ),
     measure=measure,
     limit_s=300.0,
-    needs=Needs(gpus=True, ranks=2),
+    needs=Needs(gpus=True, min_ranks=2),
     options=PeerOptions,
-    performance=("one_way", "both_ways"),
-    bounds={"one_way": "nvlink", "both_ways": BIDIRECTIONAL},
-    per={"*": "ordered pair"},
+    performance_metrics=("unidirectional", "bidirectional"),
+    bounds={"unidirectional": "nvlink", "bidirectional": BIDIRECTIONAL},
+    required_per={"*": "ordered pair"},
 )

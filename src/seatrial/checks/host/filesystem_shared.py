@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
-from seatrial.checks.base import Check, Needs, Options, Place, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
 from seatrial.discover import filesystem
-from seatrial.discover.reading import printable, text
+from seatrial.discover.file_readers import printable, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
-    from seatrial.bench.one_rank_per_node import Actors
-    from seatrial.bench.storage import Site
+    from seatrial.bench.one_rank_per_node import Participants
+    from seatrial.bench.storage import SharedFolder
 
 PROMISES = ("rename", "append", "flock", "fcntl", "mmap", "owner")  # each has a probe and a metric of its faults
 
@@ -49,13 +49,13 @@ def _absolute(path: str) -> str:
     return path
 
 
-Folder = Annotated[str, AfterValidator(_absolute)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class SharedOptions(Options):
     """``paths`` that are said to be shared by all nodes. None: the run directory, which nobody has promised to be."""
 
-    paths: tuple[Folder, ...] = ()
+    paths: tuple[AbsolutePath, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,67 +82,67 @@ class Findings:
     left_behind: str | None = None
 
 
-def measure(place: Place, options: SharedOptions) -> Iterator[Observation]:
+def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
     from seatrial.bench import one_rank_per_node
 
-    actors = one_rank_per_node.muster(place.node, at_least=2)
-    users = actors.together(lambda: f"{os.geteuid()}:{os.getegid()}")
-    paths = options.paths or (str(place.out),)
-    found = {path: _examine(place, actors, path) for path in dict.fromkeys(paths)}
-    if place.rank == 0:
+    actors = one_rank_per_node.select_participants(context.node, min_count=2)
+    users = actors.run_on_all(lambda: f"{os.geteuid()}:{os.getegid()}")
+    paths = options.paths or (str(context.artifacts_dir),)
+    found = {path: _examine(context, actors, path) for path in dict.fromkeys(paths)}
+    if context.rank == 0:
         yield from facts(
             {
                 "several_nodes": "yes" if actors.several_nodes else "no",
                 "paths_from": "options" if options.paths else "run directory",
-                "users": one_rank_per_node.by_reason(dict(zip(actors.names, users, strict=True))),
+                "users": one_rank_per_node.group_by_reason(dict(zip(actors.names, users, strict=True))),
             }
         )
-        yield metric("users_differing", len(set(users)) - 1, "users")
+        yield metric("user_id_mismatches", len(set(users)) - 1, "users")
         yield from _report(found)
 
 
-def _examine(place: Place, actors: Actors, path: str) -> Findings:
+def _examine(context: Context, actors: Participants, path: str) -> Findings:
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
-    place.note(path)
+    context.progress(path)
     found = Findings()
     try:
-        volumes = actors.together(lambda: volume(place.root, path))
+        volumes = actors.run_on_all(lambda: read_volume(context.root, path))
         found.volumes = dict(zip(actors.names, volumes, strict=True))
-        found.mounts = one_rank_per_node.by_reason({name: volume.mount for name, volume in found.volumes.items()})
-        with storage.opened(path, actors) as site:
-            found.separated = shared_files.separated(site)
+        found.mounts = one_rank_per_node.group_by_reason({name: volume.mount for name, volume in found.volumes.items()})
+        with storage.temporary_folder(path, actors) as site:
+            found.separated = shared_files.invisible_files(site)
             if not found.separated:
-                found.delays = dict(zip(actors.names, shared_files.visibility(site), strict=True))
+                found.delays = dict(zip(actors.names, shared_files.visibility_delays(site), strict=True))
                 for name, probe in shared_files.PROBES.items():
-                    place.note(f"{path}: {name}")
+                    context.progress(f"{path}: {name}")
                     _try(found, name, probe, site)
-        found.left_behind = str(site.folder) if storage.left_behind(site) else None
-    except one_rank_per_node.Trouble as trouble:
+        found.left_behind = str(site.path) if storage.still_exists(site) else None
+    except one_rank_per_node.ParticipantError as trouble:
         found.unusable = found.unusable or str(trouble)
     return found
 
 
-def _try(found: Findings, name: str, probe: Callable[[Site], str | None], site: Site) -> None:
+def _try(found: Findings, name: str, probe: Callable[[SharedFolder], str | None], site: SharedFolder) -> None:
     """A probe that the filesystem answers with an error has found a fault; where it hangs there is no going on."""
-    from seatrial.bench.one_rank_per_node import Trouble
-    from seatrial.bench.shared_files import Unproven
+    from seatrial.bench.one_rank_per_node import ParticipantError
+    from seatrial.bench.shared_files import Untested
 
     try:
         found.faults[name] = probe(site)
-    except Unproven as reason:
+    except Untested as reason:
         found.unproven[name] = str(reason)
-    except Trouble as trouble:
-        if trouble.stuck:
+    except ParticipantError as trouble:
+        if trouble.timed_out:
             found.unusable = f"{name}: {trouble}"
             raise
         found.faults[name] = str(trouble)
 
 
-def volume(root: Path, path: str) -> Volume:
+def read_volume(root: Path, path: str) -> Volume:
     """What is mounted at a path here, and what is left of it. Raises OSError where there is none."""
     used, counted = filesystem.usage(Path("/"), path), os.statvfs(path)
-    entries = filesystem.mountinfo(text(root / "proc/self/mountinfo"))
+    entries = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
     above = [entry for entry in entries if Path(used.path).is_relative_to(entry.target)]
     described = "not found among the mounts"
     if mount := max(above, key=lambda entry: len(entry.target), default=None):
@@ -218,116 +218,116 @@ EXAMINED = {"examined": "yes"}
 RULES = (
     Rule(
         metric="paths_unusable",
-        shows=("unusable",),
+        evidence_facts=("unusable",),
         expect="== 0 paths",
-        why="Every node must be able to write to a shared folder, and get an answer from it.",
+        meaning="Every node must be able to write to a shared folder, and get an answer from it.",
         fix="The fact unusable says which path, on which node, and why. There: ls -ld PATH; df -h PATH; df -i PATH; "
         "findmnt -T PATH",
     ),
     Rule(
         metric="paths_not_shared",
-        shows=("not_shared", "filesystems"),
+        evidence_facts=("not_shared", "filesystems"),
         expect="== 0 paths",
-        where={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
-        why="What one node writes there, others do not see: checkpoints, datasets and results end up in pieces.",
+        applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
+        meaning="What one node writes there, others do not see: checkpoints, datasets and results end up in pieces.",
         fix="The fact filesystems says what is mounted. On a node that stands apart: findmnt -T PATH; mount -a",
     ),
     Rule(
         metric="paths_not_shared",
-        shows=("not_shared", "filesystems"),
+        evidence_facts=("not_shared", "filesystems"),
         expect="== 0 paths",
         # Nobody has promised that the run directory is shared, and seatrial does without.
-        breach=Outcome.WARN,
-        where={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
-        why="The run directory is another one on each node. No shared folder was named, so that none was examined.",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
+        meaning="The run directory is another one on each node. No shared folder was named, so that none was examined.",
         fix="Name the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
     ),
     Rule(
-        metric="users_differing",
-        shows=("users",),
+        metric="user_id_mismatches",
+        evidence_facts=("users",),
         expect="== 0 users",
-        where={"several_nodes": "yes"},
-        why="The same person is another user (uid) on some nodes, and may not touch there what was written elsewhere.",
+        applies_if={"several_nodes": "yes"},
+        meaning="The same person is another user (uid) on some nodes, and may not touch there what was written elsewhere.",
         fix='On each node: id "$USER"; keep users in one directory (LDAP, SSSD), or one /etc/passwd everywhere.',
     ),
     Rule(
         metric="visibility_delay",
-        shows=("visibility_ms",),
+        evidence_facts=("visibility_ms",),
         expect="< 1000 ms",
-        breach=Outcome.WARN,
-        where=EXAMINED,
-        why="A program that waits for another node's file finds it only so much later. 5000 ms means: that, or longer.",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=EXAMINED,
+        meaning="A program that waits for another node's file finds it only so much later. 5000 ms means: that, or longer.",
         fix="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
         "smaller actimeo. FUSE and virtiofs: lower the timeouts of entries and attributes.",
     ),
     Rule(
-        metric="rename_faults",
-        shows=("rename",),
+        metric="rename_failures",
+        evidence_facts=("rename",),
         expect="== 0 paths",
-        where=EXAMINED,
-        why="Checkpoints are put in place by renaming them: a reader must find the old file or the new one, whole.",
+        applies_if=EXAMINED,
+        meaning="Checkpoints are put in place by renaming them: a reader must find the old file or the new one, whole.",
         fix="No POSIX filesystem does this. A gateway to an object store may: keep checkpoints elsewhere.",
     ),
     Rule(
-        metric="append_faults",
-        shows=("append",),
+        metric="append_failures",
+        evidence_facts=("append",),
         expect="== 0 paths",
-        breach=Outcome.WARN,  # known of NFS (open(2), O_APPEND) and the default of BeeGFS; training itself runs
-        where=EXAMINED,
-        why="Logs that several nodes append to lose lines.",
+        outcome_if_violated=Outcome.WARN,  # known of NFS (open(2), O_APPEND) and the default of BeeGFS; training itself runs
+        applies_if=EXAMINED,
+        meaning="Logs that several nodes append to lose lines.",
         fix="Let each process write its own file. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
     ),
     Rule(
-        metric="flock_faults",
-        shows=("flock",),
+        metric="flock_failures",
+        evidence_facts=("flock",),
         expect="== 0 paths",
-        breach=Outcome.WARN,  # the default of BeeGFS and older Lustre; training itself runs
-        where=EXAMINED,
-        why=LOCK_WHY,
+        outcome_if_violated=Outcome.WARN,  # the default of BeeGFS and older Lustre; training itself runs
+        applies_if=EXAMINED,
+        meaning=LOCK_WHY,
         fix=LOCK_FIX,
     ),
     Rule(
-        metric="fcntl_faults",
-        shows=("fcntl",),
+        metric="fcntl_failures",
+        evidence_facts=("fcntl",),
         expect="== 0 paths",
-        breach=Outcome.WARN,
-        where=EXAMINED,
-        why=LOCK_WHY,
+        outcome_if_violated=Outcome.WARN,
+        applies_if=EXAMINED,
+        meaning=LOCK_WHY,
         fix=LOCK_FIX,
     ),
     Rule(
-        metric="mmap_faults",
-        shows=("mmap",),
+        metric="mmap_failures",
+        evidence_facts=("mmap",),
         expect="== 0 paths",
-        where=EXAMINED,
-        why="Datasets (Arrow) and weights (safetensors) are mapped: a node that maps old content trains on it.",
+        applies_if=EXAMINED,
+        meaning="Datasets (Arrow) and weights (safetensors) are mapped: a node that maps old content trains on it.",
         fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower the timeouts of attributes.",
     ),
     Rule(
-        metric="owner_faults",
-        shows=("owner",),
+        metric="owner_mismatches",
+        evidence_facts=("owner",),
         expect="== 0 paths",
-        where=EXAMINED,
-        why="A file belongs to somebody else as seen from another node, who then may not read or change it.",
+        applies_if=EXAMINED,
+        meaning="A file belongs to somebody else as seen from another node, who then may not read or change it.",
         fix="NFS 4: the same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
         "the same uids on all nodes; look at all_squash in /etc/exports, and at id-mapped mounts of containers.",
     ),
     Rule(
         metric="free_bytes",
-        shows=("filesystems",),
+        evidence_facts=("filesystems",),
         expect=">= 1GiB",
-        breach=Outcome.WARN,
-        where={"usable": "yes"},
-        why="A checkpoint that finds no room ends the job that writes it.",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"usable": "yes"},
+        meaning="A checkpoint that finds no room ends the job that writes it.",
         fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then make room.",
     ),
     Rule(
         metric="free_inodes",
-        shows=("filesystems",),
+        evidence_facts=("filesystems",),
         expect=">= 1000 inodes",
-        breach=Outcome.WARN,
-        where={"usable": "yes", "inodes_limited": "yes"},
-        why="Without inodes no file can be made, however much room there is.",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"usable": "yes", "inodes_limited": "yes"},
+        meaning="Without inodes no file can be made, however much room there is.",
         fix="df -i PATH; find what has many small files: du --inodes -xd2 PATH | sort -n",
     ),
 )
@@ -338,11 +338,11 @@ CHECK = Check(
     title="Shared folders: one filesystem on all nodes, and its guarantees",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    needs=Needs(ranks=2),
+    needs=Needs(min_ranks=2),
     metrics={
         "paths_unusable": "paths",
         "paths_not_shared": "paths",
-        "users_differing": "users",
+        "user_id_mismatches": "users",
         "visibility_delay": "ms",
         **{f"{name}_faults": "paths" for name in PROMISES},
         "free_bytes": "B",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Options, Place, metric
-from seatrial.checks.host.filesystem_shared import Folder
+from seatrial.checks.base import Check, Context, Options, metric
+from seatrial.checks.host.filesystem_shared import AbsolutePath
 from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:
-    from seatrial.bench.storage import Site, Transfer
+    from seatrial.bench.storage import SharedFolder, StreamResult
 
 STREAMS, SMALL_FILES = ("write", "read"), ("create", "stat", "unlink")
 METRICS = {
@@ -41,16 +41,16 @@ class SpeedOptions(Options):
     larger than the caches of the servers.
     """
 
-    paths: tuple[Folder, ...] = ()
+    paths: tuple[AbsolutePath, ...] = ()
     size: Annotated[ByteSize, Field(ge=2**20, multiple_of=2**20)] = 64 * 2**20
     files: int = Field(default=200, ge=1)
 
 
-def measure(place: Place, options: SpeedOptions) -> Iterator[Observation]:
+def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     from seatrial.bench import one_rank_per_node, storage
 
-    actors, failed = one_rank_per_node.muster(place.node), dict[str, str]()
-    leads = place.rank == 0
+    actors, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
+    leads = context.rank == 0
     if leads:
         yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
         yield Fact(
@@ -59,27 +59,31 @@ def measure(place: Place, options: SpeedOptions) -> Iterator[Observation]:
             f"{options.files} files of 4KiB a node in one folder a node, without fsync. "
             "The rate of all at once lasts until the last of them has done.",
         )
-    for path in dict.fromkeys(options.paths or (str(place.out),)):
-        place.note(path)
+    for path in dict.fromkeys(options.paths or (str(context.artifacts_dir),)):
+        context.progress(path)
         label = path if options.paths else "run_directory"
         try:
-            with storage.opened(path, actors) as site:
-                for observation in _measure(site, options, label, place.note):
+            with storage.temporary_folder(path, actors) as site:
+                for observation in _measure(site, options, label, context.progress):
                     if leads:
                         yield observation
-        except one_rank_per_node.Trouble as trouble:
+        except one_rank_per_node.ParticipantError as trouble:
             failed[path] = str(trouble)
     if leads:
         yield Fact(name="failed", value=dict(failed))
         yield metric("paths_failed", len(failed), "paths")
 
 
-def _measure(site: Site, options: SpeedOptions, label: str, note: Callable[[str], None]) -> Iterator[Observation]:
+def _measure(
+    site: SharedFolder, options: SpeedOptions, label: str, note: Callable[[str], None]
+) -> Iterator[Observation]:
     """All figures of one folder: those of the first node alone, then those of all nodes at the same time."""
     from seatrial.bench import storage
 
     direct, shared = True, storage.is_shared(site)
-    teams = {"one": replace(site, actors=site.actors.leader)} | ({"all": site} if site.actors.several_nodes else {})
+    teams = {"one": replace(site, participants=site.participants.first_only)} | (
+        {"all": site} if site.participants.several_nodes else {}
+    )
     for who, team in teams.items():
         note(f"{label}: large files, {who}")
         for name, transfers in _streams(team, options.size, shared):
@@ -92,28 +96,28 @@ def _measure(site: Site, options: SpeedOptions, label: str, note: Callable[[str]
     yield Fact(name=f"shared.{label}", value=SHARED[shared])
 
 
-def _streams(site: Site, size: int, shared: bool) -> Iterator[tuple[str, list[Transfer]]]:
+def _streams(site: SharedFolder, size: int, shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
     """With all nodes at it each reads what its neighbour wrote, which its own caches cannot hold."""
     from seatrial.bench import storage
-    from seatrial.bench.one_rank_per_node import ANSWER_S
+    from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
     count = len(site.names)
-    patience = ANSWER_S + count * size / SLOWEST
-    site.together(lambda: storage.require_room(site.folder, count * size))
-    yield "write", site.together(lambda: storage.write_stream(site.mine("large"), size), patience)
-    other = site.of_next if shared else site.mine
-    yield "read", site.together(lambda: storage.read_stream(other("large"), size), patience)
+    patience = STEP_TIMEOUT_S + count * size / SLOWEST
+    site.run_on_all(lambda: storage.require_free_space(site.path, count * size))
+    yield "write", site.run_on_all(lambda: storage.write_stream(site.file("large"), size), patience)
+    other = site.next_file if shared else site.file
+    yield "read", site.run_on_all(lambda: storage.read_stream(other("large"), size), patience)
 
 
-def _small_files(site: Site, files: int, kind: str, shared: bool) -> Iterator[tuple[str, list[float]]]:
+def _small_files(site: SharedFolder, files: int, kind: str, shared: bool) -> Iterator[tuple[str, list[float]]]:
     from seatrial.bench import storage
-    from seatrial.bench.one_rank_per_node import ANSWER_S
+    from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
-    patience = ANSWER_S + len(site.names) * files / SLOWEST_FILES
-    yield "create", site.together(lambda: storage.create_small(site.mine(kind), files), patience)
-    other = site.of_next if shared else site.mine
-    yield "stat", site.together(lambda: storage.stat_small(other(kind), files), patience)
-    yield "unlink", site.together(lambda: storage.unlink_small(site.mine(kind), files), patience)
+    patience = STEP_TIMEOUT_S + len(site.names) * files / SLOWEST_FILES
+    yield "create", site.run_on_all(lambda: storage.create_small_files(site.file(kind), files), patience)
+    other = site.next_file if shared else site.file
+    yield "stat", site.run_on_all(lambda: storage.stat_small_files(other(kind), files), patience)
+    yield "unlink", site.run_on_all(lambda: storage.unlink_small_files(site.file(kind), files), patience)
 
 
 def _rate(name: str, amount: float, seconds: Sequence[float]) -> Metric:
@@ -132,9 +136,9 @@ CHECK = Check(
     rules=(
         Rule(
             metric="paths_failed",
-            shows=("failed",),
+            evidence_facts=("failed",),
             expect="== 0 paths",
-            why="A folder that cannot be written, read and cleaned again, or has no room for the files, is of no use.",
+            meaning="A folder that cannot be written, read and cleaned again, or has no room for the files, is of no use.",
             fix="The fact failed says which path, on which node, and why. There: ls -ld PATH; df -h PATH; "
             "df -i PATH; dmesg | tail",
         ),
@@ -142,5 +146,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300,  # for the default size; a trial that asks for larger files gives it more
     options=SpeedOptions,
-    performance=tuple(name for name in METRICS if name != "paths_failed"),
+    performance_metrics=tuple(name for name in METRICS if name != "paths_failed"),
 )

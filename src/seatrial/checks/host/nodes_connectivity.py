@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Options, Place, metric
+from seatrial.checks.base import Check, Context, Options, metric
 from seatrial.discover import fabric, host, software
-from seatrial.discover.reading import Attempts, line, printable, text
+from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
-    from seatrial.bench.connectivity import Survey
+    from seatrial.bench.connectivity import ConnectivityResult
 
 Versions = dict[str, str | None]  # component → version; None where it is not there, or could not be read
 
@@ -28,26 +28,26 @@ EACH_ITS_OWN = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
 SAID_ONLY = ("rendezvous", "interface")  # may be called otherwise on each node
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
+def measure(context: Context, options: Options) -> Iterator[Observation]:
     from seatrial.bench import connectivity as links
     from seatrial.bench import one_rank_per_node
 
-    actors = one_rank_per_node.muster(place.node)
-    if place.rank == 0:
+    actors = one_rank_per_node.select_participants(context.node)
+    if context.rank == 0:
         yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
     if not actors.several_nodes:
         return
-    place.note("comparing versions")
+    context.progress("comparing versions")
     nccl = one_rank_per_node.nccl_version()
-    versions = actors.together(lambda: read_versions(place.root, nccl))
-    networks = actors.together(lambda: read_network(place.root, links.own_address()))
-    place.note("connecting all pairs")
-    found = links.survey(actors, host.resolve)
-    if place.rank == 0:
+    versions = actors.run_on_all(lambda: read_versions(context.root, nccl))
+    networks = actors.run_on_all(lambda: read_network(context.root, links.local_address()))
+    context.progress("connecting all pairs")
+    found = links.measure_connectivity(actors, host.resolve)
+    if context.rank == 0:
         yield from _names(actors.names, found)
         yield from _pairs(actors.names, found)
         yield from _clocks(actors.names, found)
-        yield from compare(dict(zip(actors.names, versions, strict=True)))
+        yield from compare_versions(dict(zip(actors.names, versions, strict=True)))
         yield from compare_networks(dict(zip(actors.names, networks, strict=True)))
 
 
@@ -63,10 +63,10 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
     """What this node runs. ``nccl`` is the version that carries the group; libraries of the system go by their path."""
-    attempt, found = Attempts(), software.read(root)
+    attempt, found = FieldReader(), software.read(root)
     return {
         "OS": attempt("OS", lambda: _os_name(root)),
-        "kernel": attempt("kernel", lambda: line(root / "proc/sys/kernel/osrelease")),
+        "kernel": attempt("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
         "architecture": platform.machine(),
         "driver": found.driver,
         "CUDA of torch": found.cuda,
@@ -79,28 +79,28 @@ def read_versions(root: Path, nccl: str | None) -> Versions:
 
 
 def _os_name(root: Path) -> str:
-    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(root / "etc/os-release"), re.MULTILINE)
+    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(root / "etc/os-release"), re.MULTILINE)
     if not found:
         raise ValueError("/etc/os-release has no PRETTY_NAME")
     return printable(found[1])
 
 
-def _names(names: Sequence[str], found: Survey) -> Iterator[Observation]:
-    from seatrial.bench.one_rank_per_node import by_reason
+def _names(names: Sequence[str], found: ConnectivityResult) -> Iterator[Observation]:
+    from seatrial.bench.one_rank_per_node import group_by_reason
 
     problems: dict[str, dict[str, str]] = {}
     for asker, lookups in zip(names, found.lookups, strict=True):
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {asker}"] = lookup.problem
-    yield Fact(name="unresolved", value={name: by_reason(where) for name, where in problems.items()})
+    yield Fact(name="unresolved", value={name: group_by_reason(where) for name, where in problems.items()})
     yield metric("names_unresolved", len(problems), "names")
 
 
-def _pairs(names: Sequence[str], found: Survey) -> Iterator[Observation]:
+def _pairs(names: Sequence[str], found: ConnectivityResult) -> Iterator[Observation]:
     unreachable: dict[str, str] = {}
     round_trips: dict[str, dict[str, float]] = {}
-    for source, links in zip(names, found.links, strict=True):
+    for source, links in zip(names, found.connections, strict=True):
         for target, link in links.items():
             if isinstance(link, str):
                 unreachable[f"{source}->{target}"] = link
@@ -113,21 +113,21 @@ def _pairs(names: Sequence[str], found: Survey) -> Iterator[Observation]:
         yield metric("rtt", list(those.values()), "us", source)
 
 
-def _clocks(names: Sequence[str], found: Survey) -> Iterator[Observation]:
+def _clocks(names: Sequence[str], found: ConnectivityResult) -> Iterator[Observation]:
     """How far each clock is from the first node's beyond doubt: a slow link makes doubt, not skew."""
-    from seatrial.bench.connectivity import Link
+    from seatrial.bench.connectivity import Connection
 
     first, clocks = names[0], dict[str, str]()
     for index, name in enumerate(names[1:], 1):
-        there, back = found.links[0][name], found.links[index][first]
-        link, sign = (there, 1) if isinstance(there, Link) else (back, -1)
-        if isinstance(link, Link):
-            clocks[name] = f"{sign * link.offset:+.6f} s against {first}, to ± {link.uncertainty:.6f} s"
-            yield metric("clock_skew", max(0.0, abs(link.offset) - link.uncertainty), "s", name)
+        there, back = found.connections[0][name], found.connections[index][first]
+        link, sign = (there, 1) if isinstance(there, Connection) else (back, -1)
+        if isinstance(link, Connection):
+            clocks[name] = f"{sign * link.clock_offset:+.6f} s against {first}, to ± {link.clock_uncertainty:.6f} s"
+            yield metric("clock_skew", max(0.0, abs(link.clock_offset) - link.clock_uncertainty), "s", name)
     yield Fact(name="clocks", value=dict(clocks))
 
 
-def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
+def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
     """What differs, with all its versions, and who is odd where most agree. Two nodes cannot outvote each other."""
     components = dict.fromkeys(component for versions in by_node.values() for component in versions)
     common, differing = dict[str, str | None](), dict[str, dict[str, list[str]]]()
@@ -145,9 +145,9 @@ def compare(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
                 odd.setdefault(node, {})[component] = f"{shown[node]}, most have {most or 'none'}"
     yield Fact(name="versions", value=dict(common))
     yield Fact(name="differing", value={name: dict(those) for name, those in differing.items()})
-    yield Fact(name="odd_nodes", value={node: dict(those) for node, those in odd.items()})
+    yield Fact(name="nodes_differing", value={node: dict(those) for node, those in odd.items()})
     yield metric("versions_differing", len(differing), "components")
-    yield metric("odd_nodes", len(odd), "nodes")
+    yield metric("nodes_differing", len(odd), "nodes")
 
 
 def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
@@ -165,8 +165,8 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
     yield Fact(name="network_differing", value={name: dict(those) for name, those in differing.items()})
     yield metric("network_differing", len(differing), "components")
     unknown = [node for node, said in by_node.items() if "MTU" not in said]
-    yield Fact(name="interfaces_unknown", value=list(unknown))
-    yield metric("interfaces_unknown", len(unknown), "nodes")
+    yield Fact(name="interfaces_unreadable", value=list(unknown))
+    yield metric("interfaces_unreadable", len(unknown), "nodes")
 
 
 def by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
@@ -183,20 +183,20 @@ CLOCK_FIX = (
 RULES = (
     Rule(
         metric="names_unresolved",
-        shows=("unresolved",),
+        evidence_facts=("unresolved",),
         expect="== 0 names",
-        where=SEVERAL,
-        why="Rendezvous, Gloo, MPI and ssh find other nodes by name: a name that resolves nowhere, or to a loopback "
+        applies_if=SEVERAL,
+        meaning="Rendezvous, Gloo, MPI and ssh find other nodes by name: a name that resolves nowhere, or to a loopback "
         "address, leads to no node.",
         fix="The fact unresolved says which name, on which node. There: getent ahosts NAME; put it in DNS or in "
         "/etc/hosts of every node, and take it off the line of 127.0.0.1 or 127.0.1.1.",
     ),
     Rule(
         metric="pairs_unreachable",
-        shows=("unreachable",),
+        evidence_facts=("unreachable",),
         expect="== 0 pairs",
-        where=SEVERAL,
-        why="NCCL and Gloo open TCP connections between all nodes, on ports that the system chooses.",
+        applies_if=SEVERAL,
+        meaning="NCCL and Gloo open TCP connections between all nodes, on ports that the system chooses.",
         fix="The fact unreachable says from where, to where and how it failed. Connection refused, or no answer: "
         "look for a firewall (iptables -L -n; nft list ruleset), which must let nodes talk on all ports. No route: "
         "ip route get ADDRESS.",
@@ -206,48 +206,48 @@ RULES = (
     # is milliseconds off; Ceph warns from 0.05 s on (mon_clock_drift_allowed), and so do we.
     Rule(
         metric="clock_skew",
-        shows=("clocks",),
+        evidence_facts=("clocks",),
         expect="< 300 s",
-        where=SEVERAL,
-        why="Munge, and with it Slurm, and Kerberos refuse credentials that seem to be of another time.",
+        applies_if=SEVERAL,
+        meaning="Munge, and with it Slurm, and Kerberos refuse credentials that seem to be of another time.",
         fix=CLOCK_FIX,
     ),
     Rule(
         metric="clock_skew",
-        shows=("clocks",),
+        evidence_facts=("clocks",),
         expect="< 0.05 s",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="Clocks that time servers keep differ by milliseconds. With more, logs of several nodes cannot be put in "
+        outcome_if_violated=Outcome.WARN,
+        applies_if=SEVERAL,
+        meaning="Clocks that time servers keep differ by milliseconds. With more, logs of several nodes cannot be put in "
         "order, and files seem to be written in the future.",
         fix=CLOCK_FIX,
     ),
     Rule(
         metric="versions_differing",
-        shows=("differing",),
+        evidence_facts=("differing",),
         expect="== 0 components",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="A job runs on all nodes alike: with other libraries on some of them it computes something else there, "
+        outcome_if_violated=Outcome.WARN,
+        applies_if=SEVERAL,
+        meaning="A job runs on all nodes alike: with other libraries on some of them it computes something else there, "
         "or dies of a message of a version that it does not know.",
         fix="The fact differing names the component, its versions and their nodes: install one image, container or "
         "environment on all nodes.",
     ),
     Rule(
-        metric="odd_nodes",
-        shows=("odd_nodes",),
+        metric="nodes_differing",
+        evidence_facts=("nodes_differing",),
         expect="== 0 nodes",
-        where=SEVERAL,
-        why="These nodes run something else than the majority: they were not set up like the others.",
-        fix="The fact odd_nodes says what each has, and what most have: set these nodes up anew.",
+        applies_if=SEVERAL,
+        meaning="These nodes run something else than the majority: they were not set up like the others.",
+        fix="The fact nodes_differing says what each has, and what most have: set these nodes up anew.",
     ),
     Rule(
         metric="network_differing",
-        shows=("network_differing",),
+        evidence_facts=("network_differing",),
         expect="== 0 components",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="Where some nodes send larger frames than others take, large messages hang while ping answers; a slower "
+        outcome_if_violated=Outcome.WARN,
+        applies_if=SEVERAL,
+        meaning="Where some nodes send larger frames than others take, large messages hang while ping answers; a slower "
         "port slows all; and a rank with other variables of NCCL or Gloo looks for its peers on another interface or "
         "transport.",
         fix="The fact network_differing says what differs, and where; network has the interface of each node. MTU "
@@ -255,12 +255,12 @@ RULES = (
         "job (environment.source), and look for it in the nodes' profiles and in the TaskProlog.",
     ),
     Rule(
-        metric="interfaces_unknown",
-        shows=("interfaces_unknown",),
+        metric="interfaces_unreadable",
+        evidence_facts=("interfaces_unreadable",),
         expect="== 0 nodes",
-        breach=Outcome.WARN,
-        where=SEVERAL,
-        why="Of these nodes nobody can say over which interface, and with which MTU, they talk to the first one.",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=SEVERAL,
+        meaning="Of these nodes nobody can say over which interface, and with which MTU, they talk to the first one.",
         fix="On the node: ip route get MASTER_ADDR (the fact network has it); a name that resolves to a loopback "
         "address there is told as names_unresolved. In a container /sys/class/net may be hidden.",
     ),
@@ -278,9 +278,9 @@ CHECK = Check(
         "rtt": "us",
         "clock_skew": "s",
         "versions_differing": "components",
-        "odd_nodes": "nodes",
+        "nodes_differing": "nodes",
         "network_differing": "components",
-        "interfaces_unknown": "nodes",
+        "interfaces_unreadable": "nodes",
     },
     rules=RULES,
     measure=measure,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place, metric
+from seatrial.checks.base import Check, Context, Options, metric
 from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
+def measure(context: Context, options: Options) -> Iterator[Observation]:
     from seatrial.bench import rank
 
-    nodes = rank.gather(place.node)
-    if place.rank == 0:
+    nodes = rank.gather(context.node)
+    if context.rank == 0:
         yield Fact(name="ranks_by_node", value={node: nodes.count(node) for node in sorted(set(nodes))})
         yield metric("nodes", len(set(nodes)), "nodes")
-        yield metric("nodes_missing", place.promised_nodes - len(set(nodes)), "nodes")
+        yield metric("nodes_missing", context.expected_nodes - len(set(nodes)), "nodes")
 
 
 CHECK = Check(
@@ -27,9 +27,9 @@ CHECK = Check(
     rules=(
         Rule(
             metric="nodes_missing",
-            shows=("ranks_by_node",),
+            evidence_facts=("ranks_by_node",),
             expect="== 0 nodes",
-            why="each node that was promised must answer in one process group with all others",
+            meaning="each node that was promised must answer in one process group with all others",
             fix="Look at ranks_by_node for the nodes that answered; two nodes of one host name count as one: "
             "run `hostname` on each.",
         ),

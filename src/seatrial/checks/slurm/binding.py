@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Place, metrics
-from seatrial.checks.slurm._probe_jobs import SubmitOptions, opened, require_client, where
+from seatrial.checks.base import Check, Context, metrics
+from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, open_probe_jobs, require_client
 from seatrial.discover import slurm, slurm_task
 from seatrial.discover.slurm_facts import Allocation, Settings
 from seatrial.discover.slurm_task import Task
@@ -20,13 +20,13 @@ from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, Seatr
 
 METRICS = {
     "cpus_missing": "CPUs",
-    "cpus_beyond": "CPUs",
+    "cpus_outside_allocation": "CPUs",
     "cpus_shared": "CPUs",
     "memory_confined": "bool",
-    "gpus_of_task": "GPUs",
+    "gpus_per_task": "GPUs",
     "gpus_shared": "GPUs",
     "devices_confined": "bool",
-    "gpus_in_reach": "GPUs",
+    "gpus_accessible": "GPUs",
     "numa_distance": "",
 }
 
@@ -39,75 +39,75 @@ _REMOTE = 20
 RULES = (
     Rule(
         metric="cpus_missing",
-        shows=("tasks",),
+        evidence_facts=("tasks",),
         expect="== 0 CPUs",
-        why="the task may run on fewer CPUs than it was given: its data loaders and NCCL's threads queue for them",
+        meaning="the task may run on fewer CPUs than it was given: its data loaders and NCCL's threads queue for them",
         fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; scontrol show config | grep -i TaskPlugin",
     ),
     Rule(
-        metric="cpus_beyond",
-        shows=("tasks", "allocations"),
+        metric="cpus_outside_allocation",
+        evidence_facts=("tasks", "allocations"),
         expect="== 0 CPUs",
-        where={"cpus_confined": "yes"},
-        why="tasks may run on more CPUs of the node than the job was given: they disturb its neighbours",
+        applies_if={"cpus_confined": "yes"},
+        meaning="tasks may run on more CPUs of the node than the job was given: they disturb its neighbours",
         fix=f"On the node: {_CGROUP}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
     ),
     Rule(
         metric="cpus_shared",
-        shows=("tasks",),
+        evidence_facts=("tasks",),
         expect="== 0 CPUs",
-        where={"tasks_bound": "yes"},
-        why="tasks that asked for CPUs of their own (--cpu-bind=threads) were bound to the same ones",
+        applies_if={"tasks_bound": "yes"},
+        meaning="tasks that asked for CPUs of their own (--cpu-bind=threads) were bound to the same ones",
         fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads true; scontrol show config | grep -i TaskPlugin; slurmd -C",
     ),
     Rule(
         metric="memory_confined",
-        shows=("memory", "allocations"),
+        evidence_facts=("memory", "allocations"),
         expect="== 1 bool",
-        where={"memory_limit": "yes"},
-        why="the job may use more memory than it was given, though limits are set up",
+        applies_if={"memory_limit": "yes"},
+        meaning="the job may use more memory than it was given, though limits are set up",
         fix=f"On the node: {_CGROUP}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
     ),
     Rule(
-        metric="gpus_of_task",
-        shows=("gpus", "tasks", "gpus_unlisted"),
+        metric="gpus_per_task",
+        evidence_facts=("gpus", "tasks", "gpus_not_configured"),
         expect="== 1 GPUs",
-        where={"gpu_per_task": "yes"},
-        why="a task that asked for one GPU does not find just one: ranks crash, or crowd on the first GPU",
+        applies_if={"gpu_per_task": "yes"},
+        meaning="a task that asked for one GPU does not find just one: ranks crash, or crowd on the first GPU",
         fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; look at TaskProlog",
     ),
     Rule(
         metric="gpus_shared",
-        shows=("gpus", "tasks"),
+        evidence_facts=("gpus", "tasks"),
         expect="== 0 GPUs",
-        where={"gpu_per_task": "yes"},
-        why="tasks that asked for a GPU each were given the same one: half the speed, and out of memory",
+        applies_if={"gpu_per_task": "yes"},
+        meaning="tasks that asked for a GPU each were given the same one: half the speed, and out of memory",
         fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
     ),
     Rule(
         metric="devices_confined",
         expect="== 1 bool",
-        breach=Outcome.WARN,
-        where={"gpu_per_task": "yes"},
-        why="only CUDA_VISIBLE_DEVICES keeps a job off the GPUs of others: one that sets it itself takes theirs",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"gpu_per_task": "yes"},
+        meaning="only CUDA_VISIBLE_DEVICES keeps a job off the GPUs of others: one that sets it itself takes theirs",
         fix="TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
         "ConstrainDevices=yes in cgroup.conf; restart every slurmd",
     ),
     Rule(
-        metric="gpus_in_reach",
-        shows=("alone",),
+        metric="gpus_accessible",
+        evidence_facts=("alone",),
         expect="== 1 GPUs",
-        where={"others_to_hide": "yes"},
-        why="a task that holds one GPU can open others too, though device cgroups are set up",
+        applies_if={"gpu_isolation_tested": "yes"},
+        meaning="a task that holds one GPU can open others too, though device cgroups are set up",
         fix=f"On the node: {_CGROUP}; slurmd -G must name each /dev/nvidiaN; journalctl -u slurmd | grep -i cgroup",
     ),
     Rule(
         metric="numa_distance",
-        shows=("tasks", "numa"),
+        evidence_facts=("tasks", "numa"),
         expect=f"< {_REMOTE}",
-        breach=Outcome.WARN,
-        where={"numa_known": "yes"},
-        why="the task's CPUs are on another socket than its GPU: copies to it cross the link between the sockets",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"numa_distance_readable": "yes"},
+        meaning="the task's CPUs are on another socket than its GPU: copies to it cross the link between the sockets",
         fix="nvidia-smi topo -m; Cores= of each GPU in gres.conf (AutoDetect=nvml does it); slurmd -G; "
         "srun --gres-flags=enforce-binding",
     ),
@@ -122,42 +122,42 @@ class BindingOptions(SubmitOptions):
     devices: str = Field(default="/dev/nvidia[0-9]*", description="pattern of the GPUs' device files")
 
 
-def measure(place: Place, options: BindingOptions) -> Iterator[Observation]:
+def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SeatrialError with Slurm's reason where the job cannot be tried."""
     require_client()
     settings = slurm.settings()
-    gpus, why_none = _gpus(place, options, settings)
-    nodes, tasks = options.nodes or place.promised_nodes, gpus or _TASKS_WITHOUT_GPU
+    gpus, why_none = _gpus(context, options, settings)
+    nodes, tasks = options.nodes or context.expected_nodes, gpus or _TASKS_WITHOUT_GPU
     yield from _setup(settings, gpus, why_none)
-    with opened(place, options) as desk:
+    with open_probe_jobs(context, options) as desk:
         size = _size(nodes, tasks, options, gpus, settings)
-        job = desk.hold(*size)
+        job = desk.start_idle_job(*size)
         given = slurm.allocations(job.id)
         yield Fact(name="allocations", value={name: one.model_dump(mode="json") for name, one in given.items()})
-        probe = slurm_task.command(options.devices)
-        together = slurm_task.tasks(desk.step(job.id, (*size, "--cpu-bind=threads"), probe))
+        probe = slurm_task.srun_command(options.devices)
+        together = slurm_task.parse_tasks(desk.run_step(job.id, (*size, "--cpu-bind=threads"), probe))
         found = _complete(together, nodes * tasks, given)
         yield from _of_cpus(found, _cpus(found, given), options.cpus_per_task)
         yield from _of_memory(found, given)
         if gpus:
-            yield from _of_gpus(found, settings.confines_devices)
-            alone = slurm_task.tasks(desk.step(job.id, _size(nodes, 1, options, 1, settings), probe))
+            yield from _of_gpus(found, settings.constrains_devices)
+            alone = slurm_task.parse_tasks(desk.run_step(job.id, _size(nodes, 1, options, 1, settings), probe))
             yield from _alone(_complete(alone, nodes, given), gpus, settings)
 
 
-def _gpus(place: Place, options: BindingOptions, settings: Settings) -> tuple[int, str]:
+def _gpus(context: Context, options: BindingOptions, settings: Settings) -> tuple[int, str]:
     """GPUs of a node that tasks can ask for, one each; 0 and the reason where they cannot."""
     if "gpu" not in settings.gres_types:
         return 0, "GresTypes of slurm.conf has no gpu"
     if settings.select_type != "select/cons_tres":
         return 0, f"{settings.select_type} knows no --gpus-per-task"
-    gpus = slurm.gpus_per_node(options.partition) if place.promised_gpus is None else place.promised_gpus
+    gpus = slurm.gpus_per_node(options.partition) if context.expected_gpus is None else context.expected_gpus
     return gpus, "" if gpus else "no node has GPUs, or none were promised"
 
 
 def _size(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
     """Of a job, or of a step in it. Where memory is handed out, the default may be all of a node's."""
-    memory = [f"--mem={tasks}G"] if settings.consumes_memory else []
+    memory = [f"--mem={tasks}G"] if settings.memory_is_consumable else []
     size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", *memory)
     return (*size, f"--cpus-per-task={options.cpus_per_task}", *(["--gpus-per-task=1"] if gpus else []))
 
@@ -167,14 +167,14 @@ def _setup(settings: Settings, gpus: int, why_none: str) -> Iterator[Observation
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     cores = f"{plugins}, ConstrainCores={settings.constrain_cores}"
     memory = "SelectTypeParameters, TaskPlugin or ConstrainRAMSpace do not hold jobs to their memory"
-    yield where("cpus_confined", "" if settings.confines_cpus else cores)
-    yield where("tasks_bound", "" if settings.binds_tasks else f"{plugins}, without task/affinity")
-    yield where("memory_limit", "" if settings.confines_memory else memory)
-    yield where("gpu_per_task", why_none)
+    yield condition_fact("cpus_confined", "" if settings.constrains_cpus else cores)
+    yield condition_fact("tasks_bound", "" if settings.task_binding_enabled else f"{plugins}, without task/affinity")
+    yield condition_fact("memory_limit", "" if settings.constrains_memory else memory)
+    yield condition_fact("gpu_per_task", why_none)
     if not gpus:
-        yield from (where(name, why_none) for name in ("others_to_hide", "numa_known"))
+        yield from (condition_fact(name, why_none) for name in ("gpu_isolation_tested", "numa_distance_readable"))
     else:
-        yield from metrics(METRICS, {"devices_confined": settings.confines_devices})
+        yield from metrics(METRICS, {"devices_confined": settings.constrains_devices})
 
 
 def _complete(tasks: Sequence[Task], wanted: int, given: Mapping[str, Allocation]) -> Sequence[Task]:
@@ -189,7 +189,7 @@ def _complete(tasks: Sequence[Task], wanted: int, given: Mapping[str, Allocation
 def _cpus(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> dict[str, int]:
     """How many of the kernel's CPUs the job was given on each node."""
     configured = {node.name: node.cpus for node in slurm.nodes()}
-    threads = {task.node: task.threads_of(configured.get(task.node)) for task in tasks}
+    threads = {task.node: task.threads_per_slurm_cpu(configured.get(task.node)) for task in tasks}
     return {name: allocation.cpus * threads[name] for name, allocation in given.items()}
 
 
@@ -200,12 +200,12 @@ def _of_cpus(tasks: Sequence[Task], given: Mapping[str, int], each: int) -> Iter
     for node, cpus in given.items():
         times = Counter(cpu for task in tasks if task.node == node for cpu in task.cpus)
         shared = sum(count > 1 for count in times.values())
-        yield from metrics(METRICS, {"cpus_beyond": max(0, len(times) - cpus), "cpus_shared": shared}, node)
+        yield from metrics(METRICS, {"cpus_outside_allocation": max(0, len(times) - cpus), "cpus_shared": shared}, node)
 
 
 def _told(task: Task) -> dict[str, object]:
     """A task in the evidence: short."""
-    return {"cpus": list(task.cpus), "cuda": task.cuda, "opened": list(task.opened)}
+    return {"cpus": list(task.cpus), "cuda": task.cuda_visible_devices, "opened": list(task.accessible_devices)}
 
 
 def _of_memory(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> Iterator[Observation]:
@@ -220,16 +220,19 @@ def _of_memory(tasks: Sequence[Task], given: Mapping[str, Allocation]) -> Iterat
 def _of_gpus(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
     named = [(task, task.gpus(confined) or ()) for task in tasks]
     yield Fact(name="gpus", value={task.name: list(gpus) for task, gpus in named})
-    yield Fact(name="gpus_unlisted", value=sorted({task.unlisted for task in tasks if task.unlisted}))
+    yield Fact(name="gpus_not_configured", value=sorted({task.listing_error for task in tasks if task.listing_error}))
     for task, gpus in named:
-        yield from metrics(METRICS, {"gpus_of_task": len(gpus)}, task.name)
+        yield from metrics(METRICS, {"gpus_per_task": len(gpus)}, task.name)
     for node in sorted({task.node for task in tasks}):
         times = Counter(gpu for task, gpus in named if task.node == node for gpu in gpus)
         yield from metrics(METRICS, {"gpus_shared": sum(count > 1 for count in times.values())}, node)
     distances = {task.name: task.numa_distance() for task in tasks}
     known = {name: distance for name, distance in distances.items() if isinstance(distance, int)}
     yield Fact(name="numa", value=distances)
-    yield where("numa_known", "" if known else "; ".join(sorted({str(why) for why in distances.values()})) or "no task")
+    yield condition_fact(
+        "numa_distance_readable",
+        "" if known else "; ".join(sorted({str(why) for why in distances.values()})) or "no task",
+    )
     for name, distance in known.items():
         yield from metrics(METRICS, {"numa_distance": distance}, name)
 
@@ -237,9 +240,9 @@ def _of_gpus(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
 def _alone(tasks: Sequence[Task], gpus: int, settings: Settings) -> Iterator[Observation]:
     yield Fact(name="alone", value={task.name: _told(task) for task in tasks})
     why = "the trial has one GPU a node" if gpus < 2 else "no device cgroups (see devices_confined)"
-    yield where("others_to_hide", "" if gpus > 1 and settings.confines_devices else why)
+    yield condition_fact("gpu_isolation_tested", "" if gpus > 1 and settings.constrains_devices else why)
     for task in tasks:
-        yield from metrics(METRICS, {"gpus_in_reach": task.in_reach}, task.name)
+        yield from metrics(METRICS, {"gpus_accessible": task.accessible_gpus}, task.name)
 
 
 CHECK = Check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place, facts, metrics
+from seatrial.checks.base import Check, Context, Options, facts, metrics
 from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -15,13 +15,13 @@ METRICS = {
     "controllers_up": "controllers",
     "controllers_down": "controllers",
     "configuration_differs": "bool",
-    "loses_processes": "bool",
-    "binds_tasks": "bool",
-    "gpu_resource": "bool",
+    "proctrack_loses_processes": "bool",
+    "task_binding_enabled": "bool",
+    "gpu_gres_configured": "bool",
     "kill_wait": "s",
-    "dead_nodes_noticed": "bool",
+    "dead_nodes_detected": "bool",
     "health_check": "bool",
-    "memlock_lowered": "bool",
+    "memlock_limit_propagated": "bool",
 }
 
 # Both find a job's processes by their parents or group, which a daemon leaves behind: slurm.conf(5), ProctrackType.
@@ -30,52 +30,52 @@ _LOSING_TRACKERS = {"proctrack/linuxproc", "proctrack/pgid"}
 RULES = (
     Rule(
         metric="controllers_up",
-        shows=("controllers",),
+        evidence_facts=("controllers",),
         expect=">= 1 controllers",
-        why="without a controller no job can be submitted, and none that runs is watched",
+        meaning="without a controller no job can be submitted, and none that runs is watched",
         fix="scontrol ping; on the controller's host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
     ),
     Rule(
         metric="controllers_down",
-        shows=("controllers",),
+        evidence_facts=("controllers",),
         expect="== 0 controllers",
-        breach=Outcome.WARN,
-        why="a backup controller that is down takes over from nobody",
+        outcome_if_violated=Outcome.WARN,
+        meaning="a backup controller that is down takes over from nobody",
         fix="systemctl status slurmctld on the host that is DOWN; scontrol ping",
     ),
     Rule(
         metric="configuration_differs",
         expect="== 0 bool",
-        breach=Outcome.WARN,
-        where={"configuration_compared": "yes"},
-        why="this machine's slurm.conf is not the controller's: the two may differ on ports, plugins and limits",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"configuration_compared": "yes"},
+        meaning="this machine's slurm.conf is not the controller's: the two may differ on ports, plugins and limits",
         fix="sha256sum /etc/slurm/slurm.conf, here and there; copy the controller's; then: scontrol reconfigure",
     ),
     Rule(
-        metric="loses_processes",
-        shows=("proctrack_type",),
+        metric="proctrack_loses_processes",
+        evidence_facts=("proctrack_type",),
         expect="== 0 bool",
-        breach=Outcome.WARN,
-        why="Slurm finds a job's processes by parent or process group here: those that change it outlive the job, and "
+        outcome_if_violated=Outcome.WARN,
+        meaning="Slurm finds a job's processes by parent or process group here: those that change it outlive the job, and "
         "keep its GPUs",
         fix="ProctrackType=proctrack/cgroup in slurm.conf, then restart slurmctld and every slurmd",
     ),
     Rule(
-        metric="binds_tasks",
-        shows=("task_plugin",),
+        metric="task_binding_enabled",
+        evidence_facts=("task_plugin",),
         expect="== 1 bool",
-        breach=Outcome.WARN,
-        why="no plugin binds tasks to CPUs: jobs that share a node disturb each other, and GPUs are fed from the far "
+        outcome_if_violated=Outcome.WARN,
+        meaning="no plugin binds tasks to CPUs: jobs that share a node disturb each other, and GPUs are fed from the far "
         "socket",
         fix="TaskPlugin=task/affinity,task/cgroup in slurm.conf, ConstrainCores=yes and ConstrainDevices=yes in "
         "cgroup.conf, then restart every slurmd",
     ),
     Rule(
-        metric="gpu_resource",
-        shows=("gres_types",),
+        metric="gpu_gres_configured",
+        evidence_facts=("gres_types",),
         expect="== 1 bool",
-        where={"gpus_promised": "yes"},
-        why="GPUs were promised, and Slurm does not know of any: it cannot hand them out, nor keep jobs off them",
+        applies_if={"gpus_expected": "yes"},
+        meaning="GPUs were promised, and Slurm does not know of any: it cannot hand them out, nor keep jobs off them",
         fix="GresTypes=gpu in slurm.conf, Gres=gpu:N on each NodeName line, gres.conf (AutoDetect=nvml); restart "
         "slurmctld and every slurmd, then: sinfo -o '%N %G'",
     ),
@@ -83,36 +83,36 @@ RULES = (
         metric="kill_wait",
         # 30 s is Slurm's default. A job that wants longer for a checkpoint asks for a signal ahead: sbatch --signal.
         expect="<= 120 s",
-        breach=Outcome.WARN,
-        why="a hung training job that ignores SIGTERM keeps its nodes for so long after it was cancelled",
+        outcome_if_violated=Outcome.WARN,
+        meaning="a hung training job that ignores SIGTERM keeps its nodes for so long after it was cancelled",
         fix="KillWait=30 in slurm.conf; scontrol reconfigure",
     ),
     Rule(
-        metric="dead_nodes_noticed",
+        metric="dead_nodes_detected",
         expect="== 1 bool",
-        breach=Outcome.WARN,
-        why="SlurmdTimeout is 0: a node that dies is never set DOWN, and its jobs hang on it",
+        outcome_if_violated=Outcome.WARN,
+        meaning="SlurmdTimeout is 0: a node that dies is never set DOWN, and its jobs hang on it",
         fix="SlurmdTimeout=300 in slurm.conf; scontrol reconfigure",
     ),
     Rule(
         metric="health_check",
         expect="== 1 bool",
-        breach=Outcome.WARN,
-        why="nothing looks after the nodes between jobs: one with a lost GPU goes on taking jobs, and fails them all",
+        outcome_if_violated=Outcome.WARN,
+        meaning="nothing looks after the nodes between jobs: one with a lost GPU goes on taking jobs, and fails them all",
         fix="HealthCheckProgram and HealthCheckInterval=300 in slurm.conf; scontrol reconfigure",
     ),
     Rule(
-        metric="memlock_lowered",
-        shows=("propagate_resource_limits", "memlock_here"),
+        metric="memlock_limit_propagated",
+        evidence_facts=("propagate_resource_limits", "submit_host_memlock"),
         expect="== 0 bool",
-        breach=Outcome.WARN,
-        why="jobs inherit this machine's limit on locked memory, too little for RDMA: ibv_reg_mr fails in them",
+        outcome_if_violated=Outcome.WARN,
+        meaning="jobs inherit this machine's limit on locked memory, too little for RDMA: ibv_reg_mr fails in them",
         fix="PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then: scontrol reconfigure",
     ),
 )
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
+def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
     require_client()
     controllers = slurm.ping()
@@ -125,7 +125,7 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
     up = sum(controller.up for controller in controllers)
     yield from metrics(METRICS, {"controllers_up": up, "controllers_down": len(controllers) - up})
     yield from facts(settings.model_dump(mode="json"))
-    yield from _of_settings(settings, place.promised_gpus or 0)
+    yield from _of_settings(settings, context.expected_gpus or 0)
 
 
 def _of_settings(settings: Settings, promised_gpus: int) -> Iterator[Observation]:
@@ -135,24 +135,24 @@ def _of_settings(settings: Settings, promised_gpus: int) -> Iterator[Observation
     yield from facts(
         {
             "configuration_compared": "yes" if compared else "no",
-            "gpus_promised": "yes" if promised_gpus else "no",
-            "memlock_here": soft if limited else "unlimited",
+            "gpus_expected": "yes" if promised_gpus else "no",
+            "submit_host_memlock": soft if limited else "unlimited",
         }
     )
     values: dict[str, float] = {
-        "binds_tasks": bool(set(settings.task_plugin) - {"task/none", "none"}),
-        "gpu_resource": "gpu" in settings.gres_types,
+        "task_binding_enabled": bool(set(settings.task_plugin) - {"task/none", "none"}),
+        "gpu_gres_configured": "gpu" in settings.gres_types,
         "health_check": settings.health_check_program is not None,
-        "memlock_lowered": limited and _propagates(settings, "MEMLOCK"),
+        "memlock_limit_propagated": limited and _propagates(settings, "MEMLOCK"),
     }
     if compared:
         values["configuration_differs"] = not settings.same_configuration
     if settings.proctrack_type is not None:
-        values["loses_processes"] = settings.proctrack_type in _LOSING_TRACKERS
+        values["proctrack_loses_processes"] = settings.proctrack_type in _LOSING_TRACKERS
     if isinstance(settings.kill_wait_s, int):
         values["kill_wait"] = settings.kill_wait_s
     if settings.slurmd_timeout_s is not None:
-        values["dead_nodes_noticed"] = settings.slurmd_timeout_s != 0
+        values["dead_nodes_detected"] = settings.slurmd_timeout_s != 0
     yield from metrics(METRICS, values)
 
 

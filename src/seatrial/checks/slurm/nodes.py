@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from seatrial.checks.base import Check, Options, Place, facts, metrics
+from seatrial.checks.base import Check, Context, Options, facts, metrics
 from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Node
@@ -22,33 +22,33 @@ METRICS = {
 RULES = (
     Rule(
         metric="nodes_missing",
-        shows=("out_of_service",),
+        evidence_facts=("out_of_service",),
         expect="== 0 nodes",
-        why="fewer nodes can take jobs than were promised",
+        meaning="fewer nodes can take jobs than were promised",
         fix="sinfo -R names the reasons; when a node is mended: scontrol update nodename=NODE state=resume",
     ),
     Rule(
         metric="up",
-        shows=("not_up",),
+        evidence_facts=("not_up",),
         expect="== 1 bool",
-        why="the node is DOWN, marked as failing, or does not answer the controller",
+        meaning="the node is DOWN, marked as failing, or does not answer the controller",
         fix="scontrol show node NODE; on it: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
         "the node has less than slurm.conf says, see slurmd -C on it",
     ),
     Rule(
         metric="in_service",
-        shows=("held_back",),
+        evidence_facts=("held_back",),
         expect="== 1 bool",
-        breach=Outcome.WARN,
-        why="somebody, or a health check, took the node out; it gets no new jobs",
+        outcome_if_violated=Outcome.WARN,
+        meaning="somebody, or a health check, took the node out; it gets no new jobs",
         fix="sinfo -R; when the reason is gone: scontrol update nodename=NODE state=resume",
     ),
     Rule(
         metric="free_of_reservations",
-        shows=("reserved",),
+        evidence_facts=("reserved",),
         expect="== 1 bool",
-        breach=Outcome.WARN,
-        why="a reservation holds the node: only jobs that name it run there",
+        outcome_if_violated=Outcome.WARN,
+        meaning="a reservation holds the node: only jobs that name it run there",
         fix="scontrol show reservations; name it to the trial (--set slurm.reservation=NAME), or: "
         "scontrol delete reservation NAME",
     ),
@@ -61,11 +61,11 @@ class NodesOptions(Options):
     reservation: str | None = None
 
 
-def measure(place: Place, options: NodesOptions) -> Iterator[Observation]:
+def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
     require_client()
     nodes = slurm.nodes()
-    kept = {node.name for node in nodes if node.kept_from(options.reservation)}
+    kept = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
     usable = sum(node.usable and node.name not in kept for node in nodes)
 
     def states(chosen: Callable[[Node], bool]) -> dict[str, str]:
@@ -76,15 +76,15 @@ def measure(place: Place, options: NodesOptions) -> Iterator[Observation]:
             "nodes": [node.model_dump(mode="json") for node in nodes],
             "out_of_service": states(lambda node: not node.usable or node.name in kept),
             "not_up": states(lambda node: not node.up),
-            "held_back": states(lambda node: node.held_back),
+            "held_back": states(lambda node: node.not_in_service),
             "reserved": states(lambda node: node.name in kept),
         }
     )
-    missing = max(0, place.promised_nodes - usable)
+    missing = max(0, context.expected_nodes - usable)
     yield from metrics(METRICS, {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing})
     for node in nodes:
         free = node.name not in kept
-        values = {"up": node.up, "in_service": not node.held_back, "free_of_reservations": free}
+        values = {"up": node.up, "in_service": not node.not_in_service, "free_of_reservations": free}
         yield from metrics(METRICS, values, node.name)
 
 

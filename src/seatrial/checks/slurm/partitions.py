@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Options, Place, facts, metrics
+from seatrial.checks.base import Check, Context, Options, facts, metrics
 from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Partition
@@ -13,46 +13,46 @@ from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 METRICS = {
     "partitions_up": "partitions",
     "default_partitions": "partitions",
-    "nodes_out_of_reach": "nodes",
+    "nodes_without_partition": "nodes",
     "partitions_without_limit": "partitions",
 }
 
 RULES = (
     Rule(
         metric="partitions_up",
-        shows=("partitions",),
+        evidence_facts=("partitions",),
         expect=">= 1 partitions",
-        why="no partition is UP: jobs are queued, and none is started",
+        meaning="no partition is UP: jobs are queued, and none is started",
         fix="scontrol update partitionname=NAME state=up; for good, State=UP on its line in slurm.conf",
     ),
     Rule(
         metric="default_partitions",
         expect="== 1 partitions",
-        breach=Outcome.WARN,
-        why="a job that names no partition is refused",
+        outcome_if_violated=Outcome.WARN,
+        meaning="a job that names no partition is refused",
         fix="Default=YES on the PartitionName line of one partition; until then give --partition with every job",
     ),
     Rule(
-        metric="nodes_out_of_reach",
-        shows=("out_of_reach",),
+        metric="nodes_without_partition",
+        evidence_facts=("out_of_reach",),
         expect="== 0 nodes",
-        breach=Outcome.WARN,
-        why="these nodes are in no partition that is UP, so that no job ever gets there",
+        outcome_if_violated=Outcome.WARN,
+        meaning="these nodes are in no partition that is UP, so that no job ever gets there",
         fix="Put them on a PartitionName line of slurm.conf (Nodes=…), then: scontrol reconfigure",
     ),
     Rule(
         metric="partitions_without_limit",
-        shows=("without_limit",),
+        evidence_facts=("without_limit",),
         expect="== 0 partitions",
-        breach=Outcome.WARN,
-        why="a job without --time runs there for ever: one that hangs holds its GPUs until someone looks, and Slurm "
+        outcome_if_violated=Outcome.WARN,
+        meaning="a job without --time runs there for ever: one that hangs holds its GPUs until someone looks, and Slurm "
         "cannot let small jobs in before large ones (backfill), as it does not know when anything ends",
         fix="DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
     ),
 )
 
 
-def measure(place: Place, options: Options) -> Iterator[Observation]:
+def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
     require_client()
     partitions, nodes = slurm.partitions(), slurm.nodes()
@@ -64,7 +64,7 @@ def measure(place: Place, options: Options) -> Iterator[Observation]:
     counts = {
         "partitions_up": len(up),
         "default_partitions": sum(partition.default for partition in partitions),
-        "nodes_out_of_reach": len(out_of_reach),
+        "nodes_without_partition": len(out_of_reach),
         "partitions_without_limit": len(without_limit),
     }
     yield from metrics(METRICS, counts)

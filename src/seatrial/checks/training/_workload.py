@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.bench.child_answer import NO_ROOM, REFUSED
-from seatrial.checks.base import Options, Place
+from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
+from seatrial.checks.base import Context, Options
 from seatrial.model import SeatrialError
 from seatrial.train import train_config
 from seatrial.util.failures import killed
 
 if TYPE_CHECKING:
-    from seatrial.bench.fresh_ranks import Answer
+    from seatrial.bench.child_ranks import ChildResult
 
 LIMIT_S = 600.0  # generous: without weights or rows to fetch none takes two minutes
-_NO_FINDING = {REFUSED: "was not trained", NO_ROOM: "was not trained to its end, for want of room on disk"}
+_NO_FINDING = {
+    EXIT_USAGE_ERROR: "was not trained",
+    EXIT_DISK_FULL: "was not trained to its end, for want of room on disk",
+}
 _TAIL = 4096  # bytes at the end of steps.jsonl, that hold a line
 
 
@@ -39,7 +42,7 @@ class WorkloadOptions(Options):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What one training left. ``problem`` is empty where it ended well, else tells how it ended, with its last words.
 
     ``metrics`` is metrics.json, None after a problem; ``steps`` the lines of steps.jsonl, of ``max_steps``;
@@ -55,33 +58,35 @@ class Trained:
     ranks: tuple[int, ...] = ()
     max_steps: int = 0
     seconds: float = 0.0
-    failed: int | None = None
-    logs: Path | None = None
+    failed_rank: int | None = None
+    log_prefix: Path | None = None
 
     def value(self, name: str) -> Any:
         """Of metrics.json; None where that is not known."""
         return (self.metrics or {}).get(name)
 
     @property
-    def reloaded(self) -> bool:
+    def export_loads(self) -> bool:
         """Whether what was exported was loaded again, and was what had been trained."""
         return str(self.value("final")).startswith("loaded")
 
 
-def config_for(place: Place, name: str) -> str:
+def config_for_device(context: Context, name: str) -> str:
     """The config called ``name``; on a CPU its tiny twin, where it has one."""
     twin = f"tiny/{name}"
-    return twin if not place.device.startswith("cuda") and twin in train_config.shipped() else name
+    return twin if not context.device.startswith("cuda") and twin in train_config.shipped_configs() else name
 
 
-def chosen(place: Place, options: WorkloadOptions, name: str, *gpu: str) -> tuple[str, tuple[str, ...]]:
+def config_and_overrides(
+    context: Context, options: WorkloadOptions, name: str, *gpu: str
+) -> tuple[str, tuple[str, ...]]:
     """The config of ``options``; else the one called ``name``, on GPUs with the overrides ``gpu``."""
-    shipped = place.device.startswith("cuda") and not options.config
-    return options.config or config_for(place, name), gpu if shipped else ()
+    shipped = context.device.startswith("cuda") and not options.config
+    return options.config or config_for_device(context, name), gpu if shipped else ()
 
 
 def train(
-    place: Place,
+    context: Context,
     name: str,
     config: str,
     overrides: Sequence[str] = (),
@@ -89,65 +94,67 @@ def train(
     limit_s: float = LIMIT_S,
     *,
     into: Path | None = None,
-    generate: int = 0,
-) -> list[Trained]:
+    generate_tokens: int = 0,
+) -> list[TrainingResult]:
     """Train ``config`` in each of ``groups`` of ranks at once, by default in one of all; the same answer on all ranks.
 
     ``name`` is what its folders in ``place.out`` begin with, which are new ones, unless one training is to go on
     ``into`` that of an earlier one. ``generate``: so many tokens with what was exported, see train.child. Called by all
     ranks together. Raises SeatrialError where nothing could be trained.
     """
-    from seatrial.bench import fresh_ranks, rank
+    from seatrial.bench import child_ranks, rank
 
-    every = [tuple(ranks) for ranks in groups or [range(place.world_size)]]
-    own = next((number for number, ranks in enumerate(every) if place.rank in ranks), None)
-    outs = rank.gather([into] if into else _new_folders(place.out, name, len(every)))[0]
+    every = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
+    own = next((number for number, ranks in enumerate(every) if context.rank in ranks), None)
+    outs = rank.gather([into] if into else _new_folders(context.artifacts_dir, name, len(every)))[0]
     wanted = train_config.load(config, overrides)
-    task = {"config": str(train_config.find(config)), "overrides": list(overrides), "generate": generate}
-    place.note(f"{name}: starting")
+    task = {"config": str(train_config.config_path(config)), "overrides": list(overrides), "generate": generate_tokens}
+    context.progress(f"{name}: starting")
     began = time.monotonic()
-    answers = fresh_ranks.ask_anew(
+    answers = child_ranks.run_child_ranks(
         "seatrial.train.child",
         {**task, "out": str(outs[own or 0])},
-        {"NCCL_DEBUG_FILE": str(place.out / f"nccl.{name}.%h.%p.log")},
-        device=place.device,
-        local_rank=place.local_rank,
-        out=place.out / outs[0].name,
+        {"NCCL_DEBUG_FILE": str(context.artifacts_dir / f"nccl.{name}.%h.%p.log")},
+        device=context.device,
+        local_rank=context.local_rank,
+        file_prefix=context.artifacts_dir / outs[0].name,
         limit_s=limit_s,
         groups=every,
-        look=_progress(place, name, outs[own], wanted.max_steps) if own is not None else lambda: None,
+        on_poll=_progress(context, name, outs[own], wanted.max_steps) if own is not None else lambda: None,
     )
     seconds = rank.gather(time.monotonic() - began)[0]
-    leads = own is not None and place.rank == every[own][0]
-    steps = rank.gather(_lines(outs[own]) if own is not None and leads else ())
+    leads = own is not None and context.rank == every[own][0]
+    steps = rank.gather(_read_steps(outs[own]) if own is not None and leads else ())
     return [
         replace(
-            _ended(name, out, {one: answers[one] for one in ranks}),
+            _result_of_ranks(name, out, {one: answers[one] for one in ranks}),
             steps=steps[ranks[0]],
             max_steps=wanted.max_steps,
             seconds=seconds,
-            logs=place.out / outs[0].name,
+            log_prefix=context.artifacts_dir / outs[0].name,
         )
         for ranks, out in zip(every, outs, strict=True)
     ]
 
 
-def _ended(name: str, out: Path, answers: Mapping[int, Answer]) -> Trained:
+def _result_of_ranks(name: str, out: Path, answers: Mapping[int, ChildResult]) -> TrainingResult:
     """How one training ended, by the answers of its ranks. Raises SeatrialError where that says nothing of them."""
-    from seatrial.bench import fresh_ranks
+    from seatrial.bench import child_ranks
 
     ranks = tuple(answers)
-    bad = {rank: answer for rank, answer in answers.items() if answer.problem}
+    bad = {rank: answer for rank, answer in answers.items() if answer.error}
     if not bad:
         metrics = answers[ranks[0]].value
         if not isinstance(metrics, dict):
             raise SeatrialError(f"{name}: rank {ranks[0]} answered {str(metrics)[:80]!r}, which are no metrics")
-        return Trained(metrics, out, "", ranks=ranks)
-    first = fresh_ranks.first_to_fail(bad)
-    for code, ended in {} if killed(bad[first].code) else _NO_FINDING.items():
-        if said := [_told(rank, answer) for rank, answer in bad.items() if answer.code == code]:
+        return TrainingResult(metrics, out, "", ranks=ranks)
+    first = child_ranks.first_failed_rank(bad)
+    for code, ended in {} if killed(bad[first].exit_code) else _NO_FINDING.items():
+        if said := [_told(rank, answer) for rank, answer in bad.items() if answer.exit_code == code]:
             raise SeatrialError(f"{name} {ended}: {said[0]}")
-    return Trained(None, out, _told(first, bad[first]), bad[first].code or 1, ranks=ranks, failed=first)
+    return TrainingResult(
+        None, out, _told(first, bad[first]), bad[first].exit_code or 1, ranks=ranks, failed_rank=first
+    )
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
@@ -161,17 +168,17 @@ def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
         attempt += 1
 
 
-def _progress(place: Place, name: str, out: Path, steps: int) -> Callable[[], None]:
+def _progress(context: Context, name: str, out: Path, steps: int) -> Callable[[], None]:
     """Tells where this rank's training is, by its files; nothing where they cannot be read, as on another node."""
 
     def look() -> None:
-        if place.rank == 0 and (now := doing(out, steps)):
-            place.note(f"{name}: {now}")
+        if context.rank == 0 and (now := training_progress(out, steps)):
+            context.progress(f"{name}: {now}")
 
     return look
 
 
-def doing(out: Path, steps: int) -> str:
+def training_progress(out: Path, steps: int) -> str:
     """What a training of so many ``steps`` does now, by what is there in ``out``; "" before it has begun to write."""
     step = last_step(out)
     if step:
@@ -194,7 +201,7 @@ def last_step(out: Path) -> int:
         return 0
 
 
-def _lines(out: Path) -> tuple[dict[str, Any], ...]:
+def _read_steps(out: Path) -> tuple[dict[str, Any], ...]:
     path = out / "steps.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
@@ -206,8 +213,8 @@ def _lines(out: Path) -> tuple[dict[str, Any], ...]:
     return steps
 
 
-def _told(rank: int, answer: Answer) -> str:
-    from seatrial.bench import fresh_ranks
+def _told(rank: int, answer: ChildResult) -> str:
+    from seatrial.bench import child_ranks
 
-    memory = any(words in answer.problem for words in ("out of memory", "OutOfMemoryError"))
-    return f"{'out of memory: ' if memory else ''}{fresh_ranks.told(rank, answer)}"
+    memory = any(words in answer.error for words in ("out of memory", "OutOfMemoryError"))
+    return f"{'out of memory: ' if memory else ''}{child_ranks.failure_text(rank, answer)}"

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Context, Options
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
 from seatrial.model import (
@@ -39,7 +39,7 @@ from seatrial.train import disk, trainer_state
 from seatrial.train.trainer_state import Step, TrainerState
 from seatrial.util import processes
 
-UNITS = {
+RUN_METRICS = {
     "exit_code": "code",
     "wall_seconds": "s",
     "train_runtime": "s",
@@ -130,40 +130,40 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended. ``code`` is None where the time limit ended it."""
 
-    code: int | None
+    exit_code: int | None
     seconds: float
-    log: str
+    log_text: str
 
     @property
-    def tail(self) -> str:
-        return self.log.strip()[-_TAIL_CHARS:]
+    def log_tail(self) -> str:
+        return self.log_text.strip()[-_TAIL_CHARS:]
 
 
-def measure(place: Place, options: CommandOptions) -> Iterator[Observation]:
+def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a command, SeatrialError where it cannot start, does not end in time, finds no room
     on disk, or its log or record cannot be read.
     """
     if not options.command:
         raise NotApplicable(NO_COMMAND)
     gpus = visible_gpus()
-    if len(gpus) < (place.promised_gpus or 0):
-        raise SeatrialError(f"{place.node}: {len(gpus)} of {place.promised_gpus} promised GPUs are visible")
+    if len(gpus) < (context.expected_gpus or 0):
+        raise SeatrialError(f"{context.node}: {len(gpus)} of {context.expected_gpus} promised GPUs are visible")
     indices = range(len(gpus)) if options.per == "gpu" and gpus else (None,)
-    runs = [_run_of(place, options, gpus, index) for index in indices]
+    runs = [_run_of(context, options, gpus, index) for index in indices]
     yield Fact(name="device", value="cuda" if gpus else "cpu")
     yield Fact(name="command", value={run.subject: shlex.join(run.argv) for run in runs})
     for name, configured in _configured(options).items():
         yield Fact(name=name, value="yes" if configured else "no")
-    ended = run_all(runs, options.train_limit_s, place)
-    yield Fact(name="exit_reason", value={run.subject: exit_reason(one.code) for run, one in ended})
-    yield Fact(name="log_tail", value={run.subject: one.tail for run, one in ended})
+    ended = run_all(runs, options.train_limit_s, context)
+    yield Fact(name="exit_reason", value={run.subject: exit_reason(one.exit_code) for run, one in ended})
+    yield Fact(name="log_tail", value={run.subject: one.log_tail for run, one in ended})
     for run, one in ended:
-        yield Artifact(path=str(run.log.relative_to(place.run_dir)), title=f"log of the command on {run.subject}")
+        yield Artifact(path=str(run.log.relative_to(context.run_dir)), title=f"log of the command on {run.subject}")
         yield from exit_metrics(run, one, options.train_limit_s)
-    good = [(run, one) for run, one in ended if one.code == 0]
+    good = [(run, one) for run, one in ended if one.exit_code == 0]
     missing = {run.subject: _missing(run.folder, options.artifacts) for run, _ in good}
     yield Fact(name="artifacts_not_found", value=missing)
     for run, one in good:
@@ -174,35 +174,35 @@ def measure(place: Place, options: CommandOptions) -> Iterator[Observation]:
 
 def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs of this node that CUDA would use. Raises SeatrialError where neither driver nor bus can be read."""
-    facts = gpu.read_within()
-    if facts.untold:
-        raise SeatrialError(facts.untold)
-    return gpu.visible(facts, os.environ)
+    facts = gpu.read_with_timeout()
+    if facts.detection_error:
+        raise SeatrialError(facts.detection_error)
+    return gpu.cuda_visible(facts, os.environ)
 
 
-def _run_of(place: Place, options: CommandOptions, gpus: Sequence[Gpu], index: int | None) -> Run:
+def _run_of(context: Context, options: CommandOptions, gpus: Sequence[Gpu], index: int | None) -> Run:
     """The run on GPU number ``index`` of ``gpus``, or on the whole node. Raises SeatrialError."""
     chosen = gpus if index is None else (gpus[index],)
-    subject = place.node if index is None else f"{place.node}/gpu{gpus[index].index}"
-    folder = new_folder(place, subject.replace("/", "-"))
+    subject = context.node if index is None else f"{context.node}/gpu{gpus[index].index}"
+    folder = new_folder(context, subject.replace("/", "-"))
     values = {
         "out": str(folder),
         "gpus": str(len(chosen) or 1),  # processes to start: one on a machine without a GPU
-        "node": place.node,
-        "node_rank": str(place.rank),
-        "nodes": str(place.world_size),
+        "node": context.node,
+        "node_rank": str(context.rank),
+        "nodes": str(context.world_size),
     }
     pattern = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
     argv = tuple(pattern.sub(lambda match: values[match[1]], argument) for argument in options.command)
-    require_executable(argv[0], options.env.get("PATH"), place.node)
-    env = options.env if index is None else {**options.env, "CUDA_VISIBLE_DEVICES": device_name(gpus[index])}
+    require_executable(argv[0], options.env.get("PATH"), context.node)
+    env = options.env if index is None else {**options.env, "CUDA_VISIBLE_DEVICES": cuda_device(gpus[index])}
     log = folder / "command.log"
     return Run(name=Path(argv[0]).name, subject=subject, argv=argv, folder=folder, log=log, env=env)
 
 
-def new_folder(place: Place, name: str) -> Path:
+def new_folder(context: Context, name: str) -> Path:
     """A new folder of this check for one run; a second measurement gets another."""
-    folder = place.out / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = context.artifacts_dir / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir()
     return folder
 
@@ -212,7 +212,7 @@ def require_executable(name: str, path: str | None, node: str) -> None:
         raise SeatrialError(f"options.command: there is no executable {name} on {node}")
 
 
-def device_name(one: Gpu) -> str:
+def cuda_device(one: Gpu) -> str:
     """A GPU as CUDA_VISIBLE_DEVICES names it."""
     return one.uuid or str(one.index)
 
@@ -226,7 +226,7 @@ def _configured(options: CommandOptions) -> dict[str, bool]:
     }
 
 
-def run_all(runs: Sequence[Run], limit_s: float, place: Place) -> list[tuple[Run, Ended]]:
+def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple[Run, RunResult]]:
     """Start all ``runs`` at once and wait for them, at most ``limit_s`` seconds; nothing of them is left afterwards."""
     unset = [name for name in os.environ if name in _UNSET or name.startswith("TORCHELASTIC_")]
     started, children, seconds = time.monotonic(), list[processes.Child](), dict[int, float]()
@@ -238,7 +238,7 @@ def run_all(runs: Sequence[Run], limit_s: float, place: Place) -> list[tuple[Run
             for number, child in enumerate(children):
                 if child.poll() is not None:
                     seconds.setdefault(number, passed)
-            place.note(f"{runs[0].name}, {passed // _NOTE_EVERY_S * _NOTE_EVERY_S:.0f} s")
+            context.progress(f"{runs[0].name}, {passed // _NOTE_EVERY_S * _NOTE_EVERY_S:.0f} s")
             time.sleep(_POLL_S)
     finally:
         for child in children:
@@ -246,7 +246,7 @@ def run_all(runs: Sequence[Run], limit_s: float, place: Place) -> list[tuple[Run
     return [
         (
             run,
-            Ended(
+            RunResult(
                 children[number].poll() if number in seconds else None,
                 seconds.get(number, limit_s),
                 run.log.read_text(encoding="utf-8", errors="replace"),
@@ -267,14 +267,18 @@ def exit_reason(code: int | None) -> str:
         return f"killed by signal {-code}"
 
 
-def exit_metrics(run: Run, ended: Ended, limit_s: float) -> Iterator[Metric]:
+def exit_metrics(run: Run, ended: RunResult, limit_s: float) -> Iterator[Metric]:
     """Exit code and duration. Raises SeatrialError where the time limit or a full disk ended the run."""
-    if ended.code is None:
-        raise SeatrialError(f"{run.subject}: {run.name} did not end within {limit_s:g} s; end of its log: {ended.tail}")
-    if ended.code and disk.told_in(ended.tail):
-        where = f"{disk.room(run.folder)}. {disk.REMEDY}"
-        raise SeatrialError(f"{run.subject}: {run.name} found no room on disk. {where}; end of its log: {ended.tail}")
-    code = ended.code if ended.code >= 0 else 128 - ended.code  # as a shell reports a signal
+    if ended.exit_code is None:
+        raise SeatrialError(
+            f"{run.subject}: {run.name} did not end within {limit_s:g} s; end of its log: {ended.log_tail}"
+        )
+    if ended.exit_code and disk.is_disk_full_message(ended.log_tail):
+        where = f"{disk.filesystem_usage(run.folder)}. {disk.REMEDY}"
+        raise SeatrialError(
+            f"{run.subject}: {run.name} found no room on disk. {where}; end of its log: {ended.log_tail}"
+        )
+    code = ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code  # as a shell reports a signal
     yield metric("exit_code", code, run.subject)
     yield metric("wall_seconds", ended.seconds, run.subject)
 
@@ -288,13 +292,13 @@ def _missing(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
     ]
 
 
-def _result(run: Run, ended: Ended, options: CommandOptions) -> Iterator[Observation]:
-    entries = log_entries(ended.log, options.log, run.log) if options.log else []
+def _result(run: Run, ended: RunResult, options: CommandOptions) -> Iterator[Observation]:
+    entries = log_entries(ended.log_text, options.log, run.log) if options.log else []
     if options.loss_source == "log":
-        yield from learned(_state_of(entries, options.steps, run.log), options.steps or 0, run.subject)
+        yield from loss_observations(_state_of(entries, options.steps, run.log), options.steps or 0, run.subject)
     if options.trainer_state:
         state = trainer_state.read(run.folder / options.trainer_state)
-        yield from learned(state, options.steps or state.max_steps, run.subject)
+        yield from loss_observations(state, options.steps or state.max_steps, run.subject)
         if state.summary and state.summary.train_samples_per_second is not None:
             yield metric("samples_per_second", state.summary.train_samples_per_second, run.subject)
     for name in SPEEDS:
@@ -343,7 +347,7 @@ def _state_of(entries: Sequence[Mapping[str, float]], steps: int | None, log: Pa
     return TrainerState(global_step=found[-1].step if found else 0, max_steps=steps or 0, steps=tuple(found))
 
 
-def learned(state: TrainerState, wanted: int, subject: str) -> Iterator[Observation]:
+def loss_observations(state: TrainerState, wanted: int, subject: str) -> Iterator[Observation]:
     """Steps and losses of a training. Pure. Without a summary there is no runtime, under three losses no drop."""
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
     if losses:
@@ -354,8 +358,8 @@ def learned(state: TrainerState, wanted: int, subject: str) -> Iterator[Observat
     yield metric("nonfinite_steps", sum(not step.finite for step in state.steps), subject)
     if state.summary:
         yield metric("train_runtime", state.summary.train_runtime, subject)
-    if state.thirds:
-        first, last = state.thirds
+    if state.first_last_third_loss:
+        first, last = state.first_last_third_loss
         yield metric("loss_first", first, subject)
         yield metric("loss_last", last, subject)
         yield metric("loss_drop", first - last, subject)
@@ -365,7 +369,7 @@ def metric(name: str, value: float, subject: str) -> Metric:
     return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
 
 
-METRICS = {**UNITS, **SPEEDS, "artifacts_missing": "count"}
+METRICS = {**RUN_METRICS, **SPEEDS, "artifacts_missing": "count"}
 _LOOK = "Open command.log in this check's artifacts, and run the command of the fact `command` by hand"
 _LOSS = {"loss_configured": "yes"}
 
@@ -378,43 +382,43 @@ CHECK = Check(
     rules=(
         Rule(
             metric="exit_code",
-            shows=("exit_reason", "log_tail"),
+            evidence_facts=("exit_reason", "log_tail"),
             expect="== 0",
-            why="The command failed.",
+            meaning="The command failed.",
             fix=_LOOK,
         ),
         Rule(
             metric="steps_missing",
-            where={"steps_configured": "yes"},
+            applies_if={"steps_configured": "yes"},
             expect="== 0",
-            why="The training took fewer steps than configured.",
+            meaning="The training took fewer steps than configured.",
             fix=_LOOK,
         ),
         Rule(
             metric="nonfinite_steps",
-            where=_LOSS,
+            applies_if=_LOSS,
             expect="== 0",
-            why="A loss or gradient norm that is infinite or NaN means wrong arithmetic, memory or precision.",
+            meaning="A loss or gradient norm that is infinite or NaN means wrong arithmetic, memory or precision.",
             fix="Compare train.cnn and train.ddp, which are stable, and look at `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
-            where=_LOSS,
+            applies_if=_LOSS,
             expect="> 0 nats",
-            why="The median loss of the last third of the steps must be below that of the first third.",
+            meaning="The median loss of the last third of the steps must be below that of the first third.",
             fix="Look at the loss curve. Run more steps, or on a machine known to be good, and compare",
         ),
         Rule(
             metric="artifacts_missing",
-            where={"artifacts_configured": "yes"},
-            shows=("artifacts_not_found",),
+            applies_if={"artifacts_configured": "yes"},
+            evidence_facts=("artifacts_not_found",),
             expect="== 0",
-            why="The command ended well and did not leave the files that it should.",
+            meaning="The command ended well and did not leave the files that it should.",
             fix=f"{_LOOK}; look at the space and permissions of the run directory: df -h; ls -ld",
         ),
     ),
     measure=measure,
     limit_s=2100,  # more than train_limit_s
     options=CommandOptions,
-    performance=("wall_seconds", "train_runtime", *SPEEDS),
+    performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),
 )

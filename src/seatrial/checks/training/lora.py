@@ -7,64 +7,64 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from seatrial.checks.base import Check, Place
+from seatrial.checks.base import Check, Context
 from seatrial.checks.training import _results, _workload
-from seatrial.checks.training._results import SPEED, Stage
-from seatrial.checks.training._workload import Trained, WorkloadOptions
+from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
+from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
 from seatrial.train.train_config import TrainConfig
 
 NAME = "lora-mistral-7b-ddp"
 STACKS = ("native", "hf")
-GPU_OVERRIDES = ("max_steps=24", "settle_steps=8")  # few, that are much alike
+GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")  # few, that are much alike
 SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
 BASELINE = "the median of the same GPUs, each training alone, all at the same time"
 UNITS = {
-    **_results.units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
+    **_results.metric_units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
     "efficiency.native": "%",
     "efficiency.hf": "%",
-    "native_over_hf": "x",
-    "adapters_wrong": "count",
+    "native_vs_hf": "x",
+    "adapter_mismatches": "count",
     "exports_loaded": "count",
     "exports_missing": "count",
 }
 
 
-def measure(place: Place, options: WorkloadOptions) -> Iterator[Observation]:
+def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
     from seatrial.bench import rank
     from seatrial.train import train_config
 
-    facts, subjects = _results.here(place), rank.gather(place.subject)
-    samples = f"data.samples={max(SAMPLES, 16 * place.world_size)}"
-    config, own = _workload.chosen(place, options, NAME, *GPU_OVERRIDES, samples)
+    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
+    samples = f"data.samples={max(SAMPLES, 16 * context.world_size)}"
+    config, own = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES, samples)
     overrides = (*own, *options.overrides)
-    if place.rank == 0:
+    if context.rank == 0:
         yield from facts
         yield Fact(name="how", value=_how(config, overrides))
         yield _results.settings_fact(options)
     stages = []
     for stack in STACKS:
         wanted = (*overrides, f"stack={stack}")
-        if place.world_size > 1:  # else alone and together are one
-            stages.append(Stage(f"{stack}_alone", wanted, [[one] for one in range(place.world_size)], subjects))
+        if context.world_size > 1:  # else alone and together are one
+            stages.append(Stage(f"{stack}_alone", wanted, [[one] for one in range(context.world_size)], subjects))
         stages.append(Stage(stack, wanted))
-    runs = yield from _results.trainings(place, config, stages, options.limit_s)
-    if place.rank == 0:
-        yield from _compared(runs)
-        yield from _adapters(runs, train_config.load(config, overrides))
+    runs = yield from _results.run_stages(context, config, stages, options.limit_s)
+    if context.rank == 0:
+        yield from _compare_stacks(runs)
+        yield from _adapter_counts(runs, train_config.load(config, overrides))
 
 
-def _compared(runs: Mapping[str, Sequence[Trained]]) -> Iterator[Observation]:
+def _compare_stacks(runs: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
     """One stack with the other, and each with its own GPUs alone."""
     for stack in STACKS:
         yield from _results.efficiency(stack, runs[stack], runs.get(f"{stack}_alone", ()))
     yield Fact(name="efficiency_baseline", value=BASELINE)
-    native, hf = (runs[stack][0].value(SPEED) for stack in STACKS)
+    native, hf = (runs[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:
-        yield Metric(name="native_over_hf", value=native / hf, unit="x", subject=CLUSTER)
+        yield Metric(name="native_vs_hf", value=native / hf, unit="x", subject=CLUSTER)
 
 
-def _adapters(runs: Mapping[str, Sequence[Trained]], wanted: TrainConfig) -> Iterator[Observation]:
+def _adapter_counts(runs: Mapping[str, Sequence[TrainingResult]], wanted: TrainConfig) -> Iterator[Observation]:
     """Whether adapters are all that trained, and whether they were loaded again from what was exported."""
     due = wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r)
     every = {
@@ -73,19 +73,19 @@ def _adapters(runs: Mapping[str, Sequence[Trained]], wanted: TrainConfig) -> Ite
         for one in found
     }
     counts = {name: one.value("trained_parameters") for name, one in every.items() if one.metrics}
-    loaded = [name for name, one in every.items() if one.reloaded]
+    loaded = [name for name, one in every.items() if one.export_loads]
     missing = len(counts) - len(loaded) if wanted.export else 0
     yield Fact(name="trained_parameters", value={"expected": due, **counts})
     wrong = sum(count != due for count in counts.values())
-    for name, value in (("adapters_wrong", wrong), ("exports_loaded", len(loaded)), ("exports_missing", missing)):
+    for name, value in (("adapter_mismatches", wrong), ("exports_loaded", len(loaded)), ("exports_missing", missing)):
         yield Metric(name=name, value=value, unit="count", subject=CLUSTER)
 
 
 def _how(config: str, overrides: Sequence[str]) -> str:
     return (
         f"{config} ({', '.join(overrides) or 'as it is'}), once by each stack on every GPU alone, all at the same "
-        "time, and once on all together; speed is of the steps after settle_steps; of the native stack's start, that "
-        "compiles, until_first_step tells"
+        "time, and once on all together; speed is of the steps after untimed_steps; of the native stack's start, that "
+        "compiles, time_to_first_step tells"
     )
 
 
@@ -98,32 +98,32 @@ CHECK = Check(
     rules=(
         *_results.RULES,
         Rule(
-            metric="adapters_wrong",
+            metric="adapter_mismatches",
             expect="== 0",
-            where={"trained": "yes"},
-            shows=("trained_parameters",),
-            why="LoRA trains the adapters and nothing else: their number follows from the config",
+            applies_if={"trained": "yes"},
+            evidence_facts=("trained_parameters",),
+            meaning="LoRA trains the adapters and nothing else: their number follows from the config",
             fix="The fact trained_parameters has the counts. Report it with the versions of torch and peft",
         ),
         Rule(
             metric="exports_missing",
             expect="== 0",
-            where={"trained": "yes"},
-            why="adapters that cannot be loaded again are lost with the job",
+            applies_if={"trained": "yes"},
+            meaning="adapters that cannot be loaded again are lost with the job",
             fix="Look at final/ of the training and at filesystem.shared; a full disk or a quota is the usual cause",
         ),
         Rule(
-            metric=f"{SPEED}.native",
-            baseline="train.lora.native",
-            where={"device": "cuda", "trained": "yes", "settings": "shipped"},
-            why="LoRA exchanges next to nothing: where it is slow, GPUs, power or cooling are",
+            metric=f"{TOKENS_PER_GPU}.native",
+            reference="train.lora.native",
+            applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
+            meaning="LoRA exchanges next to nothing: where it is slow, GPUs, power or cooling are",
             fix="Compare the figures alone, GPU by GPU: one that is slower holds up all (nvidia-smi -q -d "
             "CLOCK,POWER,PERFORMANCE). All are slow: gemm_share says whether it is the GPUs or the software",
         ),
     ),
     measure=measure,
-    foretold=lambda options: _results.foretold(options, NAME, *STACKS),
+    facts_from_options=lambda options: _results.facts_from_options(options, NAME, *STACKS),
     limit_s=1200.0,
     options=WorkloadOptions,
-    performance=(*_results.PERFORMANCE, "efficiency.*", "native_over_hf"),
+    performance_metrics=(*_results.PERFORMANCE, "efficiency.*", "native_vs_hf"),
 )

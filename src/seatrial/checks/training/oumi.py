@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Options, Place
+from seatrial.checks.base import Check, Context, Options
 from seatrial.checks.training import command
 from seatrial.checks.training.command import Run
 from seatrial.model import (
@@ -33,7 +33,7 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
 
-METRICS = {**command.UNITS, "checkpoints": "count", "loads": "bool"}
+METRICS = {**command.RUN_METRICS, "checkpoints": "count", "loads": "bool"}
 NAME = "sft-smollm-135m"
 NO_COMMAND = (
     "no executable of Oumi is configured; where there is one: --set 'checks.train.oumi.options.command="
@@ -51,35 +51,35 @@ class OumiOptions(Options):
     train_limit_s: float = Field(default=1500, gt=0, description="seconds after which Oumi is ended")
 
 
-def measure(place: Place, options: OumiOptions) -> Iterator[Observation]:
+def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     """Raises NotApplicable without a command, SeatrialError where Oumi does not end in time, finds no room on disk, or
     leaves a record that cannot be read.
     """
     if not options.command:
         raise NotApplicable(NO_COMMAND)
-    command.require_executable(options.command[0], None, place.node)
+    command.require_executable(options.command[0], None, context.node)
     gpus = command.visible_gpus()
-    folder = command.new_folder(place, place.node)
+    folder = command.new_folder(context, context.node)
     yield Fact(name="device", value="cuda" if gpus else "cpu")
     config = _config(options, on_gpu=bool(gpus))
-    yield from _prepared(config, folder, place)
+    yield from _prepared(config, folder, context)
     run = Run(
         name="Oumi",
-        subject=place.node,
+        subject=context.node,
         argv=(*options.command, "train", "-c", str(folder / "oumi.yaml")),
         folder=folder,
         log=folder / "oumi.log",
-        env=_environment(config, command.device_name(gpus[0]) if gpus else ""),
+        env=_environment(config, command.cuda_device(gpus[0]) if gpus else ""),
     )
-    ((_, ended),) = command.run_all([run], options.train_limit_s, place)
-    yield Artifact(path=str(run.log.relative_to(place.run_dir)), title="Oumi's log")
-    version = _VERSION.search(ended.log)
+    ((_, ended),) = command.run_all([run], options.train_limit_s, context)
+    yield Artifact(path=str(run.log.relative_to(context.run_dir)), title="Oumi's log")
+    version = _VERSION.search(ended.log_text)
     yield Fact(name="oumi", value=version[1] if version else "no version in its log")
-    yield Fact(name="last_words", value=ended.tail)
-    yield Fact(name="exit_reason", value=command.exit_reason(ended.code))
+    yield Fact(name="last_words", value=ended.log_tail)
+    yield Fact(name="exit_reason", value=command.exit_reason(ended.exit_code))
     yield from command.exit_metrics(run, ended, options.train_limit_s)
-    if ended.code == 0:
-        yield from _result(config, folder, place)
+    if ended.exit_code == 0:
+        yield from _result(config, folder, context)
 
 
 def _config(options: OumiOptions, on_gpu: bool) -> TrainConfig:
@@ -88,18 +88,18 @@ def _config(options: OumiOptions, on_gpu: bool) -> TrainConfig:
     return train_config.load(options.config or (NAME if on_gpu else f"tiny/{NAME}"), options.overrides)
 
 
-def _prepared(config: TrainConfig, folder: Path, place: Place) -> Iterator[Observation]:
+def _prepared(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
     """Write Oumi's config, its rows, and its model where no weights are configured."""
     from seatrial.train import hf, oumi
 
     file = folder / "oumi.yaml"
-    file.write_text(oumi.rendered(config, folder), encoding="utf-8")
-    yield Artifact(path=str(file.relative_to(place.run_dir)), title="Oumi's config")
+    file.write_text(oumi.render(config, folder), encoding="utf-8")
+    yield Artifact(path=str(file.relative_to(context.run_dir)), title="Oumi's config")
     weights, path = config.model.weights, config.data.path
     yield Fact(name="weights", value="random" if weights == "random" else "hub" if _on_hub(weights) else "path")
     yield Fact(name="data", value="generated" if path is None else "hub" if _on_hub(path) else "path")
-    place.note("preparing")
-    rejected: Mapping[str, JsonValue] = hf.prepare_foreign(config, folder)
+    context.progress("preparing")
+    rejected: Mapping[str, JsonValue] = hf.prepare_external_trainer(config, folder)
     if rejected:
         yield Fact(name="rows_rejected", value=dict(rejected))
 
@@ -115,28 +115,28 @@ def _environment(config: TrainConfig, device: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
 
 
-def _result(config: TrainConfig, folder: Path, place: Place) -> Iterator[Observation]:
+def _result(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
     from seatrial.train import hf, oumi, trainer_state
 
-    result = folder / oumi.RESULT
-    path = result / trainer_state.NAME
+    result = folder / oumi.OUTPUT_FOLDER
+    path = result / trainer_state.FILE_NAME
     state = trainer_state.read(path)
-    yield Artifact(path=str(path.relative_to(place.run_dir)), title="trainer_state.json")
-    yield from command.learned(state, config.max_steps, place.node)
-    saved = [file.parent for file in result.glob(f"checkpoint-*/{trainer_state.NAME}")]
+    yield Artifact(path=str(path.relative_to(context.run_dir)), title="trainer_state.json")
+    yield from command.loss_observations(state, config.max_steps, context.node)
+    saved = [file.parent for file in result.glob(f"checkpoint-*/{trainer_state.FILE_NAME}")]
     complete = [one.name for one in saved if any(file.stat().st_size for file in one.glob("*.safetensors"))]
     yield Fact(name="checkpoints_found", value=sorted(complete))
-    yield Metric(name="checkpoints", value=len(complete), unit="count", subject=place.node)
-    place.note("loading the result")
+    yield Metric(name="checkpoints", value=len(complete), unit="count", subject=context.node)
+    context.progress("loading the result")
     loads = 1
     try:
-        answer = hf.speak(result)
+        answer = hf.generate_text(result)
     except UsageError:  # our own environment lacks a package
         raise
     except SeatrialError as error:
         loads, answer = 0, str(error)
     yield Fact(name="says", value=answer)
-    yield Metric(name="loads", value=loads, unit="bool", subject=place.node)
+    yield Metric(name="loads", value=loads, unit="bool", subject=context.node)
 
 
 _LOOK = "Open oumi.log and oumi.yaml in this check's artifacts, and run the same by hand: COMMAND train -c oumi.yaml"
@@ -150,47 +150,47 @@ CHECK = Check(
     rules=(
         Rule(
             metric="exit_code",
-            shows=("exit_reason", "last_words"),
+            evidence_facts=("exit_reason", "last_words"),
             expect="== 0",
-            why="Oumi failed.",
+            meaning="Oumi failed.",
             fix=_LOOK,
         ),
         Rule(
             metric="steps_missing",
             expect="== 0",
-            why="Fewer steps were taken than were asked for.",
+            meaning="Fewer steps were taken than were asked for.",
             fix=_LOOK,
         ),
         Rule(
             metric="nonfinite_steps",
             expect="== 0",
-            why="A loss or gradient that is infinite or NaN means wrong arithmetic, memory or precision.",
+            meaning="A loss or gradient that is infinite or NaN means wrong arithmetic, memory or precision.",
             fix="Look at train.cnn and train.ddp, which are known to be stable, and at `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
             expect="> 0 nats",
-            why="The median loss of the last third of the steps is to be below that of the first: else nothing is "
+            meaning="The median loss of the last third of the steps is to be below that of the first: else nothing is "
             "learned from data that can be learned.",
             fix="Compare train.sft_smollm, the same training by our own stack. Falls it there? Then it is Oumi's.",
         ),
         Rule(
             metric="checkpoints",
-            shows=("checkpoints_found",),
+            evidence_facts=("checkpoints_found",),
             expect=">= 1",
-            why="A training whose checkpoints are not there, or without weights, cannot be gone on with.",
+            meaning="A training whose checkpoints are not there, or without weights, cannot be gone on with.",
             fix="Look at the space and the permissions where the run directory lies: df -h; ls -ld",
         ),
         Rule(
             metric="loads",
-            shows=("says",),
+            evidence_facts=("says",),
             expect="== 1 bool",
-            why="What was trained must load, and compute finite numbers.",
+            meaning="What was trained must load, and compute finite numbers.",
             fix=f"The fact says tells why. {_LOOK}",
         ),
     ),
     measure=measure,
     limit_s=2100,  # train_limit_s, data before and loading after it
     options=OumiOptions,
-    performance=("wall_seconds", "train_runtime"),
+    performance_metrics=("wall_seconds", "train_runtime"),
 )

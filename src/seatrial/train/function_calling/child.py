@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.bench import child_answer
+from seatrial.bench import child_result
 from seatrial.train import disk, hf, train_config
 
 
 def run(task: Mapping[str, Any]) -> Any:
     """``task``: ``config``, ``overrides`` and ``out`` of the training."""
     out = Path(task["out"])
-    with disk.explained(out):
+    with disk.convert_disk_full(out):
         return hf.evaluate(train_config.load(task["config"], task["overrides"]), out)
 
 
 if __name__ == "__main__":
-    child_answer.serve(run)
+    child_result.child_main(run)

@@ -40,7 +40,7 @@ class Case:
 
     @property
     def schemas(self) -> Schemas:
-        return Conversation(self.messages, self.tools).functions
+        return Conversation(self.messages, self.tools).parameter_schemas
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     kept = final / (CONFIG_NAME if config.use_lora else "config.json")
     if not kept.is_file():  # peft would take the folder's name for one of the Hub's
         raise UsageError(f"no {kept}: run the training first, with the same config and --out")
-    models.quiet()
+    models.disable_progress_bars()
     prepared = data.prepare(config, out)
     cases = [case for split in HELD_OUT for case in _cases(prepared.folder, split, config.evaluation.cases)]
     if not cases:
@@ -65,11 +65,11 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
 
 def _cases(folder: Path, split: Split, most: int) -> list[Case]:
     conversations = read_split(folder / "toolcalls", split)
-    found = (case for conversation in conversations for case in cases_of(conversation, split))
+    found = (case for conversation in conversations for case in extract_cases(conversation, split))
     return list(itertools.islice(found, most))
 
 
-def cases_of(conversation: Conversation, split: Split) -> Iterator[Case]:
+def extract_cases(conversation: Conversation, split: Split) -> Iterator[Case]:
     """Where the assistant answers the user and could call something."""
     messages = conversation.messages
     for index, message in enumerate(messages):
@@ -126,7 +126,7 @@ def _record(
     return {
         "run_name": config.run_name,
         "model": config.model.name,
-        "weights": hub.source_of(config.model.weights, "random"),
+        "weights": hub.source_label(config.model.weights, "random"),
         "data": report["data"],
         "preprocess": report["preprocess"],
         "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT},
@@ -137,16 +137,16 @@ def _record(
             }
             for name, found in scores.items()
         },
-        "gate": gate(scores["base"], scores["tuned"], config.evaluation.significance),
+        "gate": sign_test(scores["base"], scores["tuned"], config.evaluation.significance),
     }
 
 
-def gate(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:
+def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:
     """Whether the training made the answers better, by more than chance.
 
     The one-sided sign test: of the cases that only one of the two models got fully right, the tuned one's share.
     """
-    pairs = [(old.full, new.full) for old, new in zip(base, tuned, strict=True)]
+    pairs = [(old.call_correct, new.call_correct) for old, new in zip(base, tuned, strict=True)]
     won, lost = pairs.count((False, True)), pairs.count((True, False))
     chance = sum(math.comb(won + lost, wins) for wins in range(won, won + lost + 1)) / 2 ** (won + lost)
     rates = [sum(right) / len(pairs) for right in zip(*pairs, strict=True)]

@@ -14,10 +14,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from seatrial.train.function_calling.glaive import CALL, END_OF_TURN
+from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN
 from seatrial.util import data_files
 
-MOST_OTHERS = 3  # functions that a prompt names besides the one that is wanted
+MAX_OTHER_FUNCTIONS = 3  # functions that a prompt names besides the one that is wanted
 _CITIES = ("Berlin", "Oslo", "Lima", "Kyoto", "Nairobi", "São Paulo", "Zürich", "Quebec", "Cairo", "Hobart")
 _PEOPLE = ("Ada", "Grace", "Conan O'Brien", "Zoë", "Linus", "Margaret", "Søren", "Mei", "Amara", "Noor")
 _TEXTS = (
@@ -94,7 +94,7 @@ class _Wish:
     def call(self) -> str:
         # as the dataset has it: the arguments in single quotes, an apostrophe within them escaped
         arguments = json.dumps(self.arguments, ensure_ascii=False).replace("'", "\\'")
-        return f"""{CALL} {{"name": "{self.function["name"]}", "arguments": '{arguments}'}}"""
+        return f"""{CALL_MARKER} {{"name": "{self.function["name"]}", "arguments": '{arguments}'}}"""
 
 
 def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
@@ -127,7 +127,7 @@ def _wishes(draw: random.Random, number: int) -> list[_Wish]:
 def _row(draw: random.Random, wanted: list[_Wish], turns: list[tuple[str, str]]) -> dict[str, str]:
     names = {wish.function["name"] for wish in wanted}
     others = [function for function in functions() if function["name"] not in names]
-    listed = [wish.function for wish in wanted] + draw.sample(others, draw.randint(1, MOST_OTHERS))
+    listed = [wish.function for wish in wanted] + draw.sample(others, draw.randint(1, MAX_OTHER_FUNCTIONS))
     draw.shuffle(listed)
     described = "\n\n".join(json.dumps(_described(function), indent=4, ensure_ascii=False) for function in listed)
     prompt = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -"

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from seatrial.train.function_calling.schema import NO_PARAMETERS, fits, is_valid
+from seatrial.train.function_calling.schema import NO_PARAMETERS, is_object_schema, matches_schema
 
 Message = dict[str, Any]
 END_OF_TURN = "<|endoftext|>"
-CALL = "<functioncall>"
-REASONS = {
+CALL_MARKER = "<functioncall>"
+REJECTION_REASONS = {
     "no_row": "system and chat are not two strings",
     "no_system_prompt": "system does not begin with SYSTEM:",
     "functions_unreadable": "what follows the prompt is no sequence of JSON objects",
@@ -37,12 +37,12 @@ REASONS = {
 }
 
 
-class Rejected(ValueError):
+class RejectedRow(ValueError):
     """A row that is not used. ``reason`` is one of REASONS."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        assert reason in REASONS
-        super().__init__(f"{REASONS[reason]}{detail and f': {detail:.200}'}")
+        assert reason in REJECTION_REASONS
+        super().__init__(f"{REJECTION_REASONS[reason]}{detail and f': {detail:.200}'}")
         self.reason = reason
 
 
@@ -54,7 +54,7 @@ class Conversation:
     tools: list[Message]
 
     @property
-    def functions(self) -> dict[str, dict[str, Any]]:
+    def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         """The parameters' schema of each function, by name."""
         return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
 
@@ -69,15 +69,15 @@ def convert(row: Mapping[str, Any]) -> Conversation:
     """A row as a conversation. Raises Rejected."""
     system, chat = row.get("system"), row.get("chat")
     if not isinstance(system, str) or not isinstance(chat, str):
-        raise Rejected("no_row")
+        raise RejectedRow("no_row")
     if _CONTROL.search(system + chat):
-        raise Rejected("control_tokens")
+        raise RejectedRow("control_tokens")
     conversation = Conversation(messages=[], tools=_tools(system))
     for role, text in _turns(chat):
         _ROLES[role](conversation, text)
     last = conversation.messages[-1]
     if last["role"] != "assistant":
-        raise Rejected("truncated", f"the last turn is the {last['role']}'s")
+        raise RejectedRow("truncated", f"the last turn is the {last['role']}'s")
     return conversation
 
 
@@ -93,11 +93,11 @@ _LAX_JSON = json.JSONDecoder(
 
 def _tools(system: str) -> list[Message]:
     if not system.startswith("SYSTEM:"):
-        raise Rejected("no_system_prompt", system)
+        raise RejectedRow("no_system_prompt", system)
     start = re.search(r"[{\[]", system)
     if not start:
         if "with access to the following functions" in system:
-            raise Rejected("functions_missing", system)
+            raise RejectedRow("functions_missing", system)
         return []
     functions: list[Any] = []
     position = start.start()
@@ -107,16 +107,21 @@ def _tools(system: str) -> list[Message]:
         position = _skip_space(system, position)
     tools = [_tool(function) for function in functions]
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
-        raise Rejected("function_invalid", "a name stands twice")
+        raise RejectedRow("function_invalid", "a name stands twice")
     return tools
 
 
 def _tool(function: Any) -> Message:
     if not isinstance(function, dict):
-        raise Rejected("functions_unreadable", repr(function))
+        raise RejectedRow("functions_unreadable", repr(function))
     name, parameters = function.get("name"), function.get("parameters") or NO_PARAMETERS
-    if not isinstance(name, str) or not name.strip() or not isinstance(parameters, dict) or not is_valid(parameters):
-        raise Rejected("function_invalid", json.dumps(function))
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or not isinstance(parameters, dict)
+        or not is_object_schema(parameters)
+    ):
+        raise RejectedRow("function_invalid", json.dumps(function))
     description = str(function.get("description", ""))
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -128,40 +133,40 @@ def _turns(chat: str) -> list[tuple[str, str]]:
     before, *parts = _TURN.split(chat)
     turns = [(role, text.strip()) for role, text in zip(parts[::2], parts[1::2], strict=True)]
     if before.strip() or not turns or not all(text for _, text in turns):
-        raise Rejected("turns_unreadable", chat)
+        raise RejectedRow("turns_unreadable", chat)
     if turns[-1][0] == "ASSISTANT" and not turns[-1][1].endswith(END_OF_TURN):
-        raise Rejected("truncated", turns[-1][1][-80:])
+        raise RejectedRow("truncated", turns[-1][1][-80:])
     return turns
 
 
 def _add_user(conversation: Conversation, text: str) -> None:
     messages = conversation.messages
     if messages and (messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]):
-        raise Rejected("turn_order", text)
+        raise RejectedRow("turn_order", text)
     messages.append({"role": "user", "content": text})
 
 
 def _add_assistant(conversation: Conversation, text: str) -> None:
     messages = conversation.messages
     if not messages or messages[-1]["role"] == "assistant":
-        raise Rejected("turn_order", text)
+        raise RejectedRow("turn_order", text)
     if _open_calls(messages):
-        raise Rejected("responses_do_not_match", text)
-    content, *calls = text.removesuffix(END_OF_TURN).split(CALL)
+        raise RejectedRow("responses_do_not_match", text)
+    content, *calls = text.removesuffix(END_OF_TURN).split(CALL_MARKER)
     if END_OF_TURN in text.removesuffix(END_OF_TURN):
-        raise Rejected("turns_unreadable", text)
+        raise RejectedRow("turns_unreadable", text)
     message: Message = {"role": "assistant", "content": content.strip()}
     if calls:
-        message["tool_calls"] = [_call(call, conversation.functions) for call in calls]
+        message["tool_calls"] = [_call(call, conversation.parameter_schemas) for call in calls]
     elif not message["content"]:
-        raise Rejected("turns_unreadable", text)
+        raise RejectedRow("turns_unreadable", text)
     messages.append(message)
 
 
 def _add_response(conversation: Conversation, text: str) -> None:
     waiting = _open_calls(conversation.messages)
     if not waiting:
-        raise Rejected("responses_do_not_match", text)
+        raise RejectedRow("responses_do_not_match", text)
     conversation.messages.append({"role": "tool", "name": waiting[0], "content": text})
 
 
@@ -185,15 +190,15 @@ def _call(text: str, functions: Mapping[str, dict[str, Any]]) -> Message:
     text = text.strip()
     head = _CALL_HEAD.match(text)
     if not head:
-        raise Rejected("call_unreadable", text)
+        raise RejectedRow("call_unreadable", text)
     name, _ = _decode(_JSON, head.group(1), 0, "call_unreadable")
     arguments, rest = _arguments(text[head.end() :])
     if rest.strip() != "}" or not isinstance(arguments, dict):
-        raise Rejected("call_unreadable", text)
+        raise RejectedRow("call_unreadable", text)
     if name not in functions:
-        raise Rejected("call_unknown_function", name)
-    if not fits(arguments, functions[name]):
-        raise Rejected("arguments_do_not_fit", text)
+        raise RejectedRow("call_unknown_function", name)
+    if not matches_schema(arguments, functions[name]):
+        raise RejectedRow("arguments_do_not_fit", text)
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -207,12 +212,12 @@ def _arguments(text: str) -> tuple[Any, str]:
         return arguments, text[end:]
     try:
         arguments, end = _decode(_LAX_JSON, text, 1, "call_unreadable")
-    except Rejected:  # \' is an apostrophe inside single quotes, and an error in JSON
+    except RejectedRow:  # \' is an apostrophe inside single quotes, and an error in JSON
         text = _ESCAPED_QUOTE.sub(r"\1'", text)
         arguments, end = _decode(_LAX_JSON, text, 1, "call_unreadable")
     closing = _skip_space(text, end)
     if text[closing : closing + 1] != "'":
-        raise Rejected("call_unreadable", text)
+        raise RejectedRow("call_unreadable", text)
     return arguments, text[closing + 1 :]
 
 
@@ -220,7 +225,7 @@ def _decode(decoder: json.JSONDecoder, text: str, position: int, reason: str) ->
     try:
         return decoder.raw_decode(text, _skip_space(text, position))
     except (ValueError, RecursionError) as error:
-        raise Rejected(reason, f"{error}: {text[position : position + 80]!r}") from error
+        raise RejectedRow(reason, f"{error}: {text[position : position + 80]!r}") from error
 
 
 def _skip_space(text: str, position: int) -> int:

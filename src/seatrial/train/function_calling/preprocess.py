@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model import UsageError
-from seatrial.train.disk import whole_folder
-from seatrial.train.function_calling.glaive import Conversation, Rejected, convert
+from seatrial.train.disk import atomic_write_folder
+from seatrial.train.function_calling.glaive import Conversation, RejectedRow, convert
 from seatrial.util.files import write_json
 
 Split = Literal["train", "seen", "unseen"]
@@ -27,7 +27,7 @@ EXAMPLES = 3  # row numbers kept for each reason: enough to look, and no second 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares:
+class HeldOutFractions:
     """Which part of the conversations, and of the function names, is kept from training."""
 
     conversations: float = 0.05
@@ -46,7 +46,7 @@ class Tally:
         default_factory=lambda: {split: set() for split in SPLITS}
     )  # that it lists
 
-    def reject(self, row: int, error: Rejected) -> None:
+    def reject(self, row: int, error: RejectedRow) -> None:
         self.rejected[error.reason] += 1
         kept = self.examples.setdefault(error.reason, [])
         if len(kept) < EXAMPLES:
@@ -66,7 +66,7 @@ class Tally:
 
 
 def preprocess(
-    rows: Iterable[Mapping[str, Any]], out: Path, source: str, shares: Shares | None = None
+    rows: Iterable[Mapping[str, Any]], out: Path, source: str, shares: HeldOutFractions | None = None
 ) -> dict[str, Any]:
     """Convert ``rows`` into the folder ``out``, which appears whole or not at all; the report, as in ``report.json``.
 
@@ -74,11 +74,11 @@ def preprocess(
     """
     if out.exists():
         raise UsageError(f"{out} is there already: preprocessed data is never changed under a training that reads it")
-    with whole_folder(out) as making:
+    with atomic_write_folder(out) as making:
         tally = Tally()
         with ExitStack() as stack:
             files = {s: stack.enter_context((making / f"{s}.jsonl").open("w", encoding="utf-8")) for s in SPLITS}
-            for split, conversation in _sorted(rows, shares or Shares(), tally):
+            for split, conversation in _sorted(rows, shares or HeldOutFractions(), tally):
                 files[split].write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
         report = {"source": source, **tally.record()}
         if not tally.splits["train"]:
@@ -87,27 +87,29 @@ def preprocess(
     return report
 
 
-def _sorted(rows: Iterable[Mapping[str, Any]], shares: Shares, tally: Tally) -> Iterator[tuple[Split, Conversation]]:
+def _sorted(
+    rows: Iterable[Mapping[str, Any]], shares: HeldOutFractions, tally: Tally
+) -> Iterator[tuple[Split, Conversation]]:
     seen: set[bytes] = set()
     for number, row in enumerate(rows):
         try:
             conversation = convert(row)
             digest = _digest(conversation)
             if digest in seen:
-                raise Rejected("duplicate")
-        except Rejected as error:
+                raise RejectedRow("duplicate")
+        except RejectedRow as error:
             tally.reject(number, error)
             continue
         seen.add(digest)
         split = split_of(conversation, shares)
         tally.splits[split] += 1
-        tally.functions[split] |= {_plain(name) for name in conversation.functions}
+        tally.functions[split] |= {_plain(name) for name in conversation.parameter_schemas}
         yield split, conversation
 
 
-def split_of(conversation: Conversation, shares: Shares) -> Split:
+def split_of(conversation: Conversation, shares: HeldOutFractions) -> Split:
     """The split that the conversation belongs to, whatever else there is."""
-    if any(_draw(_plain(name), shares.seed) < shares.functions for name in conversation.functions):
+    if any(_draw(_plain(name), shares.seed) < shares.functions for name in conversation.parameter_schemas):
         return "unseen"
     return "seen" if _draw(_digest(conversation).hex(), shares.seed) < shares.conversations else "train"
 

@@ -9,7 +9,7 @@ from typing import Any
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def is_valid(parameters: dict[str, Any]) -> bool:
+def is_object_schema(parameters: dict[str, Any]) -> bool:
     """Whether ``parameters`` is a JSON Schema of an object."""
     try:
         text = json.dumps(parameters)
@@ -32,7 +32,7 @@ def _is_schema(parameters: str) -> bool:
     return True
 
 
-def fits(arguments: object, parameters: dict[str, Any]) -> bool:
+def matches_schema(arguments: object, parameters: dict[str, Any]) -> bool:
     """Whether a call's ``arguments`` fit the valid schema ``parameters``; what it does not declare does not fit."""
     if not isinstance(arguments, dict) or not set(arguments) <= set(parameters.get("properties", {})):
         return False

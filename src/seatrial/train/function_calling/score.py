@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seatrial.train.function_calling.schema import fits
+from seatrial.train.function_calling.schema import matches_schema
 
 Schemas = Mapping[str, dict[str, Any]]
 
@@ -32,9 +32,9 @@ class Score:
     emitted: int  # calls that can be read or not
     json_valid: bool | None  # every emitted call is a JSON object with a name and an object of arguments
     schema_valid: bool | None  # … of a function that was offered, and its arguments fit
-    names: bool | None  # the names called are the names expected
-    arguments: bool | None  # … and so are the arguments of each
-    full: bool  # all of it, or rightly nothing
+    function_name_correct: bool | None  # the names called are the names expected
+    arguments_correct: bool | None  # … and so are the arguments of each
+    call_correct: bool  # all of it, or rightly nothing
 
     @property
     def over_call(self) -> bool:
@@ -48,7 +48,7 @@ class Score:
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
-def emitted_calls(text: str) -> list[Call | None]:
+def parse_calls(text: str) -> list[Call | None]:
     """The calls in a model's answer, in order; None for one that cannot be read, among them one that is cut off."""
     return [_read(match) for match in _BLOCK.finditer(text)]
 
@@ -74,7 +74,7 @@ def expected_calls(message: Mapping[str, Any]) -> list[Call]:
 
 def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
     """Score a model's answer. ``schemas``: the parameters of each function on offer."""
-    emitted = emitted_calls(text)
+    emitted = parse_calls(text)
     calls = [call for call in emitted if call]
     readable = len(calls) == len(emitted)
     names = readable and sorted(call.name for call in calls) == sorted(call.name for call in expected)
@@ -84,9 +84,9 @@ def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
         emitted=len(emitted),
         json_valid=readable if emitted else None,
         schema_valid=readable and all(_fits(call, schemas) for call in calls) if emitted else None,
-        names=names if expected else None,
-        arguments=matched if expected else None,
-        full=matched if expected else not emitted,
+        function_name_correct=names if expected else None,
+        arguments_correct=matched if expected else None,
+        call_correct=matched if expected else not emitted,
     )
 
 
@@ -106,25 +106,25 @@ def _matches(call: Call, wanted: Call, schemas: Schemas) -> bool:
         call.name == wanted.name
         and _fits(call, schemas)
         and set(call.arguments) == set(wanted.arguments)
-        and all(same(call.arguments[name], value) for name, value in wanted.arguments.items())
+        and all(equal_values(call.arguments[name], value) for name, value in wanted.arguments.items())
     )
 
 
 def _fits(call: Call, schemas: Schemas) -> bool:
-    return call.name in schemas and fits(call.arguments, schemas[call.name])
+    return call.name in schemas and matches_schema(call.arguments, schemas[call.name])
 
 
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
-def same(value: object, wanted: object) -> bool:
+def equal_values(value: object, wanted: object) -> bool:
     """Equal values of JSON; strings as BFCL normalises them, true is not 1, and 1 is 1.0."""
     if isinstance(value, str) and isinstance(wanted, str):
         return _normal(value) == _normal(wanted)
     if isinstance(value, list) and isinstance(wanted, list):
-        return len(value) == len(wanted) and all(map(same, value, wanted))
+        return len(value) == len(wanted) and all(map(equal_values, value, wanted))
     if isinstance(value, dict) and isinstance(wanted, dict):
-        return set(value) == set(wanted) and all(same(value[key], wanted[key]) for key in wanted)
+        return set(value) == set(wanted) and all(equal_values(value[key], wanted[key]) for key in wanted)
     return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
 
 
@@ -138,14 +138,14 @@ def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
     calls = [score for score in every if score.expected]
     none = [score for score in every if not score.expected]
     questions: dict[str, list[bool | None]] = {
-        "full": [score.full for score in every],
-        "calls_full": [score.full for score in calls],
-        "irrelevance": [score.full for score in none],
+        "full": [score.call_correct for score in every],
+        "calls_full": [score.call_correct for score in calls],
+        "irrelevance": [score.call_correct for score in none],
         "json_valid": [score.json_valid for score in every],
         "schema_valid": [score.schema_valid for score in every],
-        "names": [score.names for score in calls],
-        "arguments": [score.arguments for score in calls],
-        "parallel_full": [score.full for score in calls if score.expected > 1],
+        "names": [score.function_name_correct for score in calls],
+        "arguments": [score.arguments_correct for score in calls],
+        "parallel_full": [score.call_correct for score in calls if score.expected > 1],
         "over_call": [score.over_call for score in every],
         "under_call": [score.under_call for score in every],
     }

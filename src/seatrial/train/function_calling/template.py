@@ -49,7 +49,7 @@ def _sentinel_conversation() -> Conversation:
     )
 
 
-def lost(tokenizer: Any) -> list[str]:
+def missing_parts(tokenizer: Any) -> list[str]:
     """What this tokenizer's template loses of a conversation with tools, or leaves out of what is trained on."""
     conversation = _sentinel_conversation()
     text = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools, tokenize=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seatrial.model import UsageError
 from seatrial.train.hf import hub
-from seatrial.util.gc_pause import uncollected
+from seatrial.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
@@ -24,13 +24,13 @@ def train(config: TrainConfig, out: Path, started: float | None = None) -> dict[
     to say what the start cost. Raises SeatrialError.
     """
     started = started or time.time()
-    hub.settle(config)
-    with _installed():
+    hub.set_offline_mode(config)
+    with _checked_imports():
         from seatrial.train import failure
         from seatrial.train.hf import run  # imports transformers, which reads the environment as it is now
-        from seatrial.train.progress import Phases
-    with failure.shared():
-        return run.train(config, out, Phases(started, "imports"))
+        from seatrial.train.progress import StartupPhases
+    with failure.propagate_failure():
+        return run.train(config, out, StartupPhases(started, "imports"))
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
@@ -38,31 +38,31 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
 
     Raises SeatrialError.
     """
-    hub.settle(config)
-    with _installed():
+    hub.set_offline_mode(config)
+    with _checked_imports():
         from seatrial.train.function_calling import evaluate as evaluation
     return evaluation.evaluate(config, out)
 
 
-def prepare_foreign(config: TrainConfig, folder: Path) -> dict[str, int]:
+def prepare_external_trainer(config: TrainConfig, folder: Path) -> dict[str, int]:
     """Write the rows and the model that another trainer starts from: see foreign.prepare. Raises SeatrialError."""
-    hub.settle(config)
-    with _installed():
-        from seatrial.train.hf import foreign
-    return foreign.prepare(config, folder)
+    hub.set_offline_mode(config)
+    with _checked_imports():
+        from seatrial.train.hf import external_trainer
+    return external_trainer.write_inputs(config, folder)
 
 
-def speak(folder: Path) -> str:
-    """Load a model of another trainer, and let it answer: see seatrial.train.hf.foreign. Raises SeatrialError."""
-    with _installed():
-        from seatrial.train.hf import foreign
-    return foreign.speak(folder)
+def generate_text(folder: Path) -> str:
+    """Load a model of another trainer, and let it answer: see seatrial.train.hf.external_trainer. Raises SeatrialError."""
+    with _checked_imports():
+        from seatrial.train.hf import external_trainer
+    return external_trainer.generate_text(folder)
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
+def _checked_imports() -> Iterator[None]:
     try:
-        with uncollected(), _as_if_missing("sklearn", "scipy"):
+        with gc_paused(), _as_if_missing("sklearn", "scipy"):
             yield
     except ModuleNotFoundError as error:
         raise UsageError(

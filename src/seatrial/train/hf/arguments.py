@@ -19,14 +19,14 @@ from seatrial.train.train_config import TrainConfig
 NO_DEEPSPEED = "fsdp2, in place of zero3: deepspeed is not installed"
 
 
-def strategy(config: TrainConfig) -> str:
+def effective_strategy(config: TrainConfig) -> str:
     """What will really run: ddp, fsdp2, zero3, or NO_DEEPSPEED. Never zero3 without DeepSpeed."""
     if config.parallel.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         return NO_DEEPSPEED
     return config.parallel.strategy
 
 
-def arguments(config: TrainConfig, out: Path) -> TrainingArguments:
+def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
     """The arguments; making them also joins the process group. Raises UsageError for what this stack cannot do."""
     _refuse(config)
     if config.tensorboard:
@@ -40,8 +40,10 @@ def arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         per_device_train_batch_size=config.bsz,
         gradient_accumulation_steps=config.grad_accum,
         learning_rate=schedule.peak,
-        lr_scheduler_type="cosine_with_min_lr" if schedule.shape == "cosine" and schedule.floor else schedule.shape,
-        lr_scheduler_kwargs={"min_lr_rate": schedule.floor} if schedule.floor else None,
+        lr_scheduler_type="cosine_with_min_lr"
+        if schedule.schedule == "cosine" and schedule.min_ratio
+        else schedule.schedule,
+        lr_scheduler_kwargs={"min_lr_rate": schedule.min_ratio} if schedule.min_ratio else None,
         warmup_steps=schedule.warmup_steps,
         adam_beta1=optimizer.beta1,
         adam_beta2=optimizer.beta2,
@@ -71,24 +73,24 @@ def arguments(config: TrainConfig, out: Path) -> TrainingArguments:
 
 
 def _refuse(config: TrainConfig) -> None:
-    if strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
+    if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
             f"{config.parallel.strategy} shards over ranks, and this process is alone: torchrun --standalone "
             "--nproc-per-node=N -m seatrial train CONFIG, or --set parallel.strategy=ddp"
         )
     if config.checkpoint.asynchronous:
         raise UsageError("checkpoint.asynchronous: transformers saves synchronously; use stack native")
-    if config.learning_rate.shape == "linear" and config.learning_rate.floor:
+    if config.learning_rate.schedule == "linear" and config.learning_rate.min_ratio:
         raise UsageError("learning_rate.floor: transformers' linear rate goes down to 0; use shape cosine, or no floor")
 
 
 def _device(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
     if on_gpu:
         return {}
-    if strategy(config) == "zero3":
+    if effective_strategy(config) == "zero3":
         _join_deepspeed_on_cpu()
         return {"accelerator_config": {"use_configured_state": True}}
-    if strategy(config) != "ddp":
+    if effective_strategy(config) != "ddp":
         # accelerate leaves FSDP out, without a word, where ranks have no GPU: a rehearsal would rehearse DDP
         PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
         return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
@@ -113,7 +115,7 @@ def _recompute(config: TrainConfig) -> dict[str, Any]:
         return {}
     # ZeRO-3 gathers other metadata when it recomputes frozen weights, which non-reentrant checkpointing refuses
     # (transformers issue 47254); DDP with reentrant checkpointing sees a parameter ready twice (peft issue 313)
-    reentrant = strategy(config) == "zero3" and config.use_lora
+    reentrant = effective_strategy(config) == "zero3" and config.use_lora
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
 
 
@@ -123,13 +125,13 @@ def _fsdp_recomputes(config: TrainConfig) -> bool:
     Not with LoRA: it wraps modules in others, by whose names peft finds no adapters, and saves files without any
     (seen with accelerate 1.15 and peft 0.21).
     """
-    return config.gradient_checkpointing and strategy(config) not in ("ddp", "zero3") and not config.use_lora
+    return config.gradient_checkpointing and effective_strategy(config) not in ("ddp", "zero3") and not config.use_lora
 
 
 def _sharding(config: TrainConfig) -> dict[str, Any]:
-    if strategy(config) == "ddp":
+    if effective_strategy(config) == "ddp":
         return {}
-    if strategy(config) == "zero3":
+    if effective_strategy(config) == "zero3":
         return {"deepspeed": _deepspeed(str(config.parallel.deepspeed))}
     fsdp = {
         "version": 2,

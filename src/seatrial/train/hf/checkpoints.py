@@ -17,23 +17,27 @@ from seatrial.train import disk
 from seatrial.train.hf import ranks
 from seatrial.util.files import write_json
 
-NOTE = "seatrial.json"
-LAST = "trainer_state.json"  # what transformers writes last
+METADATA_FILE = "seatrial.json"
+LAST_WRITTEN_FILE = "trainer_state.json"  # what transformers writes last
 
 
-def newest(out: Path) -> Path | None:
+def newest_complete(out: Path) -> Path | None:
     """The newest checkpoint of ``out`` that is whole."""
-    whole = [path.parent for path in (out / "checkpoints").glob(f"checkpoint-*/{LAST}") if _read(path) is not None]
-    return max(whole, key=step, default=None)
+    whole = [
+        path.parent
+        for path in (out / "checkpoints").glob(f"checkpoint-*/{LAST_WRITTEN_FILE}")
+        if _read(path) is not None
+    ]
+    return max(whole, key=saved_step, default=None)
 
 
-def step(checkpoint: Path) -> int:
+def saved_step(checkpoint: Path) -> int:
     """After which step ``checkpoint`` was saved, by its name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 @contextmanager
-def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
+def write_errors_handled(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
     """Within, transformers writes the checkpoint ``place``; all ranks call this. Raises SeatrialError where the disk
     does not take it: what was written is removed then, since it may be what fills the disk.
     """
@@ -41,7 +45,7 @@ def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
         yield
         ranks.gather(None)
         if ranks.rank() == 0:
-            write_json(place / NOTE, _note(model, strategy))
+            write_json(place / METADATA_FILE, _note(model, strategy))
     except Exception as error:
         if not (reason := _of_the_disk(error, place)):
             raise
@@ -49,15 +53,19 @@ def written(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
             f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: --set "
             f"checkpoint.resume=true goes on from them"
         )
-        full = disk.said(error, place)
-        problem = disk.NoRoom(f"{what}. {disk.room(place)}. {disk.REMEDY}") if full else SeatrialError(what)
+        full = disk.disk_full_reason(error, place)
+        problem = (
+            disk.DiskFullError(f"{what}. {disk.filesystem_usage(place)}. {disk.REMEDY}")
+            if full
+            else SeatrialError(what)
+        )
         shutil.rmtree(place, ignore_errors=True)
         raise problem from error
 
 
-def refuse_other(place: Path, model: nn.Module, strategy: str) -> None:
+def check_compatible(place: Path, model: nn.Module, strategy: str) -> None:
     """Raises UsageError where ``place`` cannot be gone on from: transformers leaves out what it does not find."""
-    saved = _read(place / NOTE)
+    saved = _read(place / METADATA_FILE)
     if saved is None:  # not made by seatrial, or killed just before its note was written
         return
     own = _note(model, strategy)
@@ -89,10 +97,10 @@ def _of_the_disk(error: BaseException, place: Path) -> str | None:
     """What the disk said, if ``error`` is of writing: safetensors and torch.save have exceptions of their own."""
     chain: BaseException | None = error
     while chain is not None:
-        if isinstance(chain, (OSError, SafetensorError)) or disk.was_cut_short(chain):
+        if isinstance(chain, (OSError, SafetensorError)) or disk.is_short_write(chain):
             return disk.first_line(chain)
         chain = chain.__cause__ or chain.__context__
-    return disk.said(error, place)
+    return disk.disk_full_reason(error, place)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -23,16 +23,16 @@ from torch.utils.data import Dataset
 
 from seatrial.model import UsageError
 from seatrial.train import markov
-from seatrial.train.disk import whole_folder
+from seatrial.train.disk import atomic_write_folder
 from seatrial.train.function_calling import generate, preprocess, template
 from seatrial.train.function_calling.glaive import Conversation
-from seatrial.train.hf import hub, ranks, rows, tokens
+from seatrial.train.hf import hub, ranks, rows, tokenization
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
-REPORT = "report.json"
+REPORT_FILE = "report.json"
 GENERATED_ROWS = 1000  # as many as no_robots gives to SmolLM's workload
-IGNORED = -100  # a label that takes no part in the loss, as torch's cross entropy has it
+IGNORED_LABEL = -100  # a label that takes no part in the loss, as torch's cross entropy has it
 Sample = tuple[list[int], list[bool]]  # tokens, and which of them are trained on
 
 
@@ -52,7 +52,7 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """``report``: rows, rejected by reason, blocks, shares of padding and of tokens that are trained on."""
 
     folder: Path
@@ -61,13 +61,13 @@ class Prepared:
     report: dict[str, Any]
 
 
-def prepare(config: TrainConfig, out: Path) -> Prepared:
+def prepare(config: TrainConfig, out: Path) -> PreparedData:
     """The blocks for ``config``: those that are there, else rank 0 makes them. All ranks must call this.
 
     Raises SeatrialError on all ranks where that fails.
     """
     folder = (Path(config.data.cache) if config.data.cache else out / "data") / _key(config)
-    ranks.once(lambda: _make(config, folder), folder)
+    ranks.run_on_rank_0(lambda: _make(config, folder), folder)
     if config.data.layout == "walks":  # the seed's: a node that does not share the first rank's makes the same
         _make(config, folder)
     if not folder.exists():
@@ -86,10 +86,10 @@ def _tell_rejected(report: Mapping[str, Any]) -> None:
             print(f"{sum(rejected.values()):,} of {counted['rows']:,} rows are not used: {reasons}", file=sys.stderr)
 
 
-def load(config: TrainConfig, folder: Path) -> Prepared:
-    report = json.loads((folder / REPORT).read_text())
-    tokenizer = None if config.data.layout == "walks" else tokens.load(str(folder / "tokenizer"))
-    return Prepared(folder, Blocks(folder), tokenizer, report)
+def load(config: TrainConfig, folder: Path) -> PreparedData:
+    report = json.loads((folder / REPORT_FILE).read_text())
+    tokenizer = None if config.data.layout == "walks" else tokenization.load(str(folder / "tokenizer"))
+    return PreparedData(folder, Blocks(folder), tokenizer, report)
 
 
 def _key(config: TrainConfig) -> str:
@@ -101,7 +101,7 @@ def _key(config: TrainConfig) -> str:
         config.seed,
         _wanted(config),
     ]
-    if config.data.path and hub.repository(config.data.path) is None:
+    if config.data.path and hub.hub_repository(config.data.path) is None:
         try:
             found = Path(config.data.path).stat()
         except OSError as error:
@@ -118,7 +118,7 @@ def _wanted(config: TrainConfig) -> int:
 
 def _make(config: TrainConfig, folder: Path) -> None:
     if not folder.exists():
-        with whole_folder(folder) as making:
+        with atomic_write_folder(folder) as making:
             _fill(config, making)
 
 
@@ -128,23 +128,26 @@ def _fill(config: TrainConfig, making: Path) -> None:
         samples: Iterable[Sample] = _walks(config)
     else:
         samples = _text_samples(config, making, rejected)
-    report = {"data": hub.source_of(config.data.path, "generated"), **_write_blocks(samples, config, making, rejected)}
+    report = {
+        "data": hub.source_label(config.data.path, "generated"),
+        **_write_blocks(samples, config, making, rejected),
+    }
     if config.data.layout == "toolcalls":
         report["preprocess"] = json.loads((making / "toolcalls" / "report.json").read_text())
     if config.data.layout == "walks":
         report["floor"] = markov.ENTROPY  # nats a token, which no model gets below
-    write_json(making / REPORT, report)
+    write_json(making / REPORT_FILE, report)
 
 
 def _walks(config: TrainConfig) -> Iterator[Sample]:
     vocabulary = config.architecture().vocab_size
     if vocabulary < markov.STATES:
         raise UsageError(f"the model's vocabulary of {vocabulary} is smaller than the chain's {markov.STATES} states")
-    for walk in markov.sequences(_wanted(config), config.seq_len, config.seed):
+    for walk in markov.generate_sequences(_wanted(config), config.seq_len, config.seed):
         yield walk.tolist(), [True] * config.seq_len
 
 
-def rows_of(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
+def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
     """The rows that are trained on, read or generated. Raises UsageError where they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
@@ -152,22 +155,22 @@ def rows_of(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
         return (
             generate.rows(wanted, config.seed) if layout == "toolcalls" else rows.generate(layout, wanted, config.seed)
         )
-    repository = hub.repository(path)
+    repository = hub.hub_repository(path)
     if repository is None:
         return itertools.islice(preprocess.read_rows(Path(path)), config.data.samples)
-    with hub.asked_for(path):
+    with hub.load_errors_explained(path):
         from datasets import load_dataset  # only for the Hub: a local file needs none of it
 
         return itertools.islice(load_dataset(repository, split="train"), config.data.samples)
 
 
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
-    found: Iterable[Mapping[str, Any]] = list(rows_of(config))
+    found: Iterable[Mapping[str, Any]] = list(training_rows(config))
     if config.data.layout == "toolcalls":
         preprocess.preprocess(found, folder / "toolcalls", config.data.path or "generated")
         found = [conversation.record() for conversation in preprocess.read_split(folder / "toolcalls", "train")]
     tokenizer = _tokenizer(config, found)
-    tokens.save(tokenizer, folder / "tokenizer")
+    tokenization.save(tokenizer, folder / "tokenizer")
     for row in found:
         try:
             sample = _encode(tokenizer, config.data.layout, row)
@@ -182,10 +185,10 @@ def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
 
 def _tokenizer(config: TrainConfig, found: Iterable[Mapping[str, Any]]) -> Any:
     vocabulary = config.architecture().vocab_size
-    name = tokens.pretrained(config)
+    name = tokenization.tokenizer_name(config)
     texts = (json.dumps(row, ensure_ascii=False) for row in found)
-    tokenizer = tokens.load(name) if name else tokens.train(texts, vocabulary)
-    return tokens.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
+    tokenizer = tokenization.load(name) if name else tokenization.train(texts, vocabulary)
+    return tokenization.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
 
 
 def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
@@ -227,10 +230,10 @@ def _write_blocks(
         why = f"rejected: {dict(rejected)}" if rejected else "there are none"
         raise UsageError(f"{config.data.path or 'data'}: no row can be trained on at seq_len {config.seq_len}; {why}")
     inputs = np.zeros((len(blocks), config.seq_len), np.int32)
-    labels = np.full_like(inputs, IGNORED)
+    labels = np.full_like(inputs, IGNORED_LABEL)
     for number, (ids, trained) in enumerate(blocks):
         inputs[number, : len(ids)] = ids
-        labels[number, : len(ids)] = np.where(trained, ids, IGNORED)
+        labels[number, : len(ids)] = np.where(trained, ids, IGNORED_LABEL)
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "labels.npy", labels)
     return {
@@ -239,5 +242,5 @@ def _write_blocks(
         "rejected": dict(rejected),
         "blocks": len(blocks),
         "padding_share": 1 - sum(len(ids) for ids, _ in blocks) / inputs.size,
-        "trained_share": float((labels != IGNORED).mean()),
+        "trained_share": float((labels != IGNORED_LABEL).mean()),
     }

@@ -23,7 +23,7 @@ def save(trainer: Trainer, final: Path, sharded: bool) -> str:
     All ranks must call this. Raises SeatrialError where what was read is not what was trained.
     """
     trainer.save_model(str(final))  # gathers what is sharded, so that every rank takes part
-    ranks.once(lambda: _check(trainer, final, sharded), final)
+    ranks.run_on_rank_0(lambda: _check(trainer, final, sharded), final)
     return "loaded; compared by name and shape" if sharded else "loaded; equal bit by bit"
 
 

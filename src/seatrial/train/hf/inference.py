@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from seatrial.train.hf import tokens
+from seatrial.train.hf import tokenization
 
 PROMPT = [{"role": "user", "content": "Say in a sentence what a checkpoint is."}]
 _auto: Any = AutoModelForCausalLM  # untyped
@@ -20,7 +20,7 @@ def generate(final: Path, device: str, count: int) -> dict[str, Any]:
 
     ``finite`` is whether the logits of the prompt are numbers. Raises OSError where nothing can be loaded.
     """
-    tokenizer = tokens.load(str(final))
+    tokenizer = tokenization.load(str(final))
     # the training has made its GPU the current one, by whatever number this process knows it
     model = _auto.from_pretrained(final, dtype="auto").to("cpu" if device == "cpu" else "cuda")
     asked = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_tensors="pt", return_dict=True)

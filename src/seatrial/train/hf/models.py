@@ -22,7 +22,7 @@ _auto: Any = AutoModelForCausalLM  # untyped, as is the next
 _is_sharded: Any = is_deepspeed_zero3_enabled
 
 
-def dtype(config: TrainConfig) -> torch.dtype:
+def weights_dtype(config: TrainConfig) -> torch.dtype:
     """Of the weights in memory. Never transformers' "auto": it trains the same config at two precisions."""
     low = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no master copy
     return torch.bfloat16 if low else torch.float32
@@ -30,16 +30,16 @@ def dtype(config: TrainConfig) -> torch.dtype:
 
 def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
     """The base model on ``device``; under ZeRO-3 this rank's share of it. Raises UsageError."""
-    options: dict[str, Any] = {"dtype": dtype(config), "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
     name = config.model.weights
     if name == "random":
         with device if not _is_sharded() else nullcontext():  # ZeRO-3 has a device of its own
             model = _auto.from_config(_hf_config(config.architecture()), **options)
         _draw(model, config, device)
     else:
-        with hub.asked_for(name):
+        with hub.load_errors_explained(name):
             try:
-                model = _auto.from_pretrained(hub.repository(name) or name, **options)
+                model = _auto.from_pretrained(hub.hub_repository(name) or name, **options)
             except SafetensorError as error:
                 raise ValueError(f"its weights cannot be read: {error}") from error
             except RuntimeError as error:
@@ -57,7 +57,7 @@ def _draw(model: Any, config: TrainConfig, device: torch.device) -> None:
 
     transformers itself draws others under ZeRO-3; and a file of them takes a minute to write and to read.
     """
-    source = weights.random(config.seed, config.architecture().initializer_range)
+    source = weights.random_weights(config.seed, config.architecture().initializer_range)
     for name, parameter in model.named_parameters():
         with _whole(parameter):
             parameter.copy_(source(name, parameter.shape, device))
@@ -81,7 +81,7 @@ def _hf_config(architecture: Architecture) -> Any:
     return AutoConfig.for_model(architecture.model_type, rope_parameters=rope, use_cache=False, **fields)
 
 
-def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
+def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
     """``model``, frozen, with adapters. They are kept in fp32, but for ZeRO-3, whose buffers hold one dtype only."""
     adapters = LoraConfig(
         r=config.lora_r,
@@ -99,10 +99,10 @@ def with_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
 
 def load(folder: Path, config: TrainConfig) -> Any:
     """The model that was saved whole in ``folder``, on the CPU."""
-    return _auto.from_pretrained(folder, dtype=dtype(config))
+    return _auto.from_pretrained(folder, dtype=weights_dtype(config))
 
 
-def quiet() -> None:
+def disable_progress_bars() -> None:
     """No progress bars: they fill logs."""
     hide: Any = logging.disable_progress_bar
     hide()

@@ -23,7 +23,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def once(work: Callable[[], object], place: Path) -> None:
+def run_on_rank_0(work: Callable[[], object], place: Path) -> None:
     """Let rank 0 do ``work`` while the others wait. Where it fails, every rank raises, so that none waits forever.
 
     All raise the SeatrialError that it was, or one that names what it was: NoRoom where ``place`` has none left.
@@ -37,7 +37,7 @@ def once(work: Callable[[], object], place: Path) -> None:
             told = [error]
         except Exception as error:
             what = "rank 0 failed in what it does for all"
-            told, cause = [disk.no_room(error, place, what) or SeatrialError(f"{what}: {_named(error)}")], error
+            told, cause = [disk.disk_full_error(error, place, what) or SeatrialError(f"{what}: {_named(error)}")], error
     if dist.is_initialized():
         dist.broadcast_object_list(told)
     if told[0] is not None:

@@ -15,53 +15,57 @@ from transformers.trainer_callback import PrinterCallback
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import metrics
-from seatrial.train.data import Facts
+from seatrial.train.data import DatasetInfo
 from seatrial.train.hf import checkpoints, data, export, models, ranks
-from seatrial.train.hf.arguments import arguments, strategy
-from seatrial.train.hf.watch import CountingTrainer, Watch
+from seatrial.train.hf.arguments import effective_strategy, training_arguments
+from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
 from seatrial.train.parallel import World
-from seatrial.train.progress import Phases, claim, refuse_without_tensorboard
+from seatrial.train.progress import StartupPhases, create_run_folder, require_tensorboard
 from seatrial.train.train_config import TrainConfig
 
 
-def train(config: TrainConfig, out: Path, phases: Phases) -> dict[str, Any]:
+def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
     """See seatrial.train.hf.train. ``phases`` has seen the imports end."""
     config.architecture()
-    refuse_without_tensorboard(config)
-    models.quiet()
-    args = arguments(config, out)
+    require_tensorboard(config)
+    models.disable_progress_bars()
+    args = training_arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
     # not before the ranks have met: the others would wait for one that was refused, and hear no SIGTERM meanwhile
-    ranks.once(lambda: claim(config, out), out)
-    phases.next("init")
+    ranks.run_on_rank_0(lambda: create_run_folder(config, out), out)
+    phases.end_phase("init")
     prepared = data.prepare(config, out)
     if (blocks := len(prepared.blocks)) < (batch := config.bsz * world.size):
         raise UsageError(f"{blocks} sequences make no batch of {batch}: more rows, or a smaller bsz")
-    phases.next("data")
-    watch = Watch(config, strategy(config), world, out, phases)
-    with metrics.explained_memory(config, args.device):
+    phases.end_phase("data")
+    watch = StepRecorder(config, effective_strategy(config), world, out, phases)
+    with metrics.explain_out_of_memory(config, args.device):
         trainer = _trainer(config, args, prepared, watch)
-        found = checkpoints.newest(out) if config.checkpoint.resume else None
+        found = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if found:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            checkpoints.refuse_other(found, model, strategy(config).partition(",")[0])
-            if checkpoints.step(found) >= config.max_steps:  # in the middle of an epoch the Trainer would take one more
+            checkpoints.check_compatible(found, model, effective_strategy(config).partition(",")[0])
+            if (
+                checkpoints.saved_step(found) >= config.max_steps
+            ):  # in the middle of an epoch the Trainer would take one more
                 raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
         trainer.train(resume_from_checkpoint=str(found) if found else None)
     report = metrics.report(config, world, _ran(config, trainer, watch, world, _facts(config, prepared)), phases)
     report["out"] = str(out)
-    sharded = strategy(config) != "ddp"
+    sharded = effective_strategy(config) != "ddp"
     report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
-    ranks.once(lambda: metrics.write(report, out), out)
+    ranks.run_on_rank_0(lambda: metrics.write(report, out), out)
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
 
 
-def _trainer(config: TrainConfig, args: TrainingArguments, prepared: data.Prepared, watch: Watch) -> CountingTrainer:
+def _trainer(
+    config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData, watch: StepRecorder
+) -> CountingTrainer:
     model: Any = models.build(config, args.device)
     if config.use_lora:
-        model = models.with_lora(model, config)
+        model = models.add_lora(model, config)
     trainer = CountingTrainer(
         model=model,
         args=args,
@@ -75,13 +79,15 @@ def _trainer(config: TrainConfig, args: TrainingArguments, prepared: data.Prepar
     return trainer
 
 
-def _ran(config: TrainConfig, trainer: CountingTrainer, watch: Watch, world: World, data: Facts) -> metrics.Run:
-    return metrics.Run(
+def _ran(
+    config: TrainConfig, trainer: CountingTrainer, watch: StepRecorder, world: World, data: DatasetInfo
+) -> metrics.TrainingRun:
+    return metrics.TrainingRun(
         steps=watch.steps,
         model=trainer.accelerator.unwrap_model(trainer.model),
         optimizer=trainer.optimizer,
-        strategy=strategy(config),
-        compute="bf16" if config.bf16 else metrics.short(models.dtype(config)),
+        strategy=effective_strategy(config),
+        compute_dtype="bf16" if config.bf16 else metrics.dtype_name(models.weights_dtype(config)),
         data=data,
         trained_tokens=sum(world.gather(int(trainer.trained_tokens))),
         checkpoints=watch.saves,
@@ -89,13 +95,13 @@ def _ran(config: TrainConfig, trainer: CountingTrainer, watch: Watch, world: Wor
     )
 
 
-def _facts(config: TrainConfig, prepared: data.Prepared) -> Facts:
+def _facts(config: TrainConfig, prepared: data.PreparedData) -> DatasetInfo:
     report = prepared.report
-    return Facts(
+    return DatasetInfo(
         source=config.data.path or f"generated: {config.data.layout}",
         rows=report["rows"],
         tokens=report["blocks"] * config.seq_len,
         vocabulary=config.architecture().vocab_size,
-        floor=report.get("floor"),
+        entropy_bound=report.get("floor"),
         details={**report, "folder": str(prepared.folder)},
     )

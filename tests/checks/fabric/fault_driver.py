@@ -1,0 +1,85 @@
+"""Faults of a fabric, put in for real among four processes; see tests.bench.cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from seatrial.bench import buffers
+from tests.bench import cluster
+
+RANKS = 4
+LATE_S = 0.05  # far more than an exchange of 64 KiB takes on a busy machine
+WRONG_OFFSET = 7
+LINK_S = 0.1  # by a link that is shared, with one pair on it at a time: far more than processes are apart
+SHARING = ({0, 3}, {1, 2})  # the pairs of the first round
+
+_exchange = dist.batch_isend_irecv
+
+
+def _late(operations: list[Any]) -> Any:
+    time.sleep(LATE_S)
+    return _exchange(operations)
+
+
+def _late_with_two(operations: list[Any]) -> Any:
+    return _late(operations) if operations[0].peer == 2 else _exchange(operations)
+
+
+def _corrupt(operations: list[Any]) -> Any:
+    operations[0].tensor.view(torch.int32)[WRONG_OFFSET] += 1
+    return _exchange(operations)
+
+
+def _over_links(operations: list[Any]) -> Any:
+    """Every exchange takes as long as its link does; of two that share one, twice as long while both are at work."""
+    me, peer = dist.get_rank(), operations[0].peer
+    together = {me, peer} in SHARING and _is_at_work(me, [rank for rank in range(RANKS) if rank not in (me, peer)])
+    time.sleep(2 * LINK_S if together else LINK_S)
+    return _exchange(operations)
+
+
+def _is_at_work(me: int, others: list[int]) -> bool:
+    """Whether one of the others has been on the link since an exchange could have ended; says that ``me`` is."""
+    folder = Path(os.environ[cluster.FOLDER])
+    (folder / f"link{me}").touch()
+    marks = [folder / f"link{rank}" for rank in others]
+    return any(mark.exists() and time.time() - mark.stat().st_mtime < 2.5 * LINK_S for mark in marks)
+
+
+def _refused(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+ROOM = 2**14  # bytes
+_empty = buffers.TorchAllocator.empty
+
+
+def _with_little_room(source: buffers.TorchAllocator, count: int, dtype: torch.dtype, device: torch.device) -> Any:
+    return _empty(source, count, dtype, device) if count * dtype.itemsize <= ROOM else _refused()
+
+
+_all_reduce = dist.all_reduce
+
+
+def _wrong_sum(tensor: torch.Tensor, **more: Any) -> Any:
+    done = _all_reduce(tensor, **more)
+    if tensor.numel() > WRONG_OFFSET:
+        tensor.view(torch.int32)[WRONG_OFFSET] += 1
+    return done
+
+
+FAULTS = {
+    "wrong_sums": cluster.on(2, dist, "all_reduce", _wrong_sum),
+    "no_memory": cluster.on(1, buffers.TorchAllocator, "empty", _refused),
+    "little_memory": cluster.on(2, buffers.TorchAllocator, "empty", _with_little_room),
+    "late": cluster.on(2, dist, "batch_isend_irecv", _late),
+    "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),
+    "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_links),
+    "corrupt": cluster.on(3, dist, "batch_isend_irecv", _corrupt),
+}

@@ -1,0 +1,40 @@
+"""Transports by NCCL's own logs; those of all ranks are added up in test_all_reduce.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.bench import group, rank
+from seatrial.checks.fabric import _nccl_log
+from tests.paths import FIXTURES
+
+LOG = FIXTURES / "nccl" / "h200-nvlink-2.28.9.log"
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The log of a process that is the only rank."""
+    path = tmp_path / "nccl.log"
+    monkeypatch.setattr(group, "nccl_log_path", lambda: path)
+    monkeypatch.setattr(rank, "gather", lambda value: [value])
+    return path
+
+
+def test_only_what_was_written_since_counts(log: Path) -> None:
+    log.write_bytes(LOG.read_bytes())
+    assert _nccl_log.log_size("cuda:0") == LOG.stat().st_size
+    first = _nccl_log.connections_by_transport("cuda:0")
+    assert first.keys() == {"P2P/CUMEM"}
+    with log.open("ab") as file:
+        file.write(LOG.read_bytes())
+    assert _nccl_log.connections_by_transport("cuda:0", LOG.stat().st_size) == first
+    assert _nccl_log.connections_by_transport("cuda:0") == {"P2P/CUMEM": 2 * first["P2P/CUMEM"]}
+
+
+def test_without_a_log_or_a_gpu_nothing_is_made_up(log: Path) -> None:
+    assert _nccl_log.connections_by_transport("cuda:0") == {}
+    log.write_bytes(LOG.read_bytes())
+    assert _nccl_log.connections_by_transport("cpu") == {}
+    assert _nccl_log.log_size("cpu") == 0

@@ -1,0 +1,63 @@
+"""What a trainer that is not ours starts from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from seatrial.model import UsageError
+from seatrial.train.hf import external_trainer
+from seatrial.train.oumi import MODEL_FOLDER, ROWS_FILE
+from tests.paths import FIXTURES
+from tests.train.hf import runs
+
+WORD = "perhydrocyclopenta"
+
+
+def prepared(folder: Path, *overrides: str) -> Tokenizer:
+    folder.mkdir()
+    external_trainer.write_inputs(runs.config("sft-smollm-135m", *overrides), folder)
+    return Tokenizer.from_file(str(folder / MODEL_FOLDER / "tokenizer.json"))
+
+
+def test_a_tokenizer_is_trained_on_the_rows_that_are_read(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": f"What is {WORD}?"}, {"role": "assistant", "content": f"{WORD} it is"}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{json.dumps({'messages': turns})}\n" * 8 + f"{json.dumps({'messages': 'galley keel'})}\n" * 8)
+    tokenizer = prepared(tmp_path / "real", f"data.path={rows}", "data.samples=8")
+    assert tokenizer.encode(f" {WORD}").tokens == [f"Ġ{WORD}"]
+    written = (tmp_path / "real" / ROWS_FILE).read_text().splitlines()
+    assert [json.loads(line) for line in written] == [{"messages": turns}] * 8
+    assert len(tokenizer.encode(" galley").tokens) > 1  # neither of generated rows, nor of those beyond the samples
+
+
+def test_of_generated_rows_it_knows_the_words(tmp_path: Path) -> None:
+    tokenizer = prepared(tmp_path / "made")
+    assert tokenizer.encode(" galley").tokens == ["Ġgalley"]
+    assert len((tmp_path / "made" / ROWS_FILE).read_text().splitlines()) == 200
+
+
+def test_rows_in_the_layout_of_the_hub_are_converted_and_others_counted(tmp_path: Path) -> None:
+    path = tmp_path / "given.jsonl"
+    path.write_text((FIXTURES / "no_robots" / "train.jsonl").read_text() + '{"prompt": "Hello"}\n')
+    weights = "model.weights=hub:HuggingFaceTB/SmolLM-135M"
+    rejected = external_trainer.write_inputs(runs.config("sft-smollm-135m", f"data.path={path}", weights), tmp_path)
+    assert rejected == {"no messages": 1}
+    written = [json.loads(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
+    assert [list(row) for row in written] == [["messages"]] * 5
+    assert not (tmp_path / MODEL_FOLDER).exists()
+
+
+def test_a_file_without_a_row_that_can_be_used_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "given.jsonl"
+    path.write_text('{"prompt": "Hello"}\n')
+    with pytest.raises(UsageError, match=r"no row of layout no_robots; rejected: {'no messages': 1}"):
+        prepared(tmp_path / "none", f"data.path={path}")
+
+
+def test_rows_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.jsonl"):
+        prepared(tmp_path / "none", f"data.path={tmp_path}/none.jsonl")
