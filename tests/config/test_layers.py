@@ -18,7 +18,7 @@ KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in cata
 
 
 def resolved(trial: str | Path, *overrides: tuple[str, str, Any], environ: Mapping[str, str] | None = None) -> Resolved:
-    return resolve(str(trial), overrides=overrides, environ=environ or {}, known=KNOWN)
+    return resolve(str(trial), overrides=overrides, environ=environ or {}, schemas=KNOWN)
 
 
 def trial_file(tmp_path: Path, text: str) -> Path:

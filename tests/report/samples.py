@@ -354,7 +354,7 @@ def _jobs(nodes: int, checks: list[str]) -> tuple[Job, ...]:
     inventories = tuple(name for name in checks if name.endswith("inventory"))
     others = tuple(name for name in CATALOG if name not in inventories)
     limits = dict.fromkeys(CATALOG, 300.0)
-    common: dict[str, Any] = {"limits": limits, "device": "cuda", "nodes": nodes, "options": {}, "promised_gpus": 4}
+    common: dict[str, Any] = {"limits": limits, "device": "cuda", "nodes": nodes, "options": {}, "expected_gpus": 4}
     return (
         Job(name="nodes", placement="nodes", ranks_per_node=1, checks=inventories, limit_s=420, **common),
         Job(
