@@ -167,7 +167,7 @@ def rejected() -> Trial:
                 fix="Compare /etc/security/limits.d/ of both nodes.",
             ),
         ),
-        left_out={"train.ddp": "--skip"},
+        excluded_checks={"train.ddp": "--skip"},
         decision=Decision(
             value=DecisionValue.REJECTED,
             reason="2 checks failed: collectives.all_reduce, gpu.inventory",
@@ -219,8 +219,8 @@ def incomplete() -> Trial:
         verdicts=(*host_verdicts("node1"), *passes(measurements[1], "ecc_uncorrected", rule("==", 0, "")), *errors),
         results=(
             _result("nodes", JobState.COMPLETED, 4.1, 0.4),
-            _result("ranks", JobState.FAILED, 21.4, 7.9, culprit="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
-            _result("ranks", JobState.HUNG, 61.0, 8.2, culprit="node1/gpu3", cause="silent for 60 s", attempt=2),
+            _result("ranks", JobState.FAILED, 21.4, 7.9, failed_subject="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
+            _result("ranks", JobState.HUNG, 61.0, 8.2, failed_subject="node1/gpu3", cause="silent for 60 s", attempt=2),
         ),
         findings=(
             Finding(
@@ -284,8 +284,8 @@ def hostile() -> Trial:
         measurements=(measurement,),
         verdicts=(verdict, replace(verdict, outcome=Outcome.WARN, subject="node1")),
         findings=(finding,),
-        results=(_result(HOSTILE, JobState.FAILED, 1.0, 1.0, culprit=HOSTILE, cause=HOSTILE),),
-        left_out={HOSTILE: HOSTILE},
+        results=(_result(HOSTILE, JobState.FAILED, 1.0, 1.0, failed_subject=HOSTILE, cause=HOSTILE),),
+        excluded_checks={HOSTILE: HOSTILE},
         command=("seatrial", "run", HOSTILE),
         config={"name": HOSTILE, HOSTILE: HOSTILE},
         origins={"name": HOSTILE},
@@ -372,9 +372,9 @@ def _trial(**given: Any) -> Trial:
         *(Timing(name=name, kind="check", seconds=value) for name, value in seconds.items()),
         *(Timing(name=name, kind="overhead", seconds=value) for name, value in overhead.items()),
     ]
-    left_out = given.get("left_out", {})
+    excluded = given.get("excluded_checks", {})
     jobs = tuple(
-        job.model_copy(update={"checks": tuple(name for name in job.checks if name not in left_out)})
+        job.model_copy(update={"checks": tuple(name for name in job.checks if name not in excluded)})
         for job in _jobs(nodes, measured)
     )
     defaults: dict[str, Any] = {

@@ -26,12 +26,13 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
 
 
 def _members(options: BaseModel, metric: str) -> list[str] | None:
-    """What stands for the star of metrics such as ``busbw.*``: by convention, what the options list as ``sizes`` (or
-    in the option that their ``listed_in`` names for the metric) or as ``paths``. None where they leave it open.
+    """The members of a family of metrics such as ``busbw.*``; None where the options do not list them.
+
+    They are the option ``sizes`` (or the option that ``size_option_by_metric`` names for the metric), or ``paths``.
     """
     if "paths" in type(options).model_fields:
         return list(getattr(options, "paths", ())) or ["run_directory"]
-    sizes = getattr(options, getattr(options, "listed_in", {}).get(metric, "sizes"), None)
+    sizes = getattr(options, getattr(options, "size_option_by_metric", {}).get(metric, "sizes"), None)
     return None if sizes is None else [_exact(size) for size in sizes]
 
 

@@ -46,7 +46,7 @@ class Source:
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """The origin of the value at ``path``, of a group that contains it, or of a value in it; else the trial file."""
+        """The origin of the value at ``path``, of a group around it or of a value in it; else the trial file."""
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
@@ -257,7 +257,7 @@ def _validated_check(name: str, settings: Any, source: Source, schemas: Mapping[
 
 
 def _check_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
-    """Raise UsageError for an infinite or oversized number and for a control character; a description may have lines."""
+    """Raise UsageError for infinite or oversized numbers and control characters; a description may have lines."""
     problem = ""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -293,7 +293,9 @@ def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str
     """The present name of an old key: of an option of a check, of a training config, or of a trial."""
     if path and path[0] == "checks":
         return renames.hint("options", key, path[1])
-    section = "training" if "run_name" in model.model_fields or path and path[0] in ("data", "learning_rate") else "trial"
+    section = (
+        "training" if "run_name" in model.model_fields or (path and path[0] in ("data", "learning_rate")) else "trial"
+    )
     return renames.hint(section, ".".join((*path, key)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from seatrial.config.strict_yaml import StrictLoader
 from seatrial.model import UsageError
 from seatrial.util import data_files
 
@@ -77,8 +78,8 @@ def migrated(text: str, source: str) -> tuple[str, list[str]]:
     Raises UsageError for text that is no YAML mapping of one of these kinds.
     """
     try:
-        root = yaml.compose(text)
-    except yaml.YAMLError as error:
+        root = yaml.compose(text, Loader=StrictLoader)
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"cannot read {source}: {error}") from error
     keys = {key.value for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set()
     if "checks" in keys:
