@@ -145,7 +145,7 @@ def rejected() -> Trial:
                 title="NVLink 7 of node2/gpu2 is down",
                 subject="node2/gpu2",
                 confidence="high",
-                evidence="Its state reads inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
+                evidence="Its state is inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
                 "the rank time of this GPU is the longest at every size.",
                 first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
                 fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
@@ -335,7 +335,13 @@ SAMPLES: dict[str, Callable[[], Trial]] = {
 
 
 def _result(
-    job: str, state: JobState, seconds: float, startup: float, culprit: str = "", cause: str = "", attempt: int = 1
+    job: str,
+    state: JobState,
+    seconds: float,
+    startup: float,
+    failed_subject: str = "",
+    cause: str = "",
+    attempt: int = 1,
 ) -> JobResult:
     return JobResult(
         job=job,
@@ -345,7 +351,7 @@ def _result(
         started=BEGAN,
         seconds=seconds,
         startup_s=startup,
-        failed_subject=culprit,
+        failed_subject=failed_subject,
         cause=cause,
     )
 

@@ -80,7 +80,7 @@ def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
     assert f"{SYMBOLS[trial.decision.value]} {trial.decision.value}" in words(page.text)
     if sample != "hostile":
         assert trial.decision.reason in page.text
-        assert f"Scope: {trial.decision.tested_hardware}" in page.text
+        assert f"Tested: {trial.decision.tested_hardware}" in page.text
         assert shlex.join(trial.command) in page.text
 
 
@@ -119,12 +119,12 @@ def test_every_finding_is_told() -> None:
 def test_nothing_to_complain_of_is_said() -> None:
     trial = samples.accepted()
     good = tuple(verdict for verdict in trial.verdicts if verdict.outcome.value == "PASS")
-    assert "Nothing: no check failed" in Page(render(trial.model_copy(update={"verdicts": good}))).text
+    assert "No FAIL, ERROR, UNJUDGED or WARN" in Page(render(trial.model_copy(update={"verdicts": good}))).text
 
 
 def test_how_it_was_measured_stands_open_under_the_heading() -> None:
     html = render(samples.accepted())
-    assert f'<p class="how">{HOW}</p>' in html
+    assert f'<p class="method">{HOW}</p>' in html
     assert html.count(HOW) == 1  # and not among the folded facts again
 
 

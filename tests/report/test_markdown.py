@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from markdown_it import MarkdownIt
 
-from seatrial.report.markdown import MOST_TROUBLES, render
+from seatrial.report.markdown import MAX_PROBLEMS, render
 from tests.report import samples
 from tests.report.conftest import assert_golden
 
@@ -48,7 +48,7 @@ def test_a_ticket_is_not_flooded() -> None:
     trial = samples.fleet()
     many = tuple(replace(verdict, fix=f"fix {number}") for number, verdict in enumerate(trial.verdicts))
     text = render(trial.model_copy(update={"verdicts": many}))
-    assert text.count("\n### ") == MOST_TROUBLES
+    assert text.count("\n### ") == MAX_PROBLEMS
     assert "… and 18 more troubles, all in the report." in text
 
 

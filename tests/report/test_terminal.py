@@ -41,7 +41,7 @@ def test_the_decision_comes_last(sample: str) -> None:
     trial = samples.SAMPLES[sample]()
     last = printed(trial, width=4000).rstrip().splitlines()[-2:]
     assert last[0].startswith(f"{trial.decision.value}  ")
-    assert last[1].strip().startswith("Scope: ")
+    assert last[1].strip().startswith("Tested: ")
 
 
 def test_text_from_outside_is_no_markup() -> None:

@@ -60,7 +60,7 @@ class CheckSettings(Frozen):
     # off by default: a check that does not apply has not shown that its threshold is met
     may_skip: bool = Field(
         default=False,
-        description="accept the trial where the check cannot apply, despite `expect`; the decision names the thresholds",
+        description="accept the trial where the check cannot apply, despite `expect`; the decision names them",
     )
     options: dict[str, JsonValue] = {}
 
