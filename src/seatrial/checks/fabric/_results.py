@@ -155,7 +155,7 @@ def cuda_graph_fact(results: Results) -> Fact:
 
 
 def percentiles_fact(results: Results, subjects: Sequence[str]) -> Fact:
-    """The fact ``percentiles``: samples, slowest rank and its share (%) by size, and the reason for each missing one."""
+    """The fact ``percentiles``: samples and slowest rank by size, and why a percentile is missing."""
     by_size: dict[str, JsonValue] = {}
     for size, result in results.items():
         count = len(result.timings.windows)
@@ -201,7 +201,7 @@ def group_wrong_data_results(results: Mapping[str, GroupResult], subject: str = 
 def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Iterator[Observation]:
     """Yield the wrong data of all pairs, located by sender and receiver."""
     names = results.subjects
-    located = (
+    located: Iterable[tuple[Mapping[str, JsonValue], Mismatch]] = (
         ({"from": names[timing.partner], "to": names[timing.rank]}, timing.mismatch)
         for timing in results.corrupted
         if timing.mismatch

@@ -126,8 +126,8 @@ CHECK = Check(
             metric=REFERENCE_METRIC,
             reference=f"all_reduce.{REFERENCE_METRIC}",
             applies_if={"backend": "nccl"},
-            meaning="No data leaves the node in this check, so the cause is inside the node. The slowest node limits every "
-            "collective of the cluster.",
+            meaning="No data leaves the node in this check, so the cause is inside the node. The slowest node limits "
+            "every collective of the cluster.",
             fix="On that node run nvidia-smi nvlink -s (all links must be up at full speed), nvidia-smi topo -m, "
             "nvidia-smi -q -d PERFORMANCE,CLOCK and journalctl -u nvidia-fabricmanager. Compare with a good node.",
         ),

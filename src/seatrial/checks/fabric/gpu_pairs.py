@@ -47,8 +47,8 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# 3 ms on an H200, 17 operations per window. Two H200s with send_receive (docs/results): 359.8 and 360.0 GB/s at 1 GiB, of
-# 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %. CPU_SIZE: CPU ONLY.
+# 3 ms on an H200, 17 operations per window. Two H200s with send_receive (docs/results): 359.8 and 360.0 GB/s at 1 GiB,
+# of 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %. CPU_SIZE: CPU ONLY.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
 MIN_SHARE = 0.90  # of the other pairs' rate; equal to the judge's threshold for a shortfall
 
@@ -205,7 +205,7 @@ def _comparison_facts(results: PairResults, link: str, *, retry: bool) -> dict[s
 
 
 def _observations(node: str, results: PairResults, link: str) -> Iterator[Observation]:
-    """Yield the rate of every pair (of its retry where there is one) and of every GPU with its fastest partner, in GB/s.
+    """Yield rates in GB/s of every pair and of every GPU with its fastest partner; the rate of a retry counts.
 
     Where all GPUs of the node have the same link type, also yield their ratio to the other pairs and GPUs.
     """
@@ -284,7 +284,8 @@ CHECK = Check(
             applies_if={"backend": "nccl"},
             evidence_facts=("single_pair",),
             reference_optional=True,  # on PCIe the rate also depends on the board
-            meaning="The pair is slower than the reference value of its GPU model. The slowest link limits every collective.",
+            meaning="The pair is slower than the reference value of its GPU model. The slowest link limits every "
+            "collective.",
             fix=_LINK_COMMANDS,
         ),
         Rule(
@@ -310,8 +311,8 @@ CHECK = Check(
             applies_if={"backend": "nccl", "link": NVLINK, "retried": "yes"},
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("single_pair",),
-            meaning="These pairs are slow when other pairs run concurrently and fast otherwise, so they share a link. With "
-            "NVLink between all GPUs, no two pairs share a link by design.",
+            meaning="These pairs are slow when other pairs run concurrently and fast otherwise, so they share a link. "
+            "With NVLink between all GPUs, no two pairs share a link by design.",
             fix=f"{_LINK_COMMANDS}; for the switches: systemctl status nvidia-fabricmanager; dmesg | grep SXid",
         ),
         wrong_data_rule(

@@ -258,18 +258,19 @@ CHECK = Check(
             expect=">= 1.5 x",
             applies_if={"nvlink": "yes", "p2p_available": "yes"},
             evidence_facts=("path_by_size",),
-            meaning="NVLinks are active, but disabling peer-to-peer hardly slows the all-reduce: NCCL does not use them",
-            fix="Run env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL) and nvidia-smi topo -p2p r. In a container, all "
-            "GPUs must be visible to each process. In a virtual machine, check the ACS and IOMMU settings.",
+            meaning="NVLinks are active, but disabling peer-to-peer hardly slows the all-reduce: NCCL does not use "
+            "them.",
+            fix="Run env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL) and nvidia-smi topo -p2p r. In a container, "
+            "all GPUs must be visible to each process. In a virtual machine, check the ACS and IOMMU settings.",
         ),
         Rule(
             metric="default_vs_ring",
             expect=">= 0.90 x",
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("path_by_size",),
-            meaning="A ring is faster than NCCL's default algorithm: its model of this machine is wrong",
-            fix="Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else report "
-            "an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
+            meaning="A ring is faster than NCCL's default algorithm: its model of this machine is wrong.",
+            fix="Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else "
+            "report an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
         ),
         wrong_data_rule("Run collectives.all_reduce: it names rank, offset and flipped bits."),
     ),

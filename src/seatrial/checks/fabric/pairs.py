@@ -150,8 +150,8 @@ CHECK = Check(
             metric="best_share",
             expect=f">= {MIN_SHARE} of the median",
             applies_if=_APPLIES_IF,
-            meaning="The GPU is slow with every partner, so the cause is in its node: NIC, cable, switch port, PCIe slot or "
-            "driver settings.",
+            meaning="The GPU is slow with every partner, so the cause is in its node: NIC, cable, switch port, PCIe "
+            "slot or driver settings.",
             fix="On that node run ibstat and mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep "
             "LnkSta (speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). "
             "Compare with a good node.",
@@ -171,9 +171,10 @@ CHECK = Check(
             applies_if=_APPLIES_IF,
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("single_pair",),
-            meaning="These paths are slow when other pairs run concurrently and fast otherwise: they share an oversubscribed uplink.",
-            fix="Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or the "
-            "fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
+            meaning="These paths are slow when other pairs run concurrently and fast otherwise: they share an "
+            "oversubscribed uplink.",
+            fix="Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or "
+            "the fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
         ),
         wrong_data_rule(
             "The fact wrong_data names sender, receiver, offset and flipped bits; a rank in all entries is at fault."

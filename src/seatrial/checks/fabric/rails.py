@@ -89,11 +89,12 @@ CHECK = Check(
             expect=">= 0.90 of the median",
             applies_if={"backend": "nccl", "comparable": "yes"},
             meaning="The rail is slower than the others. The slowest rail limits every collective of all GPUs.",
-            fix="Run collectives.pairs to locate a slow node. If no node is slow, check the switches of this rail, ports "
-            "that are down, and uplinks; ibdiagnet checks the whole fabric.",
+            fix="Run collectives.pairs to locate a slow node. If no node is slow, check the switches of this rail, "
+            "ports that are down, and uplinks; ibdiagnet checks the whole fabric.",
         ),
         wrong_data_rule(
-            "The fact wrong_data names rail, rank, offset and flipped bits; collectives.pairs names sender and receiver."
+            "The fact wrong_data names rail, rank, offset and flipped bits; collectives.pairs names sender and "
+            "receiver."
         ),
     ),
     measure=measure,

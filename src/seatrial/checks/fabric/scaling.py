@@ -84,7 +84,9 @@ def _observations(results: Mapping[int, GroupResult], size: int) -> Iterator[Obs
     x, y = tuple(map(float, busbw)), tuple(busbw.values())
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
     efficiency = {
-        _nodes_label(count): {f"of {_nodes_label(base)}": round(rate / busbw[base], 4) for base in bases if base <= count}
+        _nodes_label(count): {
+            f"of {_nodes_label(base)}": round(rate / busbw[base], 4) for base in bases if base <= count
+        }
         for count, rate in busbw.items()
     }
     yield Fact(name="efficiency", value=efficiency)

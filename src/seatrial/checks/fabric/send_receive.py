@@ -1,4 +1,4 @@
-"""Send and receive around a ring: every rank sends to the next and receives from the previous, as pipeline stages do."""
+"""Send and receive around a ring: every rank sends to the next and receives from the previous, as pipelines do."""
 
 from __future__ import annotations
 
