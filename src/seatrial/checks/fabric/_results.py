@@ -190,7 +190,7 @@ def wrong_data_results(
 
 def group_wrong_data_results(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
     """Yield the wrong data of all groups, located by group name and rank."""
-    located = (
+    located: Iterable[tuple[Mapping[str, JsonValue], Mismatch]] = (
         ({"group": name, "rank": rank}, mismatch)
         for name, result in results.items()
         for rank, mismatch in result.mismatches.items()
@@ -201,7 +201,7 @@ def group_wrong_data_results(results: Mapping[str, GroupResult], subject: str = 
 def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Iterator[Observation]:
     """Yield the wrong data of all pairs, located by sender and receiver."""
     names = results.subjects
-    located: Iterable[tuple[Mapping[str, JsonValue], Mismatch]] = (
+    located = (
         ({"from": names[timing.partner], "to": names[timing.rank]}, timing.mismatch)
         for timing in results.corrupted
         if timing.mismatch
