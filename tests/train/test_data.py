@@ -165,7 +165,7 @@ def _hf(folder: Path, rank: int, gather: Any) -> int:
     """Each process is a run of its own, and makes what it does not find."""
     from seatrial.train.hf import data as hf_data
 
-    fields = {"samples": 64, "layout": "walks", "cache": str(folder)}
+    fields = {"samples": 64, "layout": "markov_chain", "cache": str(folder)}
     blocks = hf_data.prepare(settings(stack="hf", seq_len=9, data=fields), folder).blocks
     return sum(int(blocks[number]["input_ids"].sum()) for number in range(len(blocks)))
 
