@@ -68,7 +68,7 @@ def prepare(config: TrainConfig, out: Path) -> PreparedData:
     """
     folder = (Path(config.data.cache) if config.data.cache else out / "data") / _key(config)
     ranks.run_on_rank_0(lambda: _make(config, folder), folder)
-    if config.data.layout == "walks":  # the seed's: a node that does not share the first rank's makes the same
+    if config.data.layout == "markov_chain":  # the seed's: a node that does not share the first rank's makes the same
         _make(config, folder)
     if not folder.exists():
         raise UsageError(f"rank {ranks.rank()} does not see {folder}: data.cache must be a folder that all nodes share")
@@ -88,7 +88,7 @@ def _tell_rejected(report: Mapping[str, Any]) -> None:
 
 def load(config: TrainConfig, folder: Path) -> PreparedData:
     report = json.loads((folder / REPORT_FILE).read_text())
-    tokenizer = None if config.data.layout == "walks" else tokenization.load(str(folder / "tokenizer"))
+    tokenizer = None if config.data.layout == "markov_chain" else tokenization.load(str(folder / "tokenizer"))
     return PreparedData(folder, Blocks(folder), tokenizer, report)
 
 
@@ -113,7 +113,7 @@ def _key(config: TrainConfig) -> str:
 def _wanted(config: TrainConfig) -> int:
     """How many rows are generated: of walks one a block, no walk twice."""
     steps = config.max_steps * config.bsz * config.grad_accum * ranks.world_size()
-    return config.data.samples or (steps if config.data.layout == "walks" else GENERATED_ROWS)
+    return config.data.samples or (steps if config.data.layout == "markov_chain" else GENERATED_ROWS)
 
 
 def _make(config: TrainConfig, folder: Path) -> None:
@@ -124,7 +124,7 @@ def _make(config: TrainConfig, folder: Path) -> None:
 
 def _fill(config: TrainConfig, making: Path) -> None:
     rejected: Counter[str] = Counter()
-    if config.data.layout == "walks":
+    if config.data.layout == "markov_chain":
         samples: Iterable[Sample] = _walks(config)
     else:
         samples = _text_samples(config, making, rejected)
@@ -132,9 +132,9 @@ def _fill(config: TrainConfig, making: Path) -> None:
         "data": hub.source_label(config.data.path, "generated"),
         **_write_blocks(samples, config, making, rejected),
     }
-    if config.data.layout == "toolcalls":
-        report["preprocess"] = json.loads((making / "toolcalls" / "report.json").read_text())
-    if config.data.layout == "walks":
+    if config.data.layout == "function_calling":
+        report["preprocess"] = json.loads((making / "function_calling" / "report.json").read_text())
+    if config.data.layout == "markov_chain":
         report["floor"] = markov.ENTROPY  # nats a token, which no model gets below
     write_json(making / REPORT_FILE, report)
 
@@ -153,7 +153,7 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
     if path is None:
         wanted = _wanted(config)
         return (
-            generate.rows(wanted, config.seed) if layout == "toolcalls" else rows.generate(layout, wanted, config.seed)
+            generate.rows(wanted, config.seed) if layout == "function_calling" else rows.generate(layout, wanted, config.seed)
         )
     repository = hub.hub_repository(path)
     if repository is None:
@@ -166,9 +166,9 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
 
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
     found: Iterable[Mapping[str, Any]] = list(training_rows(config))
-    if config.data.layout == "toolcalls":
-        preprocess.preprocess(found, folder / "toolcalls", config.data.path or "generated")
-        found = [conversation.record() for conversation in preprocess.read_split(folder / "toolcalls", "train")]
+    if config.data.layout == "function_calling":
+        preprocess.preprocess(found, folder / "function_calling", config.data.path or "generated")
+        found = [conversation.record() for conversation in preprocess.read_split(folder / "function_calling", "train")]
     tokenizer = _tokenizer(config, found)
     tokenization.save(tokenizer, folder / "tokenizer")
     for row in found:
@@ -192,7 +192,7 @@ def _tokenizer(config: TrainConfig, found: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
-    if layout == "toolcalls":
+    if layout == "function_calling":
         return template.encode(tokenizer, Conversation(**row))
     if layout == "no_robots":
         return template.encode(tokenizer, rows.conversation(row))
