@@ -74,8 +74,8 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
 def _require_supported(config: TrainConfig) -> None:
     if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
-            f"parallel.strategy={config.parallel.strategy} needs several ranks, but WORLD_SIZE is not set: run torchrun "
-            "--standalone --nproc-per-node=N -m seatrial train CONFIG, or set --set parallel.strategy=ddp"
+            f"parallel.strategy={config.parallel.strategy} needs several ranks, but WORLD_SIZE is not set: run "
+            "torchrun --standalone --nproc-per-node=N -m seatrial train CONFIG, or set --set parallel.strategy=ddp"
         )
     if config.checkpoint.asynchronous:
         raise UsageError(

@@ -75,8 +75,8 @@ def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
         saved_shape, shape = shapes.get(name, "missing"), current["shapes"].get(name, "missing")
         if saved_shape != shape:
             raise UsageError(
-                f"the checkpoint {folder} belongs to another model: shape of {name} is {saved_shape} in the checkpoint, "
-                f"{shape} in this run"
+                f"the checkpoint {folder} belongs to another model: shape of {name} is {saved_shape} in the "
+                f"checkpoint, {shape} in this run"
             )
     if saved["strategy"] != strategy:
         raise UsageError(

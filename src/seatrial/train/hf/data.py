@@ -53,7 +53,7 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Blocks, tokenizer and ``report``: rows, rejected rows by reason, blocks, share of padding and of trained tokens."""
+    """Blocks, tokenizer and ``report``: rows, rejected rows by reason, blocks, shares of padding and trained tokens."""
 
     folder: Path
     blocks: Blocks

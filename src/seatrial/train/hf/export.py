@@ -43,7 +43,8 @@ def _check(trainer: Trainer, final: Path, sharded: bool) -> None:
     different = [name for name in loaded if not _is_equal(loaded[name], trained[name], sharded)]
     if different:
         raise SeatrialError(
-            f"{final}: {len(different)} of {len(loaded)} tensors differ from the trained model, for example {different[0]}"
+            f"{final}: {len(different)} of {len(loaded)} tensors differ from the trained model, for example "
+            f"{different[0]}"
         )
 
 

@@ -23,7 +23,7 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", 
 
 
 def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
-    """Write ``folder``/rows.jsonl, and ``folder``/model for random weights; return the number of rejected rows by reason.
+    """Write ``folder``/rows.jsonl, and ``folder``/model for random weights; return rejected rows by reason.
 
     The model folder has a config and a tokenizer trained on the rows; the external trainer initializes the weights.
     Raises OSError, and UsageError where rows cannot be read or none is usable.

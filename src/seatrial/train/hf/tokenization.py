@@ -54,7 +54,8 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
     min_vocabulary = len(alphabet) + len(template.SPECIAL_TOKENS)
     if vocabulary < min_vocabulary:
         raise UsageError(
-            f"the model's vocabulary of {vocabulary} tokens is too small for text: bytes and special tokens need {min_vocabulary}"
+            f"the model's vocabulary of {vocabulary} tokens is too small for text: bytes and special tokens need "
+            f"{min_vocabulary}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
