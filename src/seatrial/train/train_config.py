@@ -64,8 +64,8 @@ class Data(Frozen):
     )
     samples: int | None = Field(default=None, gt=0, description="rows to read; of generated ones, sequences to make")
     cache: str | None = Field(default=None, description="a folder that all nodes share; else it lies in --out")
-    layout: Literal["walks", "no_robots", "alpaca", "toolcalls"] = Field(
-        default="walks", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
+    layout: Literal["markov_chain", "no_robots", "alpaca", "function_calling"] = Field(
+        default="markov_chain", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
     )
     packing: bool = Field(default=False, description="stack hf: several rows a sequence, where one would be padding")
     variable_length: bool = Field(

@@ -83,7 +83,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
         own |= dict.fromkeys(SINGLE_RANK_OVERRIDES, "one rank: there is nobody to share weights with")
     overrides = (*own, *options.overrides)
     config = train_config.load(name, overrides)
-    if config.data.layout != "toolcalls":
+    if config.data.layout != "function_calling":
         raise UsageError(f"{name} trains on {config.data.layout}: only function calling can be asked for afterwards")
     return TrainingTask(name, config, overrides, own, plain.parallel.strategy)
 
@@ -91,7 +91,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
     """Yields on rank 0. Raises SeatrialError where nothing could be trained."""
     facts, task = _results.device_facts(context), training_task(context, options)
-    (trained,) = _workload.train(context, "toolcalls", task.config_name, task.overrides, limit_s=options.limit_s)
+    (trained,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
     answer, seconds = (None, 0.0) if trained.problem else _evaluate(context, task, trained.out, options.limit_s)
     if context.rank:
         return
@@ -103,7 +103,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
     yield Fact(name="strategy_requested", value=task.requested_strategy)
     yield Fact(name="strategy", value=trained.value("strategy"))
     yield Fact(name="overrides", value=task.check_overrides)
-    yield from _results.combined_observations({"toolcalls": trained})
+    yield from _results.combined_observations({"function_calling": trained})
     yield from _results.training_observations(context, trained)
     if answer:
         yield from _left(task.config, trained)

@@ -20,7 +20,7 @@ GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")  # few, that are much alike
 SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
 BASELINE = "the median of the same GPUs, each training alone, all at the same time"
 UNITS = {
-    **_results.metric_units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
+    **_results.metric_units(*STACKS, *(f"{stack}_single_gpu" for stack in STACKS)),
     "efficiency.native": "%",
     "efficiency.hf": "%",
     "native_vs_hf": "x",
@@ -46,7 +46,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
     for stack in STACKS:
         wanted = (*overrides, f"stack={stack}")
         if context.world_size > 1:  # else alone and together are one
-            stages.append(Stage(f"{stack}_alone", wanted, [[one] for one in range(context.world_size)], subjects))
+            stages.append(Stage(f"{stack}_single_gpu", wanted, [[one] for one in range(context.world_size)], subjects))
         stages.append(Stage(stack, wanted))
     runs = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
@@ -57,7 +57,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
 def _compare_stacks(runs: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
     """One stack with the other, and each with its own GPUs alone."""
     for stack in STACKS:
-        yield from _results.efficiency(stack, runs[stack], runs.get(f"{stack}_alone", ()))
+        yield from _results.efficiency(stack, runs[stack], runs.get(f"{stack}_single_gpu", ()))
     yield Fact(name="efficiency_baseline", value=BASELINE)
     native, hf = (runs[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:

@@ -82,8 +82,8 @@ def groups_by_stage(nodes: Mapping[str, Sequence[int]]) -> dict[str, list[list[i
 def _scaling(runs: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
     """Each stage's speed a GPU as a share of what GPUs reach alone, and of what nodes reach by themselves."""
     for stage, base in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
-        yield from _results.efficiency(f"{stage}_of_{base}", runs.get(stage, ()), runs.get(base, ()))
-    baseline = "median tokens/s/GPU of a stage over that of another, at the same batch a GPU: STAGE_of_BASELINE"
+        yield from _results.efficiency(f"{stage}_vs_{base}", runs.get(stage, ()), runs.get(base, ()))
+    baseline = "median tokens/s/GPU of a stage over that of another, at the same batch a GPU: STAGE_vs_BASELINE"
     yield Fact(name="efficiency_baseline", value=baseline)
     speeds = {stage: [speed for one in found if (speed := one.value(TOKENS_PER_GPU))] for stage, found in runs.items()}
     points = [(float(len(runs[stage][0].ranks)), median(known)) for stage, known in speeds.items() if known]

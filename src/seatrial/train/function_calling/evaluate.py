@@ -46,7 +46,7 @@ class Case:
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     """See seatrial.train.hf.evaluate."""
     final = out / "final"
-    if config.data.layout != "toolcalls":
+    if config.data.layout != "function_calling":
         raise UsageError(f"{config.run_name} trains on {config.data.layout}: only function calling is evaluated")
     kept = final / (CONFIG_NAME if config.use_lora else "config.json")
     if not kept.is_file():  # peft would take the folder's name for one of the Hub's
@@ -64,7 +64,7 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
 
 
 def _cases(folder: Path, split: Split, most: int) -> list[Case]:
-    conversations = read_split(folder / "toolcalls", split)
+    conversations = read_split(folder / "function_calling", split)
     found = (case for conversation in conversations for case in extract_cases(conversation, split))
     return list(itertools.islice(found, most))
 
