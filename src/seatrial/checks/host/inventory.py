@@ -32,6 +32,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     context.progress("reading /proc and /sys")
     node = host.read(context.root)
     mounts, limits, clock, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
+    hung_mounts = [mount.target for mount in mounts.filesystems if not mount.responding]
     yield from facts(node.model_dump(mode="json"))
     yield from facts(
         {
@@ -41,7 +42,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
             "rdma_present": "yes" if rdma.devices else "no",
             "verbs_accessible": "yes" if any(device.verbs_accessible for device in rdma.devices) else "no",
             "inactive_ports": list(rdma.inactive_ports),
-            "hung_mounts": [mount.target for mount in mounts.filesystems if not mount.responding],
+            "hung_mounts": hung_mounts,
         }
     )
     values: dict[str, float | None] = {
@@ -49,9 +50,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         "shm_free": mounts.shm.free_bytes,
         "tmp_free": mounts.tmp.free_bytes if mounts.tmp.writable else 0,
         "home_writable": bool(mounts.home.writable),
-        "hung_mounts": None
-        if "filesystems" in mounts.unreadable
-        else sum(not one.responding for one in mounts.filesystems),
+        "hung_mounts": None if "filesystems" in mounts.unreadable else len(hung_mounts),
         "nofile_soft": NO_LIMIT if limits.nofile.soft == "unlimited" else limits.nofile.soft,
         "nofile_hard": NO_LIMIT if limits.nofile.hard == "unlimited" else limits.nofile.hard,
         "memlock_unlimited": _memlock_unlimited(node),
@@ -103,14 +102,14 @@ RULES = (
         metric="home_writable",
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="Triton, Hugging Face and torch extensions write caches to the home directory, and fail if they cannot.",
+        meaning="Triton, Hugging Face and torch extensions write caches to the home directory, or fail.",
         fix="Set HOME to a writable directory, or set TRITON_CACHE_DIR, HF_HOME and TORCH_EXTENSIONS_DIR.",
     ),
     Rule(
         metric="hung_mounts",
         evidence_facts=("hung_mounts",),
         expect="== 0 mounts",
-        meaning="The server of a mounted filesystem does not answer: a process that accesses it hangs, and with it the job.",
+        meaning="The server of a mounted filesystem does not answer: processes that access it hang.",
         fix="Fact hung_mounts lists them. Test: timeout 5 stat -f MOUNT. Restore the connection to the server, then "
         "umount -f -l MOUNT and mount it again.",
     ),
@@ -120,8 +119,8 @@ RULES = (
         metric="nofile_soft",
         expect=">= 4096 files",
         outcome_if_violated=Outcome.WARN,
-        meaning="Each tensor from a data loader worker and each connection to a peer takes a file descriptor: large jobs "
-        "fail with 'Too many open files'.",
+        meaning="Each tensor from a data loader worker and each connection to a peer takes a file descriptor: large "
+        "jobs fail with 'Too many open files'.",
         fix="ulimit -n 65536 in the job; permanently: '* soft nofile 65536' in /etc/security/limits.d/, "
         "LimitNOFILE=1048576 for slurmd, --ulimit nofile=65536 for Docker.",
     ),
@@ -136,7 +135,7 @@ RULES = (
         metric="memlock_unlimited",
         expect="== 1 bool",
         applies_if={"verbs_accessible": "yes"},
-        meaning="RDMA pins its buffers: above the limit ibv_reg_mr fails with 'Cannot allocate memory', and NCCL fails.",
+        meaning="RDMA pins its buffers: above the limit ibv_reg_mr, and NCCL with it, fails: 'Cannot allocate memory'.",
         fix="'* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.d/, "
         "LimitMEMLOCK=infinity for slurmd or containerd, --ulimit memlock=-1 for Docker.",
     ),
