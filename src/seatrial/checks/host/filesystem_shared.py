@@ -276,7 +276,7 @@ RULES = (
         expect="== 0 paths",
         applies_if=EXAMINED,
         meaning="Rename is not atomic: another node may read a missing or partial checkpoint.",
-        fix="POSIX filesystems rename atomically; object store gateways may not: keep checkpoints on another filesystem.",
+        fix="Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
     ),
     Rule(
         metric="append_failures",

@@ -29,8 +29,7 @@ NOT_COMPARED = ("rendezvous", "interface")  # may differ between nodes
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    from seatrial.bench import connectivity
-    from seatrial.bench import one_rank_per_node
+    from seatrial.bench import connectivity, one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node)
     if context.rank == 0:
@@ -247,10 +246,10 @@ RULES = (
         expect="== 0 components",
         outcome_if_violated=Outcome.WARN,
         applies_if=SEVERAL_NODES,
-        meaning="Network settings differ between nodes. MTU: large messages hang although ping works. Speed: the slowest "
-        "port limits all nodes. NCCL or Gloo variables: ranks choose different interfaces or transports.",
-        fix="Fact network_differing lists values and nodes; fact network has the interface of each node. MTU and speed: "
-        "ip link show DEV; ethtool DEV; then the switch port. Variable: set it once for the whole job "
+        meaning="Network settings differ between nodes. MTU: large messages hang although ping works. Speed: the "
+        "slowest port limits all nodes. NCCL or Gloo variables: ranks choose different interfaces or transports.",
+        fix="Fact network_differing lists values and nodes; fact network has the interface of each node. MTU and "
+        "speed: ip link show DEV; ethtool DEV; then the switch port. Variable: set it once for the whole job "
         "(environment.source), and search for it in shell profiles and in the TaskProlog.",
     ),
     Rule(
