@@ -226,12 +226,12 @@ def _foreign_processes(gpus: Sequence[Gpu]) -> list[ForeignProcess]:
     import psutil
 
     worker = psutil.Process()
-    own_pids = {worker.pid, *(child.pid for child in worker.children(recursive=True))}
+    seatrial_pids = {worker.pid, *(child.pid for child in worker.children(recursive=True))}
     return [
         ForeignProcess(gpu=gpu.index, pid=process.pid, name=_process_name(process.pid), memory=process.memory)
         for gpu in gpus
         for process in gpu.processes or ()
-        if process.kind == "compute" and process.pid not in own_pids
+        if process.kind == "compute" and process.pid not in seatrial_pids
     ]
 
 

@@ -67,7 +67,7 @@ class ProbeJobs:
         return slurm.command_output([*slurm.env_prefix_outside_job(), *srun, *command], RUN_TIMEOUT_S)
 
     def wait_until(self, job_id: str, until: Callable[[Job], bool], run_s: float, wait_s: float | None = None) -> Job:
-        """Returns the job when ``until`` holds or it ran for ``run_s``. Raises SeatrialError if it does not start."""
+        """Returns the job when ``until`` holds or it ran for ``run_s``. Raises SeatrialError if it stays pending."""
         submitted, started = time.monotonic(), None
         timeout_s = self.wait_s if wait_s is None else wait_s
         while True:
@@ -83,7 +83,7 @@ class ProbeJobs:
             time.sleep(POLL_S)
 
     def wait_for_end(self, job_id: str, *allowed_states: str) -> Job:
-        """Returns the ended job. Raises SeatrialError unless it ran and is COMPLETED, FAILED or in ``allowed_states``."""
+        """Returns the ended job. Raises SeatrialError unless it is COMPLETED, FAILED or in ``allowed_states``."""
         job = self.wait_until(job_id, lambda job: job.ended, RUN_TIMEOUT_S)
         if job.state not in ("COMPLETED", "FAILED", *allowed_states) or not job.nodes:
             raise SeatrialError(f"job {job_id} did not run: state {job}. Next: scontrol show job {job_id}")

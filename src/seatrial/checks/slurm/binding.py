@@ -182,9 +182,9 @@ def _condition_facts(settings: Settings, gpus: int, no_gpus_reason: str) -> Iter
 
 def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[str, Allocation]) -> None:
     """Raises SeatrialError unless all expected tasks reported, each on an allocated node."""
-    other_nodes = {task.node for task in tasks} - set(allocations)
-    if len(tasks) != expected or other_nodes:
-        where = f"; nodes outside the allocation: {', '.join(sorted(other_nodes))}" if other_nodes else ""
+    unallocated_nodes = {task.node for task in tasks} - set(allocations)
+    if len(tasks) != expected or unallocated_nodes:
+        where = f"; nodes outside the allocation: {', '.join(sorted(unallocated_nodes))}" if unallocated_nodes else ""
         raise SeatrialError(f"{len(tasks)} of {expected} tasks reported{where}. Next: srun -n2 --label true")
 
 
@@ -202,8 +202,8 @@ def _cpu_metrics(tasks: Sequence[Task], allocated: Mapping[str, int], cpus_per_t
     for node, cpus in allocated.items():
         counts = Counter(cpu for task in tasks if task.node == node for cpu in task.cpus)
         shared = sum(count > 1 for count in counts.values())
-        outside = max(0, len(counts) - cpus)
-        yield from metrics(METRICS, {"cpus_outside_allocation": outside, "cpus_shared": shared}, node)
+        excess = max(0, len(counts) - cpus)
+        yield from metrics(METRICS, {"cpus_outside_allocation": excess, "cpus_shared": shared}, node)
 
 
 def _task_summary(task: Task) -> dict[str, object]:

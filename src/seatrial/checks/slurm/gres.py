@@ -74,9 +74,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     }
     yield from metrics(METRICS, counts, context.node)
     if any(gpu.mig_mode for gpu in inventory.gpus):
-        raise SeatrialError(
-            "MIG enabled: Slurm counts MIG instances, NVML counts GPUs. Compare: slurmd -G; nvidia-smi -L"
-        )
+        raise SeatrialError("MIG enabled: Slurm counts MIG instances, NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
     allocated = _allocated_gpus(configured, inventory, os.environ)
     differences = {"gpus_missing": max(0, allocated - detected), "gpus_not_configured": max(0, detected - configured)}
     yield from metrics(METRICS, differences, context.node)
@@ -88,13 +86,13 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _this_node(context: Context, env: Mapping[str, str]) -> Node:
-    """Returns Slurm's record of this node; without one raises SeatrialError in a job, NotApplicable elsewhere."""
+    """Returns Slurm's record of this node. If there is none: SeatrialError in a job, else NotApplicable."""
     job, name = env.get("SLURM_JOB_ID"), env.get("SLURMD_NODENAME") or context.node.partition(".")[0]
     if not slurm.installed():
         if job:
             raise SeatrialError(
-                f"job {job} on {name}: no Slurm client (sinfo) to read the configured GPUs. Next: command -v scontrol; in "
-                "a container, mount the Slurm client, /etc/slurm and the munge socket"
+                f"job {job} on {name}: no Slurm client (sinfo) to read the configured GPUs. Next: command -v scontrol; "
+                "in a container, mount the Slurm client, /etc/slurm and the munge socket"
             )
         raise NotApplicable("no Slurm client (sinfo) on this machine")
     node = slurm.node(name)

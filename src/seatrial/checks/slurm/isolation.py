@@ -1,7 +1,7 @@
 """slurm.isolation: tests that two jobs on one node have different GPUs and CPUs.
 
-Two probe jobs run on the same node at the same time, each with one GPU and a few CPUs; a step in each job reports its GPUs
-and CPUs.
+Two probe jobs run on the same node at the same time, each with one GPU and a few CPUs; a step in each job reports its
+GPUs and CPUs.
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ RULES = (
         evidence_facts=("memory_limit", "memory_job"),
         expect="== 1 bool",
         applies_if={"memory_limit_tested": "yes"},
-        meaning=f"a job with --mem of {_REQUESTED_MIB} MiB allocated {_ALLOCATED_BYTES // 2**20} MiB and was not killed, although limits are configured",
+        meaning=f"a job with --mem={_REQUESTED_MIB}M allocated {_ALLOCATED_BYTES // 2**20} MiB and was not killed, "
+        "although memory limits are configured",
         fix="On the node: grep -i ConstrainRAMSpace /etc/slurm/cgroup.conf; journalctl -u slurmd | grep -i cgroup. "
         "If the node has swap: ConstrainSwapSpace=yes too",
     ),
@@ -205,7 +206,8 @@ def _memory(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
     if not mechanism:
         return
     # tail keeps its whole input in memory; when it is killed, the script ends.
-    script = f"{{ head -c {_ALLOCATED_BYTES} /dev/zero; sleep {_ALLOCATED_S}; }} | tail -c {_ALLOCATED_BYTES} > /dev/null & wait $!"
+    size = _ALLOCATED_BYTES
+    script = f"{{ head -c {size} /dev/zero; sleep {_ALLOCATED_S}; }} | tail -c {size} > /dev/null & wait $!"
     job = jobs.wait_for_end(
         jobs.submit(script, f"--mem={_REQUESTED_MIB}M", "--acctg-freq=task=1"), "OUT_OF_MEMORY", "CANCELLED"
     )
