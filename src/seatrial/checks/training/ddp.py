@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from seatrial.train.invariants import RankInfo
     from seatrial.train.progress import Step
 
-UNITS = {
+METRICS = {
     "rank_mismatches": "count",
     "shared_gpus": "count",
     "sampler_missing": "count",
@@ -274,7 +274,7 @@ def _digests(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Observ
 
 
 def _metric(name: str, value: float, samples: Sequence[float] = (), subject: str = CLUSTER) -> Metric:
-    return Metric(name=name, value=float(value), unit=UNITS[name], subject=subject, samples=tuple(samples))
+    return Metric(name=name, value=float(value), unit=METRICS[name], subject=subject, samples=tuple(samples))
 
 
 CHECK = Check(
@@ -282,7 +282,7 @@ CHECK = Check(
     title="A transformer trained by all processes together (DDP)",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=UNITS,
+    metrics=METRICS,
     rules=(
         Rule(
             metric="rank_mismatches",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAME = "function-calling-qwen2-7b"
 SCORES = ("json_valid", "schema_valid", "names", "arguments", "full", "irrelevance")
 MODELS = {"base": "before the training", "tuned": "after it"}
-UNITS = {
+METRICS = {
     **_results.metric_units(),
     "final_loss": "nats",
     "final": "bool",
@@ -226,7 +226,7 @@ def _summary(out: Path, record: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=UNITS[name], subject=CLUSTER)
+    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
 
 
 _TRAINED = {"trained": "yes"}
@@ -237,7 +237,7 @@ CHECK = Check(
     title="Function calling: Qwen2-7B with LoRA, trained by all processes and scored",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=UNITS,
+    metrics=METRICS,
     rules=(
         *_results.RULES,
         Rule(

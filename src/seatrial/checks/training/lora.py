@@ -19,7 +19,7 @@ STACKS = ("native", "hf")
 GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")  # few, that are much alike
 SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
 BASELINE = "the median of the same GPUs, each training alone, all at the same time"
-UNITS = {
+METRICS = {
     **_results.metric_units(*STACKS, *(f"{stack}_single_gpu" for stack in STACKS)),
     "efficiency.native": "%",
     "efficiency.hf": "%",
@@ -94,7 +94,7 @@ CHECK = Check(
     title="LoRA on a 7B: two stacks, each GPU alone and all together (Mistral-7B, DDP)",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=UNITS,
+    metrics=METRICS,
     rules=(
         *_results.RULES,
         Rule(
