@@ -107,7 +107,7 @@ CHECK = Check(
         Rule(
             metric="nonfinite_steps",
             expect="== 0",
-            meaning="Seed and data are fixed and stable: an infinite or NaN loss means wrong arithmetic or memory errors.",
+            meaning="Seed and data are fixed: an infinite or NaN loss means wrong arithmetic or memory errors.",
             fix="Run the check on this GPU again. It fails again while other GPUs pass: check "
             "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid`. It fails on all GPUs: check torch and "
             "the driver.",
