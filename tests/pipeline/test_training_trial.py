@@ -98,10 +98,10 @@ def test_checkpoints_leave_manifests_and_no_large_file(ladder: Run) -> None:
     assert not [path for path in out.rglob("*") if path.suffix == ".distcp" or path.is_symlink()]
     assert str(measured.facts["removed"]).startswith("44 files")
     kept = sorted(str(path.parent.relative_to(out)) for path in out.rglob("manifest.json"))
-    steps = {"fewer": (4,), "killed": (3, 4, 6), "whole": (3, 6)}
+    steps = {"fewer": (4,), "killed": (3, 4, 6), "uninterrupted": (3, 6)}
     assert kept == [f"{name}/checkpoints/step-{step:08}" for name, saved in steps.items() for step in saved]
     assert {ladder.folder / artifact.path for artifact in measured.artifacts} == {
-        out / name / "metrics.json" for name in ("whole", "killed", "fewer", "fsdp2", "ddp")
+        out / name / "metrics.json" for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp")
     }
 
 

@@ -49,4 +49,4 @@ def evaluate(
         print_json(record)
     else:
         print(*score.table(record), f"Results: {out}/evaluation.json", sep="\n")
-    raise typer.Exit(EXIT_CODES[DecisionValue.ACCEPTED if record["gate"]["passed"] else DecisionValue.REJECTED])
+    raise typer.Exit(EXIT_CODES[DecisionValue.ACCEPTED if record["sign_test"]["passed"] else DecisionValue.REJECTED])

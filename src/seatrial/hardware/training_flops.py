@@ -29,11 +29,11 @@ class TrainingWork:
 
 
 def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork | None:
-    """By the fact ``run`` of the training that ``metric`` is of, or ``load``. None for what is no training, and where
+    """By the fact ``run`` of the training that ``metric`` is of, or ``training``. None for what is no training, and where
     the facts do not say in which type it multiplies.
     """
     match = _METRIC.fullmatch(metric)
-    load = facts.get(f"run{match['end']}") or facts.get("load") if match else None
+    load = facts.get(f"run{match['end']}") or facts.get("training") if match else None
     if not match or not isinstance(load, Mapping):
         return None
     line = _LINES.get(str(load.get("precision")).partition(" ")[0])

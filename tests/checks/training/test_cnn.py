@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from seatrial.checks.base import Context
-from seatrial.checks.training.cnn import CHECK, UNITS
+from seatrial.checks.training.cnn import CHECK, METRICS
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from seatrial.train import cnn, images
@@ -38,7 +38,7 @@ def outcomes(measurement: Measurement) -> dict[str, Outcome]:
 
 def values(measurement: Measurement) -> dict[str, float]:
     assert {metric.subject for metric in measurement.metrics} == {"node3/rank1"}
-    assert all(metric.unit == UNITS[metric.name] for metric in measurement.metrics)
+    assert all(metric.unit == METRICS[metric.name] for metric in measurement.metrics)
     return {metric.name: metric.value for metric in measurement.metrics}
 
 
@@ -48,7 +48,7 @@ def test_digits_are_learned_and_the_model_survives_its_file(tmp_path: Path) -> N
     assert measured.error is None
     assert set(outcomes(measured).values()) == {Outcome.PASS}
     found = values(measured)
-    assert set(found) == set(UNITS)
+    assert set(found) == set(METRICS)
     assert 95 < found["accuracy"] < 100
     assert found["loss_first"] > 2 > 0.5 > found["loss_last"]
     assert found["reload_accuracy_difference"] == 0

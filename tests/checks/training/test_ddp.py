@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from seatrial.checks.base import Context
-from seatrial.checks.training.ddp import CHECK, UNITS, _scaling
+from seatrial.checks.training.ddp import CHECK, METRICS, _scaling
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Measurement, Metric, Outcome, Threshold
 from seatrial.train.markov import ENTROPY
@@ -58,7 +58,7 @@ def broken(measurements: list[Measurement]) -> set[str]:
 
 def value(measurements: list[Measurement], name: str) -> float:
     (found,) = (metric for metric in measurements[0].metrics if metric.name == name)
-    assert found.unit == UNITS[name]
+    assert found.unit == METRICS[name]
     return found.value
 
 
@@ -83,7 +83,7 @@ def test_rank_0_speaks_for_the_cluster_and_every_rank_for_itself(runs: Runs) -> 
         cluster = {metric.name for metric in measurement.metrics if metric.subject == CLUSTER}
         assert mine == own
         cluster.discard("scaling_efficiency")  # given where it is not all noise
-        assert cluster == (set(UNITS) - own - {"shared_gpus", "scaling_efficiency"} if rank == 0 else set())
+        assert cluster == (set(METRICS) - own - {"shared_gpus", "scaling_efficiency"} if rank == 0 else set())
         assert bool(measurement.facts) is (rank == 0)
 
 
