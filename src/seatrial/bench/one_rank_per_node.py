@@ -44,7 +44,7 @@ class _Failed:
 
 @dataclass(frozen=True)
 class Participants:
-    """The ranks that run the steps, one per node; ``index`` of this rank among them, -1 if it only waits for results."""
+    """The ranks that run the steps, one per node; ``index``: this rank's position among them, -1 if it runs none."""
 
     names: tuple[str, ...]
     index: int

@@ -184,33 +184,33 @@ def unit_factor(_ranks: int) -> float:
     return 1.0
 
 
+_ALL_REDUCE = Operation(
+    "all_reduce", "2(n−1)/n", _twice_ring_share, _all_reduce, _one_buffer, separate_buffers, in_place=True
+)
+_ALL_GATHER = Operation(
+    "all_gather",
+    "(n−1)/n",
+    _ring_share,
+    _all_gather,
+    _gather_buffers,
+    _gather_buffers_in_place,
+    one_block_per_rank=True,
+)
+_REDUCE_SCATTER = Operation(
+    "reduce_scatter",
+    "(n−1)/n",
+    _ring_share,
+    _reduce_scatter,
+    _scatter_buffers,
+    _scatter_buffers_in_place,
+    one_block_per_rank=True,
+)
+_ALL_TO_ALL = Operation("all_to_all", "(n−1)/n", _ring_share, _all_to_all, separate_buffers, one_block_per_rank=True)
+_BROADCAST = Operation("broadcast", "1", unit_factor, _broadcast, _one_buffer, separate_buffers, in_place=True)
+_REDUCE = Operation("reduce", "1", unit_factor, _reduce, _one_buffer, separate_buffers, in_place=True)
+_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive, separate_buffers)
+
 OPERATIONS = {
     operation.name: operation
-    for operation in (
-        Operation(
-            "all_reduce", "2(n−1)/n", _twice_ring_share, _all_reduce, _one_buffer, separate_buffers, in_place=True
-        ),
-        Operation(
-            "all_gather",
-            "(n−1)/n",
-            _ring_share,
-            _all_gather,
-            _gather_buffers,
-            _gather_buffers_in_place,
-            one_block_per_rank=True,
-        ),
-        Operation(
-            "reduce_scatter",
-            "(n−1)/n",
-            _ring_share,
-            _reduce_scatter,
-            _scatter_buffers,
-            _scatter_buffers_in_place,
-            one_block_per_rank=True,
-        ),
-        Operation("all_to_all", "(n−1)/n", _ring_share, _all_to_all, separate_buffers, one_block_per_rank=True),
-        Operation("broadcast", "1", unit_factor, _broadcast, _one_buffer, separate_buffers, in_place=True),
-        Operation("reduce", "1", unit_factor, _reduce, _one_buffer, separate_buffers, in_place=True),
-        Operation("send_receive", "1", unit_factor, _send_receive, separate_buffers),
-    )
+    for operation in (_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL, _BROADCAST, _REDUCE, _SEND_RECEIVE)
 }

@@ -291,7 +291,7 @@ def _hold_exclusively(path: Path) -> bool:
 
 
 def mmap_failure(folder: SharedFolder) -> str | None:
-    """Check that a file rewritten by its writer is read with new content through mmap, by readers that had mapped it."""
+    """Check that readers that have mapped a file read the new content after its writer has rewritten it."""
     folder.run_on_all(lambda: write_random(folder.file("map")))
     folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])  # fills the readers' caches
     written = folder.run_on_all(lambda: write_random(folder.file("map")))

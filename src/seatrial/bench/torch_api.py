@@ -89,7 +89,7 @@ def _same(sent: torch.Tensor, received: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _finish(work: Any) -> None:
-    """Wait for gloo's work, as torch's wrappers do; with NCCL the work is on the current stream and None is returned."""
+    """Wait for gloo's work, as torch's wrappers do; NCCL's work is on the current stream and needs no wait."""
     if work is not None:
         work.wait()
 
