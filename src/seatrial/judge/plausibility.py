@@ -211,7 +211,7 @@ def _too_lax(
         yield f"the floor {floor} is {one.required / one.value:.2g} of its {value}: under {LAX_RATIO:g} it tests nothing"
     if one.nodes > 1 and not one.fabric:
         yield f"{value} is of {one.nodes} nodes and says no fabric: over which network?"
-    best = _yardstick(figure, one.unit, facts, replace(known, fabric=one.fabric, _said={}))
+    best = _yardstick(figure, one.unit, facts, replace(known, fabric=one.fabric, _cache={}))
     if best and one.value < OTHER_UNIT * best[0]:
         yield f"{value} is 1/{best[0] / one.value:,.0f} of {best[1]}: is it meant in another unit?"
 
