@@ -138,8 +138,8 @@ def _panel(gauge: Gauge, one: Dashboard, x: Axis, styles: dict[str, int]) -> Cha
         return "".join(FRAME.path(points) + ("" if len(points) > 1 else "h2") for points in placed(values))
 
     curves = tuple(Curve(track.label, styles[track.label], path(values)) for track, values in shown)
-    ends = {track.role: placed(values) for track, values in tracks if track.role in ("least", "greatest")}
-    areas = zip(ends.get("least", ()), ends.get("greatest", ()), strict=False)
+    ends = {track.role: placed(values) for track, values in tracks if track.role in ("min", "max")}
+    areas = zip(ends.get("min", ()), ends.get("max", ()), strict=False)
     return Chart(
         frame=FRAME,
         title=gauge.title,

@@ -177,7 +177,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance_metrics=("pair_*", "best_*"),
-    required_per={"best_*": "place"},
+    required_per={"best_*": "rank"},
     bounds=BANDWIDTH_BOUNDS,
     comparisons={
         "best_share": Comparison(part="a GPU's way out of its node", inter_node=True),

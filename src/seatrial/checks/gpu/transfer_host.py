@@ -107,5 +107,5 @@ CHECK = Check(
     options=TransferOptions,
     performance_metrics=("*_alone", "*_together"),
     bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
-    required_per={"*": "place"},
+    required_per={"*": "rank"},
 )
