@@ -18,11 +18,8 @@ def test_empty_fields_of_verdicts_are_not_written() -> None:
     written = json.loads(samples.accepted().model_dump_json())["verdicts"]
     assert written
     assert all({"check", "subject", "outcome"} <= set(verdict) for verdict in written)
-    assert not [
-        verdict
-        for verdict in written
-        if {key for key, value in verdict.items() if value in ("", [], None)} - {"subject"}
-    ]
+    values = [value for verdict in written for key, value in verdict.items() if key != "subject"]
+    assert not [value for value in values if value in ("", [], None)]
 
 
 @pytest.mark.parametrize("version", ["1", "3", 2])

@@ -67,12 +67,8 @@ class Reason(StrEnum):
     IMPLAUSIBLY_HIGH = "implausibly_high"  # compared with the reference value
     THRESHOLD_VIOLATED = "threshold_violated"
     BELOW_WARNING_THRESHOLD = "below_warning_threshold"
-    WITHIN_CONFIDENCE_INTERVAL = (
-        "within_confidence_interval"  # the threshold is within the value's 95 % confidence interval
-    )
-    WITHIN_SAMPLE_RANGE = (
-        "within_sample_range"  # the threshold is within the sample range; too few samples for an interval
-    )
+    WITHIN_CONFIDENCE_INTERVAL = "within_confidence_interval"  # contains the threshold; 95 %
+    WITHIN_SAMPLE_RANGE = "within_sample_range"  # contains the threshold; too few samples for an interval
     BELOW_PEERS = "below_peers"
     ASYMMETRIC = "asymmetric"  # far below the opposite direction
     ERROR_COUNTERS_INCREASED = "error_counters_increased"

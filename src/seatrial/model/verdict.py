@@ -67,8 +67,8 @@ class Verdict:
     """The result of one rule for one metric of one subject, or for the whole check (``metric`` is empty).
 
     ``ratio``: value divided by the expected value of ``basis``. ``detail``: text without a field, such as an error
-    message or the missing subjects. ``meaning``: what a bad value means. ``interval``: range of the value if it contains
-    the threshold. ``opposite_value``: value of the opposite direction of a pair. ``evidence``: empty for good values.
+    message or the missing subjects. ``meaning``: what a bad value means. ``interval``: range of the value, if the
+    threshold is in it. ``opposite_value``: value of the opposite direction. ``evidence``: empty for good values.
 
     A trial on a thousand nodes has half a million verdicts; a pydantic model would need four times the memory.
     """

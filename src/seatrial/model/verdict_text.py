@@ -129,11 +129,7 @@ def _template_fields(verdict: Verdict) -> dict[str, str]:
         fields["opposite"] = f"{ratio:.1%} of the {format_value(verdict.opposite_value, unit)}"
     if retry:
         first, second = format_value(retry.first_value, unit), format_value(retry.retry_value, unit)
-        text = (
-            f"{first} here, then {second} on {retry.retry_subject}"
-            if retry.retry_subject
-            else f"{first}, then {second}"
-        )
+        text = f"{first}, then {second}" + (f" on {retry.retry_subject}" if retry.retry_subject else "")
         if retry.failed_only_in_retry:
             text += f"; {and_more(retry.failed_only_in_retry, _MAX_NAMED)} failed in the retry instead"
         fields |= {"retry": text, "retry_in_brackets": f" ({text})"}
