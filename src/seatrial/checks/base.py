@@ -133,8 +133,8 @@ class Check:
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     # Metrics, or families, required for each subject of a kind: for each rank of a CLUSTER check, each pair of ranks on
-    # a node (one or both directions), each node, each rail, or each GPU in the fact gpus_used of a NODE check. A missing
-    # value is an ERROR, except for subjects in the fact EXEMPT.
+    # a node (one or both directions), each node, each rail, or each GPU in the fact gpus_used of a NODE check. A
+    # missing value is an ERROR, except for subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
