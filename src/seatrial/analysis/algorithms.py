@@ -33,7 +33,7 @@ def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFa
     """Of every operation that a check asked NCCL for; a contrast knows of one, and is all that older runs have."""
     telling = measurements_with_roles(measurements, checks)
     chosen: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
-    for by_case in _distinct("contrast_algorithms", telling, checks):
+    for by_case in _distinct("algorithms_by_setting", telling, checks):
         chosen.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
     for by_operation in _distinct("algorithms", telling, checks):
         for operation, choice in by_operation.items():

@@ -71,7 +71,7 @@ def _of_place(
     read = _read(fact)
     yield from _grown(check, one, fact)
     for xid in dict.fromkeys(fact.get("xids", ())):
-        if (counter := counter_definitions().for_xid(xid)).level != "told":
+        if (counter := counter_definitions().for_xid(xid)).level != "info":
             yield _verdict(check, one.subject, "xid", counter, Outcome(counter.level), [f"Xid {xid}"])
     if not sound:
         return
@@ -107,7 +107,7 @@ def _grown(check: str, one: Measurement, fact: Mapping[str, Any]) -> Iterator[Ve
 
 def _judged(counter: CounterDefinition, before: int, after: int, minutes: float) -> tuple[Outcome, str] | None:
     """None where nothing is wrong."""
-    if counter.level == "told":
+    if counter.level == "info":
         return None
     if before == after == counter.limit:
         return Outcome.WARN, f"stands at its limit of {after}, and shows no new ones (perfquery -R clears it)"
@@ -126,7 +126,7 @@ def _verdict(
         outcome=outcome,
         reasons=(Reason.ERROR_COUNTERS_INCREASED,),
         detail=and_more(words, _NAMED),
-        meaning=counter.means,
+        meaning=counter.meaning,
         evidence=f"error counters, before → after: {'; '.join(words)}",
         fix=counter.fix,
         basis=Basis(BasisKind.RULE, "error counters", counter.per_minute, source=counter.source),

@@ -163,14 +163,14 @@ def _of_samples(samples: Sequence[LoadSample], began: float, subject: str) -> It
 def _counter_rules() -> Iterator[Rule]:
     """A rule for each counter whose growth is a fault. PCIe replays are judged by their rate: a few are normal."""
     for name, counter in counter_definitions().gpu.items():
-        if counter.level != "told":
+        if counter.level != "info":
             yield Rule(
                 metric="pcie_replay_rate" if counter.per_minute else f"new_errors.{name}",
                 expect=f"<= {counter.per_minute:g} errors/min" if counter.per_minute else f"== 0 {COUNTER_UNITS[name]}",
                 applies_if={"backend": "cuda", f"reads_{name}": "yes"},
                 outcome_if_violated=Outcome(counter.level),
                 evidence_facts=("counters_before", "xids"),
-                meaning=f"under load: {counter.means}",
+                meaning=f"under load: {counter.meaning}",
                 fix=counter.fix,
             )
 
