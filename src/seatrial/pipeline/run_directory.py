@@ -109,11 +109,11 @@ class RunDir:
 
     def discard_checks(self, checks: Iterable[str]) -> None:
         """Mark that these checks are run again: what was measured of them before does not count any more."""
-        self._journal.append({"again": sorted(checks)})
+        self._journal.append({"discarded_checks": sorted(checks)})
 
     def discard_retries(self, checks: Iterable[str]) -> None:
         """Mark that these checks are measured a second time once more; their first measurements count as before."""
-        self._journal.append({"retry": sorted(checks)})
+        self._journal.append({"discarded_retries": sorted(checks)})
 
     def recover(self) -> SavedRun:
         """All that counts so far, with measurements that only a rank's journal holds (we were killed before it)."""
@@ -124,7 +124,7 @@ class RunDir:
         new = [one for path in paths for one in journal.read(path)[0] if _is_whole(one) and _key(one) not in seen]
         # what ranks have measured since an error was told of the check (a person started them late) takes its place
         late = {_told_of(one) for one in new} & {_told_of(one) for one in records if _failed(one)}
-        marks = {word: sorted(check for check, mark in late if mark == word) for word in ("again", "retry")}
+        marks = {word: sorted(check for check, mark in late if mark == word) for word in ("discarded_checks", "discarded_retries")}
         for record in [*({word: checks} for word, checks in marks.items() if checks), *new]:
             self._journal.append(record)
             records.append(record)
@@ -177,16 +177,16 @@ def _told_of(record: journal.Record) -> tuple[str, str]:
     measurement = record.get("measurement")
     if not isinstance(measurement, dict):
         return "", ""
-    return str(measurement.get("check")), "retry" if measurement.get("again") else "again"
+    return str(measurement.get("check")), "discarded_retries" if measurement.get("retry") else "discarded_checks"
 
 
 def _take_in(record: journal.Record, kept: SavedRun) -> None:
-    if "again" in record:
-        again = set(record["again"])
+    if "discarded_checks" in record:
+        again = set(record["discarded_checks"])
         kept.measurements = [one for one in kept.measurements if one.check not in again]
         kept.repeats = [one for one in kept.repeats if one.check not in again]
-    elif "retry" in record:
-        kept.repeats = [one for one in kept.repeats if one.check not in set(record["retry"])]
+    elif "discarded_retries" in record:
+        kept.repeats = [one for one in kept.repeats if one.check not in set(record["discarded_retries"])]
     elif "result" in record:
         kept.results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
