@@ -65,7 +65,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     for trial, options in re.findall(r"seatrial run ([a-z-]+) (--only [^\n`#]+)", document.read_text()):
-        has = resolve(trial, environ={}, known=known).config.checks
+        has = resolve(trial, environ={}, schemas=known).config.checks
         for pattern in ",".join(re.findall(r"--only (\S+)", options)).split(","):
             assert fnmatch.filter(has, pattern), f"{document.name}: {trial} has no {pattern}"
 
@@ -85,5 +85,5 @@ def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> Non
     shown = tmp_path / "shown.yaml"
     shown.write_text(blocks(ROOT / "docs" / "collectives.md", "yaml")[0])
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
-    options = resolve(str(shown), environ={}, known=known).config.checks["collectives.all_gather"].options
+    options = resolve(str(shown), environ={}, schemas=known).config.checks["collectives.all_gather"].options
     assert CollectiveOptions.model_validate(options).sizes == tuple(2**power for power in range(3, 34))

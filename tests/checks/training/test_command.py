@@ -203,7 +203,7 @@ def test_the_documented_trial_and_patterns_are_right(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(textwrap.dedent(shown))
     known = {"train.command": CheckSchema(CHECK.options, CHECK.metrics)}
-    options = resolve(str(tmp_path / "mine.yaml"), environ={}, known=known).config.checks["train.command"].options
+    options = resolve(str(tmp_path / "mine.yaml"), environ={}, schemas=known).config.checks["train.command"].options
     assert CommandOptions.model_validate(options).steps == 100
     examples = re.findall(r"^\| `(.*)` \| `(.*\(\?P<.*)` \|$", text, re.MULTILINE)
     found = [log_entries(line, [pattern], tmp_path) for line, pattern in examples]
