@@ -124,7 +124,7 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
     assert "software power cap 20 %, software thermal slowdown 10 %" in text
     assert "collectives.all_reduce (1 GPU)." in text
     assert "collectives.transport" not in text, "a check of another phase or none"
-    assert "Looks a second that each GPU got: 0.25 to 0.33. The costliest sampler took 0.41 % of one core." in text
+    assert "Samples per second and GPU: 0.25 to 0.33. Highest CPU use of a sampler: 0.41 % of one core." in text
     assert "h200-01: no telemetry for 41 s of its checks" in text
     assert "./jobs/ranks/telemetry.jsonl.gz" in page.values("href")
     assert html.index(">Interconnect</h2>") < html.index("GPU dashboard") < html.index(">Single-GPU training</h2>")
@@ -132,7 +132,7 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
 
 @pytest.mark.parametrize(("share", "told"), [(0.01, False), (0.0101, True)])
 def test_a_sampler_that_costs_too_much_is_marked(share: float, told: bool) -> None:
-    seen = telemetry("h200-01", 4).model_copy(update={"cpu_share": share})
+    seen = telemetry("h200-01", 4).model_copy(update={"sampler_cpu_share": share})
     html = render(samples.accepted().model_copy(update={"telemetry": seen}))
     assert ('<b class="warn">above the limit of 1 %' in html) is told
 

@@ -124,17 +124,17 @@ def test_nothing_to_complain_of_is_said() -> None:
 
 def test_how_it_was_measured_stands_open_under_the_heading() -> None:
     html = render(samples.accepted())
-    assert f'<p class="method">{HOW}</p>' in html
+    assert f'<p class="how">{HOW}</p>' in html
     assert html.count(HOW) == 1  # and not among the folded facts again
 
 
 def test_the_map_has_a_legend() -> None:
     text = words(Page(render(samples.fleet())).text)
     assert (
-        "A box is a GPU, by its number on the node; where not all is PASS, a sign stands in its place. "
+        "A box is a GPU with its number on the node, or the symbol of an outcome other than PASS. "
         "✗ FAIL ⊘ ERROR 0 PASS" in text
     )
-    assert "A box is a rank (a process without a GPU), by" in words(Page(render(on_ranks())).text)
+    assert "A box is a rank (a process without a GPU) with" in words(Page(render(on_ranks())).text)
 
 
 def on_ranks() -> Trial:
@@ -149,7 +149,7 @@ def test_how_jobs_ended() -> None:
 
 def test_what_ended_the_trial_early_is_said() -> None:
     trial = samples.incomplete().model_copy(update={"stop_reason": "interrupted by Ctrl-C"})
-    assert "The trial ended before its time: interrupted by Ctrl-C" in Page(render(trial)).text
+    assert "The trial was stopped: interrupted by Ctrl-C" in Page(render(trial)).text
 
 
 def test_the_config_has_origins() -> None:

@@ -49,7 +49,7 @@ def test_a_ticket_is_not_flooded() -> None:
     many = tuple(replace(verdict, fix=f"fix {number}") for number, verdict in enumerate(trial.verdicts))
     text = render(trial.model_copy(update={"verdicts": many}))
     assert text.count("\n### ") == MAX_PROBLEMS
-    assert "… and 18 more troubles, all in the report." in text
+    assert "… and 18 more problems (see the report)." in text
 
 
 def test_how_it_was_measured_is_told() -> None:

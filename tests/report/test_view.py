@@ -201,16 +201,16 @@ def test_what_processes_tell_alike_but_for_numbers_is_told_once() -> None:
     assert replace(view, measurements=measured[:2]).methods == ["9.9 s, 192 windows"]
 
 
-@pytest.mark.parametrize("rehearsed", [True, False])
-def test_a_rehearsal_says_so_wherever_its_decision_stands(rehearsed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("cpu_only", [True, False])
+def test_every_report_marks_a_cpu_only_decision(cpu_only: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Who sees ACCEPTED on a dashboard, in a ticket or in CI must not take it for that of GPUs."""
-    scope = "REHEARSAL: 1 node, no GPU" if rehearsed else "1 node, 4 GPUs"
+    hardware = "CPU ONLY: 1 node, no GPU" if cpu_only else "1 node, 4 GPUs"
     trial = samples.accepted()
-    decision = trial.decision.model_copy(update={"tested_hardware": scope, "cpu_only": rehearsed})
+    decision = trial.decision.model_copy(update={"tested_hardware": hardware, "cpu_only": cpu_only})
     trial = trial.model_copy(update={"decision": decision})
     summary(trial, Console(width=100))
-    assert ("CPU ONLY" in capsys.readouterr().out) is rehearsed
-    assert (f"<h1>ACCEPTED{', CPU ONLY' if rehearsed else ''}</h1>") in html_page.render(trial)
-    assert markdown.render(trial).startswith("## ACCEPTED, CPU ONLY: ") is rehearsed
-    assert f'\nseatrial_cpu_only{{trial="acceptance"}} {rehearsed:d}\n' in prometheus.render(trial)
-    assert ('name="seatrial acceptance, a rehearsal"' in junit.render(trial)) is rehearsed
+    assert ("CPU ONLY" in capsys.readouterr().out) is cpu_only
+    assert (f"<h1>ACCEPTED{' (CPU ONLY)' if cpu_only else ''}</h1>") in html_page.render(trial)
+    assert markdown.render(trial).startswith("## ACCEPTED (CPU ONLY): ") is cpu_only
+    assert f'\nseatrial_cpu_only{{trial="acceptance"}} {cpu_only:d}\n' in prometheus.render(trial)
+    assert ('name="seatrial acceptance (CPU ONLY)"' in junit.render(trial)) is cpu_only

@@ -63,22 +63,15 @@ def _short(value: Any) -> str:
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
+    """Print each check with its title, scope, needs and rules."""
     for check in checks.values():
-        table = Table(
-            title=f"[bold]{check.name}[/]  {check.title}\n{check.phase}, scope {check.scope}, "
-            f"{_needs(check)}, at most {check.limit_s:.0f} s",
-            title_justify="left",
-            title_style="",
-            show_header=False,
-            box=None,
-            padding=(0, 2, 0, 2),
-        )
+        console.print(f"[bold]{check.name}[/]  {escape(check.title)}", highlight=False)
+        scope = f"{check.phase}, scope {check.scope}, {_needs(check)}, at most {check.limit_s:.0f} s"
+        console.print(scope if check.rules else f"{scope}, no rules", highlight=False)
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
         for rule in check.rules:
             table.add_row(rule.metric, _rule(rule), escape(rule.meaning))
-        if not check.rules:  # rich prints no title for an empty table
-            table.add_row("no rules")
         console.print(table, highlight=False)
-        console.print()
 
 
 def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
