@@ -19,6 +19,7 @@ from seatrial.config.layers import CheckSchema, resolve
 from seatrial.model import Outcome
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
+from tools import metrics_page
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -97,3 +98,10 @@ def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> Non
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     options = resolve(str(shown), environ={}, schemas=known).config.checks["collectives.all_gather"].options
     assert CollectiveOptions.model_validate(options).sizes == tuple(2**power for power in range(3, 34))
+
+
+def test_the_list_of_metrics_is_generated_and_every_meaning_is_used() -> None:
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run: python tools/metrics_page.py"
+    metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
+    used = {metrics_page.meaning(check, metric) for check, metric in metrics}
+    assert set(metrics_page._MEANINGS.values()) - used == set()
