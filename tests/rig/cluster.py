@@ -73,8 +73,8 @@ class Cluster(Faults):
     ``folder`` contains configuration and logs. ``extra``: further lines of slurm.conf. Use it in the main thread:
     while it runs, SIGTERM raises KeyboardInterrupt, so that the cluster is stopped then too.
 
-    ``confined``: affinity and cgroups limit jobs to their CPUs, memory and devices. A node then has two real CPUs and at
-    most four GPUs. Only one confined rig can run at a time, as nodes with the same name share their cgroups.
+    ``confined``: affinity and cgroups limit jobs to their CPUs, memory and devices. A node then has two real CPUs and
+    at most four GPUs. Only one confined rig can run at a time, as nodes with the same name share their cgroups.
 
     Node names resolve to the node's own cluster on a node, and to the newest rig on the host.
     """

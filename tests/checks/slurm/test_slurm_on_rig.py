@@ -331,7 +331,8 @@ class TestIsolation:
 def test_gpus_missing_on_the_nodes(start: MakeCluster) -> None:
     """Runs the check in a job on the nodes; the fake GPUs of the test cluster exist only in Slurm."""
     cluster = start(2, gpus_per_node=2)
-    code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import judge, not_passed, run_check; "
+    code = "from pathlib import Path; from seatrial.checks import catalog; "
+    code += "from tests.fakes.slurm import judge, not_passed, run_check; "
     code += "check = catalog()['slurm.gres']; measurement = run_check(check, Path('.')); "
     code += "print(measurement.facts['gres'], measurement.facts['detected'], "
     code += "not_passed(judge(check, measurement)))"
