@@ -103,9 +103,8 @@ def value(measurements: list[Measurement], name: str) -> float:
 @pytest.mark.parametrize("scenario", ["healthy", "two_ranks_a_node", "run_directory", "two_paths"])
 def test_healthy_filesystem(runs: Runs, scenario: str) -> None:
     assert not_passed(runs[scenario]) == {}
-    assert skipped(runs[scenario]) == [
-        "paths_not_shared"
-    ]  # two rules: one for configured paths, one for the run directory
+    # paths_not_shared has two rules: one for configured paths, one for the run directory
+    assert skipped(runs[scenario]) == ["paths_not_shared"]
     assert max(measurement.seconds for measurement in runs[scenario]) < 15  # no step ran into a timeout
 
 
