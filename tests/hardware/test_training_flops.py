@@ -17,7 +17,7 @@ RUN: dict[str, Any] = {"precision": "bf16 mixed", "flops_per_token": 4.2e10}
         ("tokens_per_second_per_gpu.hf", {"run.hf": RUN}, TrainingWork(4.2e10, "bf16", False)),
         (
             "tokens_per_second_per_gpu",
-            {"load": {**RUN, "precision": "fp32"}},
+            {"training": {**RUN, "precision": "fp32"}},
             TrainingWork(4.2e10, "tf32", False),
         ),  # train.ddp
     ],
