@@ -258,8 +258,8 @@ def test_the_real_library_is_loaded_late_and_its_absence_is_told(tmp_path: Path)
         "assert 'pynvml' not in sys.modules and 'torch' not in sys.modules\n"
         f"print(gpu.read(Path({str(tmp_path)!r})).unavailable)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "libnvidia-ml.so.1 is not here" in done.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "libnvidia-ml.so.1 is not here" in result.stdout
 
 
 def test_the_fake_refuses_what_nobody_foresaw() -> None:

@@ -37,7 +37,7 @@ def test_a_node(root: Path) -> None:
 
 def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
     facts = host.read(tmp_path)
-    unread = facts.unreadable()
+    unreadable = facts.unreadable()
     assert {
         "os.kernel",
         "cpu.threads",
@@ -45,16 +45,16 @@ def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
         "mounts.filesystems",
         "nics.interfaces",
         "rdma.devices",
-    } <= set(unread)
-    assert {"hostname.name", "limits.ipc_lock", "cpu.numa", "software.driver"} <= set(unread)
+    } <= set(unreadable)
+    assert {"hostname.name", "limits.ipc_lock", "cpu.numa", "software.driver"} <= set(unreadable)
     assert (facts.cpu.threads, facts.memory.total_bytes, facts.hostname.routable) == (None, None, False)
     assert json.loads(facts.model_dump_json())
 
 
 def test_what_is_unread_goes_by_the_names_of_things(root: Path) -> None:
     trees.hca(root, "mlx5_0", "garbage", "5: LinkUp", "400 Gb/sec (4X NDR)")
-    unread = host.read(root).unreadable()
-    assert "expected a state" in unread["rdma.devices.mlx5_0.ports.1.state"]
+    unreadable = host.read(root).unreadable()
+    assert "expected a state" in unreadable["rdma.devices.mlx5_0.ports.1.state"]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_silent_name_server_is_given_up(root: Path, monkeypatch: pytest.Monkey
 def test_limits_are_those_of_the_process() -> None:
     program = "from seatrial.discover import host; print(host.read().limits.model_dump_json())"
     command = f"ulimit -S -n 512; ulimit -H -n 2048; ulimit -l 64; exec '{sys.executable}' -c '{program}'"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-    limits = json.loads(ended.stdout)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    limits = json.loads(result.stdout)
     assert limits["nofile"] == {"soft": 512, "hard": 2048}
     assert limits["memlock"] == {"soft": 65536, "hard": 65536}
 

@@ -212,5 +212,5 @@ def test_what_a_job_was_given_on_each_node(install: Install) -> None:
     install({**show, "scontrol show hostnames 'node[0-1]'": success("node0\nnode1\n")})
     given = slurm.allocations(1)
     assert set(given) == {"node0", "node1"}
-    gpus = (Gres(name="gpu", kind="fake", count=2),)
+    gpus = (Gres(name="gpu", type="fake", count=2),)
     assert {(one.cpus, one.memory_bytes, one.gres) for one in given.values()} == {(2, 2000 * 2**20, gpus)}

@@ -126,9 +126,9 @@ def test_a_reserved_node_takes_only_jobs_of_its_reservation(
 
 def test_gpus_of_all_kinds_are_counted_and_nothing_else() -> None:
     gres = (
-        Gres(name="gpu", kind="h100", count=4),
-        Gres(name="gpu", kind=None, count=2),
-        Gres(name="nic", kind="", count=8),
+        Gres(name="gpu", type="h100", count=4),
+        Gres(name="gpu", type=None, count=2),
+        Gres(name="nic", type="", count=8),
     )
     assert node(gres=gres).gpus == 6
     assert node().gpus == 0

@@ -30,14 +30,14 @@ class TestSmallForms:
         [
             ("(null)", ()),
             ("", ()),
-            ("gpu:8", (Gres(name="gpu", kind=None, count=8),)),
-            ("gpu:h200:8(S:0-1)", (Gres(name="gpu", kind="h200", count=8),)),
-            ("gpu:nvidia_h100_80gb_hbm3:8", (Gres(name="gpu", kind="nvidia_h100_80gb_hbm3", count=8),)),
-            ("gpu:1g.5gb:7", (Gres(name="gpu", kind="1g.5gb", count=7),)),
-            ("gpu:fake:0(IDX:N/A)", (Gres(name="gpu", kind="fake", count=0),)),
-            ("gpu:3(IDX:0,2-3)", (Gres(name="gpu", kind=None, count=3),)),
-            ("bandwidth:lustre:no_consume:4G", (Gres(name="bandwidth", kind="lustre", count=4 * 2**30),)),
-            ("gpu:a:2,nvme", (Gres(name="gpu", kind="a", count=2), Gres(name="nvme", kind=None, count=1))),
+            ("gpu:8", (Gres(name="gpu", type=None, count=8),)),
+            ("gpu:h200:8(S:0-1)", (Gres(name="gpu", type="h200", count=8),)),
+            ("gpu:nvidia_h100_80gb_hbm3:8", (Gres(name="gpu", type="nvidia_h100_80gb_hbm3", count=8),)),
+            ("gpu:1g.5gb:7", (Gres(name="gpu", type="1g.5gb", count=7),)),
+            ("gpu:fake:0(IDX:N/A)", (Gres(name="gpu", type="fake", count=0),)),
+            ("gpu:3(IDX:0,2-3)", (Gres(name="gpu", type=None, count=3),)),
+            ("bandwidth:lustre:no_consume:4G", (Gres(name="bandwidth", type="lustre", count=4 * 2**30),)),
+            ("gpu:a:2,nvme", (Gres(name="gpu", type="a", count=2), Gres(name="nvme", type=None, count=1))),
         ],
     )
     def test_resources(self, text: str, resources: tuple[Gres, ...]) -> None:
@@ -66,7 +66,7 @@ class TestSmallForms:
         assert (one.nodes, one.cpus, one.memory_bytes) == ("node[0-1]", 2, 2000 * 2**20)
         assert (both_threads.cpus, both_threads.gres) == (8, ())
         assert rows.cpus == 8
-        assert rows.gres == (Gres(name="gpu", kind="h100", count=2),)
+        assert rows.gres == (Gres(name="gpu", type="h100", count=2),)
 
     def test_a_job_that_waits_has_none(self) -> None:
         assert slurm_output.parse_allocations(recorded("scontrol-show-jobs-busy.txt").out) == ()
@@ -146,7 +146,7 @@ class TestSettings:
             ("Prolog[0]               = /etc/slurm/prolog.sh", "prolog", "/etc/slurm/prolog.sh"),
             ("HealthCheckProgram      = /usr/sbin/nhc -a b = c", "health_check_program", "/usr/sbin/nhc -a b = c"),
             ("PropagateResourceLimits = NONE", "propagate_resource_limits", ()),
-            ("AccountingStorageType   = accounting_storage/slurmdbd", "accounting", True),
+            ("AccountingStorageType   = accounting_storage/slurmdbd", "accounting_enabled", True),
             ("ConstrainRAMSpace       = yes", "constrain_ram_space", "yes"),
         ],
     )
@@ -179,7 +179,7 @@ class TestNodes:
         (node,) = slurm_output.parse_nodes(text)
         assert str(node) == "IDLE+NOT_RESPONDING+DRAIN: bad GPU = 3, State=IDLE [sic] check"
         assert node.cpus == 8
-        assert node.gres_used == (Gres(name="gpu", kind="fake", count=1),)
+        assert node.gres_used == (Gres(name="gpu", type="fake", count=1),)
 
     @pytest.mark.parametrize("state", ["healthy", "busy", "troubled"])
     def test_sinfo_reports_the_same_in_json(self, state: str) -> None:

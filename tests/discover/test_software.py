@@ -99,5 +99,5 @@ facts = software.read()
 assert not {"torch", "numpy"} & set(sys.modules)
 print(facts.torch, facts.packages["torch"])
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.split() == [metadata.version("torch")] * 2
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split() == [metadata.version("torch")] * 2

@@ -82,7 +82,7 @@ def test_of_memory_all_that_is_moved_counts() -> None:
         ("NVIDIA Strange", "bf16", (), "no SKU data for NVIDIA Strange"),
         ("NVIDIA H200", "fp4", (), ""),
         ("NVIDIA A100-SXM4-80GB", "fp8", (), "the SKU data of NVIDIA A100 SXM4 80GB has none of fp8 in TFLOP/s"),
-        ("NVIDIA H200", "bf16", ("NVIDIA H200",), "what is known of the whole GPU does not apply to a part of it"),
+        ("NVIDIA H200", "bf16", ("NVIDIA H200",), "MIG enabled on NVIDIA H200"),
     ],
 )
 def test_no_peak_is_ever_guessed(gpu: str, kind: str, sliced: tuple[str, ...], words: str) -> None:
@@ -219,7 +219,7 @@ def test_a_second_measurement_is_held_to_it_too() -> None:
 def test_the_small_transformer_of_ddp_is_bounded_too() -> None:
     load = {"precision": "bf16 autocast over fp32 weights", "flops_per_token": 5.7e8}
     metric = Metric(name="tokens_per_second_per_gpu", value=2e6, unit="tokens/s/GPU", subject="cluster")
-    facts = {"gpu": "NVIDIA H200", "world_size": 2, "nodes": 1, "load": load}
+    facts = {"gpu": "NVIDIA H200", "world_size": 2, "nodes": 1, "training": load}
     one = Measurement(check="train.ddp", subject="n0/gpu0", rank=0, metrics=(metric,), facts=facts)
     config = Config(name="t", checks={"train.ddp": CheckSettings()})
     wrong = [one for one in judge(config, [], [one], catalog(), {}) if "measured wrongly" in one.message]

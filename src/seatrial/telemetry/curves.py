@@ -33,10 +33,10 @@ _NAN = math.nan  # a step without a sample
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
 _UNKNOWN, _KNOWN = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 
-_OF_ALL: dict[Literal["least", "median", "greatest"], Callable[[list[float]], float]] = {
-    "least": min,
+_OF_ALL: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
+    "min": min,
     "median": median,
-    "greatest": max,
+    "max": max,
 }
 
 

@@ -56,9 +56,9 @@ class ErrorCounts:
         for place, counters in self._grew.items():
             kind, subject = (counter_definitions().port, node) if "/" in place else (counter_definitions().gpu, gpu)
             for counter, (before, after) in counters.items():
-                if kind[counter].level != "told" and (new := increase(before, after)):
+                if kind[counter].level != "info" and (new := increase(before, after)):
                     sums[counter, subject] = sums.get((counter, subject), 0) + new
-        if xids := [xid for xid in self._xids if counter_definitions().for_xid(xid).level != "told"]:
+        if xids := [xid for xid in self._xids if counter_definitions().for_xid(xid).level != "info"]:
             sums["xid", gpu] = len(xids)
         for (counter, subject), new in sums.items():
             yield Metric(name=f"new_errors.{counter}", value=new, unit="errors", subject=subject)

@@ -417,7 +417,7 @@ def test_one_process_has_nothing_to_reduce_with(tmp_path: Path) -> None:
         ({"cuda_graph_sizes": ["6B"]}, "6 B is not a whole number of float32"),
         ({"modes": []}, "at least 1 item"),
         ({"modes": ["fast"]}, "parity"),
-        ({"buffers": "pinned"}, "nccl_registered"),
+        ({"buffers": "pinned"}, "registered"),
         ({"sizes": ["1 MB"]}, "KiB"),
         ({"dtype": "int8"}, "float32"),
         ({"seconds_per_size": 0}, "greater than 0"),

@@ -245,7 +245,7 @@ def test_choices_that_could_not_be_asked_for_are_told_and_the_path_is_judged(
 
 def test_a_log_that_is_a_pipe_is_not_waited_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(context.artifacts_dir / "pipe")
-    assert "no plain file" in str(found(context, monkeypatch, context.artifacts_dir / "pipe").error)
+    assert "not a regular file" in str(found(context, monkeypatch, context.artifacts_dir / "pipe").error)
 
 
 def test_the_ports_that_nccl_uses_are_told_by_node(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_trial_and_patterns_of_the_documentation(tmp_path: Path) -> None:
     (trial,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(textwrap.dedent(trial))
     checks = {"train.command": CheckSchema(CHECK.options, CHECK.metrics)}
-    options = resolve(str(tmp_path / "mine.yaml"), environ={}, known=checks).config.checks["train.command"].options
+    options = resolve(str(tmp_path / "mine.yaml"), environ={}, schemas=checks).config.checks["train.command"].options
     assert CommandOptions.model_validate(options).steps == 100
     examples = re.findall(r"^\| `(.*)` \| `(.*\(\?P<.*)` \|$", text, re.MULTILINE)
     entries = [log_entries(line, [pattern], tmp_path) for line, pattern in examples]
