@@ -113,7 +113,7 @@ class CommandOptions(Options):
         return value
 
     @model_validator(mode="after")
-    def _one_loss(self) -> CommandOptions:
+    def _single_loss_source(self) -> CommandOptions:
         if self.trainer_state and any("loss" in re.compile(pattern).groupindex for pattern in self.log):
             raise ValueError("two sources of the loss: trainer_state and a group of log; remove one")
         return self

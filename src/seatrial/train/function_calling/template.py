@@ -55,9 +55,9 @@ def missing_parts(tokenizer: Any) -> list[str]:
     text = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools, tokenize=False)
     missing = [part for part, sentinel in _SENTINELS.items() if sentinel not in text]
     if END_OF_TURN not in text:
-        missing.append("the end of a turn")
+        missing.append("the end of turn")
     elif not _masks_end_of_turn(tokenizer, conversation):
-        missing.append("the end of a turn, in the mask")
+        missing.append("the end of turn in the mask")
     return missing
 
 
