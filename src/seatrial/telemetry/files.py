@@ -166,7 +166,7 @@ class _SamplerRows:
         columns = dict(zip(self.header.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
         times = columns.pop("time", ())
         for device, properties in self.header.devices.items():
-            line = {"node": self.header.node, "device": device, "hz": self.header.hz, **properties}
+            line: _Line = {"node": self.header.node, "device": device, "hz": self.header.hz, **properties}
             line |= {"unreadable": _with_prefix(self.unreadable, f"{device}.")}
             line |= {"reasons": self.header.reasons, "skipped": self.skipped, "time": times}
             yield line | _with_prefix(columns, f"{device}.")

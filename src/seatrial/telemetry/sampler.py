@@ -37,8 +37,8 @@ from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
 PCIE_SHARE = 0.05
 # CPU seconds of one core per sample on average: below 1 % at one sample per second, however slow the driver is (0.3 ms
 # per query on a 4×H200 host with driver 580). If they do not suffice for all GPUs, the GPUs are sampled in turn. A GPU
-# that was begun is completed: on that host, with at least one GPU per sample, a limit of 9 ms gave 9.1 to 12 ms, a limit
-# of 7 ms gave 7.1 to 11 ms.
+# that was begun is completed: on that host, with at least one GPU per sample, a limit of 9 ms gave 9.1 to 12 ms and a
+# limit of 7 ms gave 7.1 to 11 ms.
 SAMPLE_CPU_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if the driver supports it
 _KIB, _KB = 1024, 1000
