@@ -134,7 +134,7 @@ class TestFaults:
         cluster = start(1)
         cluster.stop_munge()
         for name in RIG:
-            assert "munge, which vouches for us" in error(name, tmp_path)
+            assert "MUNGE authentication fails" in error(name, tmp_path)
 
     def test_another_configuration_than_the_controllers(
         self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
