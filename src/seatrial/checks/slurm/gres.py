@@ -55,7 +55,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     configured, seen, promised = node.gpus, len(found.gpus), context.expected_gpus or 0
     if not configured and not found.installed_gpus and not promised:
         raise NotApplicable(f"Slurm has no GPU on {node.name}, none was found there, and none was promised")
-    gres = [f"{one.name}:{one.kind}:{one.count}" if one.kind else f"{one.name}:{one.count}" for one in node.gres]
+    gres = [f"{one.name}:{one.type}:{one.count}" if one.type else f"{one.name}:{one.count}" for one in node.gres]
     yield from facts(
         {
             "gres": ",".join(gres),
