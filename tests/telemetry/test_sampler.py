@@ -255,7 +255,7 @@ def test_only_gpus_that_cuda_may_use_are_watched(clock: Clock, monkeypatch: pyte
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     every = opened(fake)
     assert list(every.header(1)["devices"]) == ["host", "gpu0", "gpu1", "gpu2"]
-    assert "no usable GPU is called that" in every.unreadable()["host.CUDA_VISIBLE_DEVICES"]
+    assert "lists '7'" in every.unreadable()["host.CUDA_VISIBLE_DEVICES"]
 
 
 def test_samples_are_written_at_each_period_and_news_are_told_once(

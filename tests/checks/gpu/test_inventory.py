@@ -409,7 +409,7 @@ class TestMissing:
 
     def test_where_it_cannot_be_looked_for_it_is_not_skipped(self, trial: Trial) -> None:
         found = trial.measure(FakeNvml(init=nvml_error("LibraryNotFound")))
-        assert "whether there are GPUs is not known" in (found.error or "")
+        assert "could not be detected" in (found.error or "")
 
     def test_a_promise_of_none_is_kept_by_none(self, trial: Trial) -> None:
         assert trial.measure(FakeNvml(init=nvml_error("LibraryNotFound")), promised=0).skipped
@@ -479,7 +479,7 @@ class TestVisibleDevices:
     def test_a_wrong_entry_is_an_error_and_keeps_the_count(self, trial: Trial) -> None:
         trial.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
         found = trial.measure(FakeNvml(h200(0), nvml_error("GpuIsLost")))
-        assert "names '9'" in (found.error or "")
+        assert "lists '9'" in (found.error or "")
         assert found.metrics[0].value == 1
         verdicts = judge_check(CHECK, [found], {}, "")
         assert {verdict.outcome for verdict in verdicts} == {Outcome.ERROR, Outcome.FAIL}

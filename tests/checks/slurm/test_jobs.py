@@ -260,7 +260,7 @@ class TestWhatCannotBeMeasured:
 
     def test_a_job_that_slurm_forgets(self, trial: Trial) -> None:
         trial.queue.instead["scontrol"] = recorded("scontrol-show-job-unknown.txt")
-        assert "job 1 was lost from sight: Slurm forgets jobs 300 s after" in trial.error()
+        assert "job 1 was lost from sight: Slurm drops jobs 300 s after" in trial.error()
 
     def test_a_memory_job_that_took_none(self, trial: Trial) -> None:
         with_cgroups(trial.queue)
