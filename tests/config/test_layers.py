@@ -253,7 +253,7 @@ def test_a_threshold_on_what_is_never_measured_is_found_before_the_run(
         ALL_REDUCE % ("{}", "wrong_elements", "== 0"),
         ALL_REDUCE % ("{sizes: {from: 8B, to: 1GiB, factor: 2}}", "busbw.512MiB", "> 1 GB/s"),
         ALL_REDUCE % ("{sizes: [1MiB], cuda_graph_sizes: [8B]}", "cuda_graph_latency.8B", "< 30 us"),
-        ALL_REDUCE % ("{sizes: [1MiB], modes: [parity, distribution]}", "p95.1GiB", "< 9 us"),
+        ALL_REDUCE % ("{sizes: [1MiB], modes: [back_to_back, percentiles]}", "p95.1GiB", "< 9 us"),
         SPEED % ("{}", "read_one.run_directory", "> 1 GB/s"),
         SPEED % ("{paths: [/data/a.b]}", "create_all./data/a.b", "> 100 files/s"),
         CNN % "> 95 %",
