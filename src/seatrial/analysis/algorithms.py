@@ -38,7 +38,7 @@ def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFa
     """
     with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
-    for by_setting in _distinct("contrast_algorithms", with_facts, checks):
+    for by_setting in _distinct("algorithms_by_setting", with_facts, checks):
         choices.setdefault(_SETTINGS_KEY, {}).update(_choices_by_size(_mapping(by_setting.get("default"))))
     for by_operation in _distinct("algorithms", with_facts, checks):
         for operation, choice in by_operation.items():

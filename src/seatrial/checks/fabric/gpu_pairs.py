@@ -339,7 +339,7 @@ CHECK = Check(
             first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
         ),
     },
-    required_per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
+    required_per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "rank", "gpu_share": "rank"},
     per_node=True,
     limit_s=300.0,
     needs=Needs(min_ranks=2),

@@ -275,7 +275,7 @@ CHECK = Check(
         wrong_data_rule("Run collectives.all_reduce: it names rank, offset and flipped bits."),
     ),
     measure=measure,
-    fact_roles={"contrast_algorithms": "path_by_size"},
+    fact_roles={"algorithms_by_setting": "path_by_size"},
     bounds=BANDWIDTH_BOUNDS,
     comparisons={"p2p_gain": Comparison(part="peer-to-peer", is_speedup=True)},
     performance_metrics=("busbw_*", "p2p_gain", "default_vs_ring"),

@@ -182,7 +182,7 @@ CHECK = Check(
     ),
     measure=measure,
     performance_metrics=("pair_*", "best_*"),
-    required_per={"best_*": "place"},
+    required_per={"best_*": "rank"},
     bounds=BANDWIDTH_BOUNDS,
     comparisons={
         "best_share": Comparison(part="the inter-node path of one GPU", inter_node=True),
