@@ -14,7 +14,7 @@ DEFAULT_SHAPE = {"dtype": "float32", "buffers": "torch's allocator"}
 
 
 def transport(**by_operation: Any) -> Measurement:
-    return Measurement(check="collectives.transport", subject="n0/gpu0", facts={"choices": by_operation})
+    return Measurement(check="collectives.transport", subject="n0/gpu0", facts={"nccl_choices": by_operation})
 
 
 def settings(**by_size: Any) -> Measurement:
@@ -91,5 +91,5 @@ def test_size_label_is_exact(size: float, label: str) -> None:
 
 
 def test_malformed_facts_are_ignored() -> None:
-    damaged = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"choices": ["RING"]})
+    damaged = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"nccl_choices": ["RING"]})
     assert read_choices([damaged, settings()], catalog()) == {("all_reduce", "float32", "torch's allocator"): {}}

@@ -107,7 +107,7 @@ def test_choice_applies_only_to_the_same_operation_dtype_and_buffers() -> None:
     choices = Measurement(
         check="collectives.transport",
         subject="n0/gpu0",
-        facts={"choices": {"all_gather": {**DEFAULT_SHAPE, "by_size": by_size}}},
+        facts={"nccl_choices": {"all_gather": {**DEFAULT_SHAPE, "by_size": by_size}}},
     )
     assert (
         "with NVLS" in insights(collective("all_gather", 300, 4, 1), gpus(*[18] * 4), choices)["bandwidth limit"].text
@@ -131,7 +131,7 @@ def test_choice_applies_only_to_the_same_operation_dtype_and_buffers() -> None:
     "fact", ["x", {"unavailable": "rank 1: x"}, {"all_gather": "x"}, {"all_gather": {"by_size": 1}}]
 )
 def test_unknown_choices_are_assumed(fact: Any) -> None:
-    choices = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"choices": fact})
+    choices = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"nccl_choices": fact})
     assert "assumed" in insights(collective("all_gather", 300, 4, 1), gpus(*[18] * 4), choices)["bandwidth limit"].text
 
 
@@ -163,7 +163,7 @@ def test_latency_is_fitted_per_regime() -> None:
     choices = Measurement(
         check="collectives.transport",
         subject="n0/gpu0",
-        facts={"choices": {"all_reduce": {**DEFAULT_SHAPE, "by_size": by_size}}},
+        facts={"nccl_choices": {"all_reduce": {**DEFAULT_SHAPE, "by_size": by_size}}},
     )
     found = insights(measured, choices)
     assert set(found) == {"latency"}

@@ -200,7 +200,7 @@ def measured_choices(context: Context, monkeypatch: pytest.MonkeyPatch, children
     monkeypatch.setattr(child_ranks, "run_child_ranks", children)
     return run_check(
         replace(context, options_by_check=OPTIONS_BY_CHECK), monkeypatch, LOGS / "h200-nvlink-2.28.9.log"
-    ).facts["choices"]
+    ).facts["nccl_choices"]
 
 
 def test_each_operation_is_requested_as_the_trial_measures_it(
