@@ -96,25 +96,25 @@ def test_activation_checkpointing_is_enabled_once(
     set_deepspeed(monkeypatch, installed=True)
     settings = runs.config("sft-smollm-135m", "gradient_checkpointing=true", *overrides)
     kwargs = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
-    assert arguments._recompute(settings) == ({} if reentrant is None else kwargs)
+    assert arguments._checkpointing_arguments(settings) == ({} if reentrant is None else kwargs)
     assert arguments._fsdp_recomputes(settings) == (reentrant is None)
     plain = settings.model_copy(update={"gradient_checkpointing": False})
-    assert arguments._recompute(plain) == {}
+    assert arguments._checkpointing_arguments(plain) == {}
     assert not arguments._fsdp_recomputes(plain)
 
 
 def test_sharding_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_deepspeed(monkeypatch, installed=True)
-    assert arguments._sharding(runs.config("sft-smollm-135m")) == {}
+    assert arguments._sharding_arguments(runs.config("sft-smollm-135m")) == {}
     fsdp = ("parallel.strategy=fsdp2", "parallel.cpu_offload=true", "gradient_checkpointing=true")
-    sharding = arguments._sharding(runs.config("sft-smollm-135m", *fsdp))
+    sharding = arguments._sharding_arguments(runs.config("sft-smollm-135m", *fsdp))
     assert sharding["fsdp"] is True
     assert (sharding["fsdp_config"]["version"], sharding["fsdp_config"]["cpu_offload"]) == (2, True)
     assert sharding["fsdp_config"]["activation_checkpointing"] is True
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
     zero3 = ("parallel.strategy=zero3", f"parallel.deepspeed={path}")
-    assert arguments._sharding(runs.config("sft-smollm-135m", *zero3)) == {
+    assert arguments._sharding_arguments(runs.config("sft-smollm-135m", *zero3)) == {
         "deepspeed": {"zero_optimization": {"stage": 3}}
     }
 
@@ -134,4 +134,4 @@ def test_invalid_deepspeed_config_is_rejected(tmp_path: Path, content: str | Non
     if content is not None:
         path.write_text(content)
     with pytest.raises(UsageError, match=message):
-        arguments._deepspeed(str(path))
+        arguments._deepspeed_config(str(path))
