@@ -36,7 +36,7 @@ def test_data_that_arrives_wrong_when_a_path_is_tried_alone_counts_as_any_other(
     alone = (PairTiming(0, 1, seconds, None), PairTiming(1, 0, seconds, Mismatch(7, 5, "1.0", "2.0", "0x1")))
     nodes = {f"node{rank}": (rank,) for rank in range(4)}
     figures = PairResults(lines, size, nodes, list(nodes), alone)
-    seen = list(pairs._figures(figures, 3, "nccl"))
+    seen = list(pairs._observations(figures, 3, "nccl"))
     metrics = {(one.name, one.subject): one.value for one in seen if isinstance(one, Metric)}
     facts = {one.name: one.value for one in seen if isinstance(one, Fact)}
     assert metrics["wrong_elements", CLUSTER] == 7
