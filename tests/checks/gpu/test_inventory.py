@@ -485,7 +485,7 @@ class TestVisibleDevices:
     def test_invalid_entry(self, runner: InventoryRunner) -> None:
         runner.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
         measurement = runner.measure(FakeNvml(h200(0), nvml_error("GpuIsLost")))
-        assert "names '9'" in (measurement.error or "")
+        assert "lists '9'" in (measurement.error or "")
         assert measurement.metrics[0].value == 1
         verdicts = judge_check(CHECK, [measurement], {}, "")
         assert {verdict.outcome for verdict in verdicts} == {Outcome.ERROR, Outcome.FAIL}

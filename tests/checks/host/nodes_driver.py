@@ -33,7 +33,10 @@ class ClosedPort(connectivity.ConnectivityProbe):
 
     def listen(self) -> connectivity.Endpoint:
         endpoint = super().listen()
-        self.close()
+        assert self._listener
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._listener = None
         return endpoint
 
 

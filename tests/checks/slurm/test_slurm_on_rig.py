@@ -136,7 +136,7 @@ class TestFaults:
         cluster = start(1)
         cluster.stop_munge()
         for name in EXPECTED_PROBLEMS:
-            assert "munge, which vouches for us" in error(name, tmp_path)
+            assert "MUNGE authentication fails" in error(name, tmp_path)
 
     def test_configuration_differs_from_the_controller(
         self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

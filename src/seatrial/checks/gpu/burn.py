@@ -169,7 +169,7 @@ def _counter_rules() -> Iterator[Rule]:
                 applies_if={"backend": "cuda", f"reads_{name}": "yes"},
                 outcome_if_violated=Outcome(counter.level),
                 evidence_facts=("counters_before", "xids"),
-                meaning=f"under load: {counter.means}",
+                meaning=f"under load: {counter.meaning}",
                 fix=counter.fix,
             )
 

@@ -149,5 +149,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=DigestOptions,
-    required_per={"digest_mismatches": "place"},
+    required_per={"digest_mismatches": "rank"},
 )

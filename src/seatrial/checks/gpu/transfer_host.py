@@ -110,5 +110,5 @@ CHECK = Check(
     options=TransferOptions,
     performance_metrics=("*_single", "*_concurrent"),
     bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
-    required_per={"*": "place"},
+    required_per={"*": "rank"},
 )
