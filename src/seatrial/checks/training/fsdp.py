@@ -123,8 +123,8 @@ CHECK = Check(
             may_be_negative=True,
             expect=f"< {MAX_ABOVE_ENTROPY_BOUND:g} nats",
             applies_if={"device": "cuda", "trained": "yes", "data": "generated"},
-            meaning="A 7B model learns data of known entropy in a few steps: a higher loss means that gradients are lost "
-            "or averaged wrongly.",
+            meaning="A 7B model learns data of known entropy in a few steps: a higher loss means that gradients are "
+            "lost or averaged wrongly.",
             fix="Check train.ddp (parity with one process) and wrong_elements of collectives.all_reduce",
         ),
         Rule(
