@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools import metrics_page
 
 from seatrial.checks import catalog
 from seatrial.checks.fabric._collective import CollectiveOptions
@@ -97,3 +98,10 @@ def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> Non
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     options = resolve(str(shown), environ={}, schemas=known).config.checks["collectives.all_gather"].options
     assert CollectiveOptions.model_validate(options).sizes == tuple(2**power for power in range(3, 34))
+
+
+def test_the_list_of_metrics_is_generated_and_every_meaning_is_used() -> None:
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run: python tools/metrics_page.py"
+    metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
+    used = {metrics_page.meaning(check, metric) for check, metric in metrics}
+    assert set(metrics_page._MEANINGS.values()) - used == set()

@@ -16,7 +16,7 @@ import pytest
 
 
 def nvml_error(kind: str) -> Exception:
-    """``refusal("GpuIsLost")``: what pynvml raises."""
+    """Returns the exception that pynvml raises: ``nvml_error("GpuIsLost")``."""
     error: Exception = getattr(real, f"NVMLError_{kind}")()
     return error
 

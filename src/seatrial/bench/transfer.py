@@ -127,8 +127,8 @@ def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
     for sent, received in (forward_buffers, back_buffers):
         received.copy_(sent)  # torch enables peer access at the first copy
     streams = ParallelStreams(first, second)
-    copy_forward = _peer_copy(*forward_buffers, streams.streams[0])
-    copy_back = _peer_copy(*back_buffers, streams.streams[1])
+    copy_forward = _peer_copy(forward_buffers[0], forward_buffers[1], streams.streams[0])
+    copy_back = _peer_copy(back_buffers[0], back_buffers[1], streams.streams[1])
 
     def copy_both() -> None:
         copy_forward()

@@ -68,7 +68,7 @@ def read_cpu(root: Path = Path("/")) -> CpuFacts:
         cores=cores,
         sockets=reader("sockets", lambda: _distinct_values(root, online, "physical_package_id")),
         usable_threads=reader(
-            "usable", lambda: len(parse_id_list(_read_field(root / "proc/self/status", "Cpus_allowed_list")))
+            "usable_threads", lambda: len(parse_id_list(_read_field(root / "proc/self/status", "Cpus_allowed_list")))
         ),
         quota_cores=reader("quota_cores", lambda: _min_limit(map(_cpu_quota, _cgroups(root, "cpu")))),
         smt=None if online is None or cores is None else len(online) > cores,

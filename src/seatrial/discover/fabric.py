@@ -184,7 +184,7 @@ def _device(root: Path, name: str) -> RdmaDevice:
         model=reader("model", lambda: read_line(folder / "hca_type")),
         firmware=reader("firmware", lambda: read_line(folder / "fw_ver")),
         numa_node=reader("numa_node", lambda: _numa_node(folder)),
-        verbs_accessible=reader("verbs", lambda: _has_verbs(root, name)),
+        verbs_accessible=reader("verbs_accessible", lambda: _has_verbs(root, name)),
         ports=tuple(_port(folder / "ports" / port) for port in ports),
         unreadable=reader.unreadable,
     )
@@ -212,7 +212,7 @@ def _port(folder: Path) -> RdmaPort:
     return RdmaPort(
         port=printable(folder.name),
         state=reader("state", lambda: _state(folder / "state")),
-        physical_state=reader("physical", lambda: _state(folder / "phys_state")),
+        physical_state=reader("physical_state", lambda: _state(folder / "phys_state")),
         rate=reader("rate", lambda: read_line(folder / "rate")),
         link_layer=layer,
         netdev=reader("netdev", lambda: read_line(folder / "gid_attrs/ndevs/0")) if layer == "Ethernet" else None,

@@ -46,7 +46,7 @@ class SoftwareFacts(Frozen):
     driver: str | None
     packages: dict[str, str]
     runtimes: dict[str, str]
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 def read(root: Path = Path("/")) -> SoftwareFacts:
@@ -63,7 +63,7 @@ def read(root: Path = Path("/")) -> SoftwareFacts:
         driver=reader("driver", lambda: driver_version(read_text(root / "proc/driver/nvidia/version"))),
         packages=packages,
         runtimes=_container_runtimes(root),
-        unread=reader.unreadable,
+        unreadable=reader.unreadable,
     )
 
 

@@ -71,7 +71,7 @@ def queued(cluster: Cluster) -> str:
 
 def start_process(cluster: Cluster, measure: str) -> subprocess.Popen[bytes]:
     """Starts a measurement in a separate process."""
-    code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run; "
+    code = "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import run_check; "
     return subprocess.Popen([sys.executable, "-c", code + measure], env={**os.environ, **cluster.env})
 
 
@@ -89,7 +89,9 @@ def limits(make_shared_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFa
     """Starts before and ends after all other tests of this module, as Slurm's limits take minutes."""
     cluster = make_shared_cluster(1, extra="JobAcctGatherParams=OverMemoryKill")
     folder = tmp_path_factory.mktemp("limits")
-    measure = f"folder = Path({str(folder)!r}); outcomes = run(catalog()['slurm.jobs'], folder, time_limit=True); "
+    measure = (
+        f"folder = Path({str(folder)!r}); measurement = run_check(catalog()['slurm.jobs'], folder, time_limit=True); "
+    )
     process = start_process(cluster, measure + "(folder / 'result.json').write_text(measurement.model_dump_json())")
     yield RunningMeasurement(cluster, process, folder / "result.json")
     process.kill()
@@ -134,7 +136,7 @@ class TestFaults:
         cluster = start(1)
         cluster.stop_munge()
         for name in EXPECTED_PROBLEMS:
-            assert "munge, which vouches for us" in error(name, tmp_path)
+            assert "MUNGE authentication fails" in error(name, tmp_path)
 
     def test_configuration_differs_from_the_controller(
         self, start: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +196,7 @@ class TestJobs:
     def test_deadline_removes_the_job_of_a_killed_check(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
         cluster.drain("node0", "fan broken")
-        killed = start_process(cluster, f"run(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))")
+        killed = start_process(cluster, f"run_check(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))")
         until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
@@ -315,7 +317,9 @@ class TestIsolation:
 
     def test_time_limit_ends_the_jobs_of_a_killed_check(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
-        killed = start_process(cluster, f"run(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])")
+        killed = start_process(
+            cluster, f"run_check(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])"
+        )
         until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
@@ -327,11 +331,11 @@ class TestIsolation:
 def test_gpus_missing_on_the_nodes(start: MakeCluster) -> None:
     """Runs the check in a job on the nodes; the fake GPUs of the test cluster exist only in Slurm."""
     cluster = start(2, gpus_per_node=2)
-    code = (
-        "from pathlib import Path; from seatrial.checks import catalog; from tests.fakes.slurm import bad, judge, run; "
-    )
-    code += "check = catalog()['slurm.gres']; outcomes = run(check, Path('.')); "
-    code += "print(outcomes.facts['gres'], outcomes.facts['seen'], bad(judge(check, outcomes)))"
+    code = "from pathlib import Path; from seatrial.checks import catalog; "
+    code += "from tests.fakes.slurm import judge, not_passed, run_check; "
+    code += "check = catalog()['slurm.gres']; measurement = run_check(check, Path('.')); "
+    code += "print(measurement.facts['gres'], measurement.facts['detected'], "
+    code += "not_passed(judge(check, measurement)))"
     output = cluster.run(["srun", "-N2", "--label", "--chdir", str(Path.cwd()), sys.executable, "-c", code]).stdout
     assert sorted(output.splitlines()) == [
         f"{node}: gpu:fake:2 0 GPUs by NVML {{'gpus_missing login': <Outcome.FAIL: 'FAIL'>}}" for node in (0, 1)
@@ -347,8 +351,8 @@ def test_state_of_ended_and_held_jobs(start: MakeCluster) -> None:
     failing, waiting = submit("exit 3"), submit("true", "--hold")
     job = until(lambda: ended if (ended := slurm.job(failing)).ended else None)
     assert (job.state, job.exit_code, job.nodes) == ("FAILED", 3, "node0")
-    held = slurm.job(waiting)
-    assert (held.pending, held.reason, held.nodes) == (True, "JobHeldUser", "")
+    held_job = slurm.job(waiting)
+    assert (held_job.pending, held_job.reason, held_job.nodes) == (True, "JobHeldUser", "")
     assert not slurm.job(4711).has_state
 
 

@@ -55,7 +55,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
     if not configured and not inventory.installed_gpus and not expected:
         raise NotApplicable(f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
-    gres = [":".join(filter(None, (row.name, row.kind, str(row.count)))) for row in node.gres]
+    gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]
     yield from facts(
         {
             "gres": ",".join(gres),
