@@ -74,9 +74,9 @@ def test_unsupported_architectures_are_rejected(tmp_path: Path, changes: dict[st
 
 def test_sequence_length_is_limited_by_window_and_positions() -> None:
     TINY.validate_seq_len(256)
-    with pytest.raises(UsageError, match="seq_len 257.* 256"):
+    with pytest.raises(UsageError, match=r"seq_len 257.* 256"):
         TINY.validate_seq_len(257)
-    with pytest.raises(UsageError, match="seq_len 513.* 512"):
+    with pytest.raises(UsageError, match=r"seq_len 513.* 512"):
         TINY.validate_seq_len(513)
 
 

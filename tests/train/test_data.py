@@ -74,7 +74,7 @@ def test_rows_are_packed_without_token_loss(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"text": "a"}\n{"text": \n', "row 2 is not valid JSON"),
-        ('{"text": "a"}\n{"prompt": "b"}\n', r"row 2: expected text,  .* \(got prompt\)"),
+        ('{"text": "a"}\n{"prompt": "b"}\n', r"row 2: expected text, .* \(got prompt\)"),
         ("7\n", r"row 1: .* \(got int\)"),
         ('{"messages": [{"role": "user"}]}\n', "row 1: a message needs role and content"),
         ("", "has no rows"),

@@ -124,7 +124,7 @@ def drifting(monkeypatch: pytest.MonkeyPatch) -> Clock:
         return DriftingTrainer(clock, 1.25 if world.size > 1 else 1.0)
 
     monkeypatch.setattr(ddp, "monotonic", clock)
-    monkeypatch.setattr(ddp, "create_trainer", trainer)
+    monkeypatch.setattr(ddp, "create_trainer", create_trainer)
     return clock
 
 

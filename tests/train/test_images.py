@@ -18,7 +18,7 @@ def few() -> Images:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (7, 1, 28, 28), generator=generator) / 255
     labels = torch.tensor([0, 9, 5, 1, 2, 3, 4])
-    return Images(pictures[:4], labels[:4], pictures[4:], labels[4:], name="test", source="test")
+    return Images(images[:4], labels[:4], images[4:], labels[4:], name="test", source="test")
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
