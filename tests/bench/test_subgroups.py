@@ -28,9 +28,7 @@ def test_ranks_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [((0, 1), "H100"), ((0, 2), "H100 + H200"), ((3,), None)])
-def test_gpu_models(
-    monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], expected: str | None
-) -> None:
+def test_gpu_models(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], expected: str | None) -> None:
     monkeypatch.setattr(subgroups, "describe_device", lambda _device: {"gpu": "H100"})
     monkeypatch.setattr(subgroups, "gather", lambda _model: ["H100", "H100", "H200", None])
     assert subgroups.gpu_models(ranks, "cuda:0") == expected
