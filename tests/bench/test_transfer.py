@@ -41,11 +41,11 @@ class Streams:
         previous, self.device = self.device, stream.device
         streams, self.streams = self.streams, {**self.streams, stream.device: stream.name}
         yield
-        self.streams, self.device = streams, before
+        self.streams, self.device = streams, previous
 
     def _create(self, device: str) -> Stream:
         self.created += 1
-        return Stream(self, device, f"{device} new", self.made)
+        return Stream(self, device, f"{device} new", self.created)
 
     def _current_stream(self) -> Stream:
         return Stream(self, self.device, self.current(self.device), 0)
