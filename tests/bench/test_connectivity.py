@@ -61,8 +61,8 @@ def test_a_slow_way_widens_the_uncertainty_and_does_not_move_the_clock(
         round_trip, offset = real(line)
         return round_trip + 0.2, offset + 0.1  # 0.2 s on the way back alone looks like a clock that is 0.1 s off
 
-    real = connectivity._exchange
-    monkeypatch.setattr(connectivity, "_exchange", exchange)
+    real = connectivity._ping
+    monkeypatch.setattr(connectivity, "_ping", exchange)
     (found,) = by_loopback(pair).values()
     assert isinstance(found, Connection)
     assert abs(found.clock_offset) <= found.clock_uncertainty

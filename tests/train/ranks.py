@@ -42,7 +42,7 @@ def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
         "untimed_steps": 1,
         "profile_steps": 0,
         "bf16": False,
-        "learning_rate": {"peak": 3e-3, "shape": "constant"},
+        "learning_rate": {"peak": 3e-3, "schedule": "constant"},
     }
     return TrainConfig.model_validate({**fields, **changes})
 

@@ -46,7 +46,7 @@ def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
 
 
 def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> None:
-    blocks = alone(settings(data={"samples": 200, "unequal": True}), tmp_path)
+    blocks = alone(settings(data={"samples": 200, "variable_length": True}), tmp_path)
     whole = markov.generate_sequences(200, 9, 0).numpy()
     padded = blocks.tokens == IGNORE_INDEX
     lengths = (~padded).sum(1) - 1
@@ -55,7 +55,7 @@ def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> 
     assert (blocks.tokens == whole)[~padded].all()
     assert blocks.info.tokens == lengths.sum()
     with pytest.raises(ValueError, match="goes with generated data"):
-        settings(data={"path": "rows.jsonl", "unequal": True})
+        settings(data={"path": "rows.jsonl", "variable_length": True})
 
 
 def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def _hf(folder: Path, rank: int, gather: Any) -> int:
     """Each process is a run of its own, and makes what it does not find."""
     from seatrial.train.hf import data as hf_data
 
-    fields = {"samples": 64, "layout": "walks", "cache": str(folder)}
+    fields = {"samples": 64, "layout": "markov_chain", "cache": str(folder)}
     blocks = hf_data.prepare(settings(stack="hf", seq_len=9, data=fields), folder).blocks
     return sum(int(blocks[number]["input_ids"].sum()) for number in range(len(blocks)))
 

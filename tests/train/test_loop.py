@@ -224,7 +224,7 @@ def test_what_is_no_number_stops_all_ranks_names_one_and_changes_nothing(
 @pytest.mark.training
 def test_the_loss_is_a_mean_over_all_counted_tokens_of_all_ranks(tmp_path: Path) -> None:
     """A mean of the ranks' means would weigh a token of a rank with few more than one of a rank with many."""
-    wanted = config(max_steps=3, data={"samples": 64, "unequal": True})
+    wanted = config(max_steps=3, data={"samples": 64, "variable_length": True})
     for name, count, settings in (("one", 1, wanted.model_copy(update={"bsz": 8})), ("two", 2, wanted)):
         found = ranks.run(count, ranks.train, settings, tmp_path / name)
         assert not any(isinstance(one, Failed) for one in found), found

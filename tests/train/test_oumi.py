@@ -38,7 +38,7 @@ def test_weights_that_are_trained_in_bf16_are_loaded_so_and_need_no_mixed_precis
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["data.layout=walks"], "data.layout walks"),
+        (["data.layout=markov_chain"], "data.layout markov_chain"),
         (["use_lora=true"], "use_lora"),
         (["parallel.strategy=fsdp2"], "parallel.strategy fsdp2"),
         (["data.packing=true"], "data.packing"),

@@ -105,7 +105,7 @@ def test_no_row_that_can_be_used_is_an_error(tmp_path: Path) -> None:
 
 
 def test_walks_have_a_known_floor(tmp_path: Path) -> None:
-    found = prepared(tmp_path, "data.layout=walks", "data.samples=5", "model.name=smollm-tiny")
+    found = prepared(tmp_path, "data.layout=markov_chain", "data.samples=5", "model.name=smollm-tiny")
     assert found.report["floor"] == pytest.approx(1.2997, abs=1e-4)
     assert found.tokenizer is None
     block = found.blocks[4]

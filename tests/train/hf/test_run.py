@@ -218,7 +218,7 @@ def _without_deepspeed(settings: TrainConfig, out: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("strategy", "settings"),
-    [("zero3", [DEEPSPEED]), ("fsdp2, in place of zero3: deepspeed is not installed", [DEEPSPEED])],
+    [("zero3", [DEEPSPEED]), ("fsdp2 instead of zero3: deepspeed is not installed", [DEEPSPEED])],
 )
 def test_sharded_ranks_take_the_very_steps_of_ddp_and_export_the_adapters(
     ddp: tuple[Path, dict[str, Any]], strategy: str, settings: list[str]
