@@ -103,7 +103,7 @@ def migrated(text: str, source: str) -> tuple[str, list[str]]:
 _Edit = tuple[yaml.ScalarNode, str]
 
 
-def _trial_edits(root: yaml.Node) -> Iterator[_Edit]:
+def _trial_edits(root: yaml.Node | None) -> Iterator[_Edit]:
     yield from _key_edits(root, table()["trial"])
     for check, settings in _items(_child(root, "checks")):
         yield from _edit(check, new_check(check.value))
@@ -116,7 +116,7 @@ def _trial_edits(root: yaml.Node) -> Iterator[_Edit]:
                 yield from _edit(scalar, new_option_value(check.value, name, scalar.value))
 
 
-def _training_edits(root: yaml.Node) -> Iterator[_Edit]:
+def _training_edits(root: yaml.Node | None) -> Iterator[_Edit]:
     yield from _key_edits(root, table()["training"])
     for dotted, words in table()["training_values"].items():
         group, _, key = dotted.partition(".")
@@ -124,7 +124,7 @@ def _training_edits(root: yaml.Node) -> Iterator[_Edit]:
             yield from _edit(scalar, words.get(scalar.value, scalar.value))
 
 
-def _baseline_edits(root: yaml.Node) -> Iterator[_Edit]:
+def _baseline_edits(root: yaml.Node | None) -> Iterator[_Edit]:
     for reference, values in _items(_child(root, "expected")):
         yield from _edit(reference, table()["references"].get(reference.value, reference.value))
         for entry in values.value if isinstance(values, yaml.SequenceNode) else ():
@@ -141,8 +141,8 @@ def _key_edits(root: yaml.Node | None, renamed: Names) -> Iterator[_Edit]:
                 yield from _edit(inner, new.rpartition(".")[2])
 
 
-def _edit(node: yaml.ScalarNode, new: str) -> Iterator[_Edit]:
-    if node.value != new:
+def _edit(node: yaml.ScalarNode, new: str | None) -> Iterator[_Edit]:
+    if new and node.value != new:
         yield node, new
 
 
