@@ -48,7 +48,7 @@ from seatrial.util import processes
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 METRICS = {
-    "named.*": "bool",
+    "root_cause_named.*": "bool",
     "job_end_s.*": "s",
     "ended_in_time.*": "bool",
     "leftover_jobs.*": "count",
@@ -172,7 +172,8 @@ def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str
     fault = injected.fault
     yield Fact(name=f"fault.{fault}", value=record)
     yield _metric(
-        f"named.{fault}", _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts)
+        f"root_cause_named.{fault}",
+        _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts),
     )
     yield _metric(f"job_end_s.{fault}", end_s)
     yield _metric(f"ended_in_time.{fault}", end_s <= limit_s)
@@ -261,7 +262,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
     """Returns the rules for one fault."""
     return (
         Rule(
-            metric=f"named.{fault}",
+            metric=f"root_cause_named.{fault}",
             evidence_facts=(f"fault.{fault}",),
             expect="== 1 bool",
             meaning="the report does not name the failing rank, its node and the cause, or names other ranks too: a "

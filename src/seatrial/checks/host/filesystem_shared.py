@@ -186,7 +186,7 @@ def _text_fact(name: str, by_path: Mapping[str, str | None]) -> Fact:
 
 
 def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
-    """Yields free bytes and inodes per path, and the minimum over all paths; the minimum over nodes counts."""
+    """Yields free bytes and inodes per path (minimum over nodes), and the minimum over all paths."""
     space: dict[str, dict[str, int | None]] = {}
     for path, result in results.items():
         volumes = result.volumes.values()
