@@ -107,7 +107,10 @@ class TrialRunner:
 
 
 def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
-    """Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank."""
+    """Yields root cause, end time and leftovers of one run per fault.
+
+    Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
+    """
     request = json.loads((context.run_dir / "run.json").read_text(encoding="utf-8"))
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
@@ -120,9 +123,8 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
 
 def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
     heartbeat_timeout_s = runner.config.limits.heartbeat_timeout_s
-    limit_s = (
-        heartbeat_timeout_s + failing_job.CHECK.limit_s
-    )  # the heartbeat timeout must end the run, not limit_s of the check
+    # longer than the heartbeat timeout, so that the timeout ends the run and not limit_s
+    limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s
     trial = runner.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
     injected = _read_fault(runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
     result = trial.results[-1]

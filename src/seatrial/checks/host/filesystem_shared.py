@@ -87,6 +87,7 @@ class PathResult:
 
 
 def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
+    """Yields from rank 0 the number of paths that fail each test, visibility delay in ms, and free space."""
     from seatrial.bench import one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node, min_count=2)

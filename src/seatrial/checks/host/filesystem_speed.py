@@ -49,6 +49,7 @@ class SpeedOptions(Options):
 
 
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+    """Yields GB/s and files/s per path from rank 0, from one node and from all nodes concurrently."""
     from seatrial.bench import one_rank_per_node, storage
 
     participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
