@@ -120,9 +120,8 @@ def test_healthy_gpu_at_its_power_cap(burn: Callable[..., Measurement]) -> None:
     metrics = {metric.name: metric.value for metric in measurement.metrics}
     assert metrics["tflops.sustained"] == pytest.approx(700)
     assert (metrics["power_mean"], metrics["temperature_max"], metrics["sm_clock_min"]) == (690, 69, 1400)
-    assert {metric.unit for metric in measurement.metrics if metric.name == "temperature_max"} == {
-        "°C"
-    }  # as the gauges have it
+    # same unit as the GPU load sampler
+    assert {metric.unit for metric in measurement.metrics if metric.name == "temperature_max"} == {"°C"}
     assert metrics["throttled_share"] == 0
     assert measurement.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0}
     assert {metric.subject for metric in measurement.metrics} == {"n/gpu5"}
