@@ -118,7 +118,7 @@ def passed(observed: Iterable[Observation]) -> set[str]:
 class TestReport:
     def test_correct_report_in_time(self, fault: Fault) -> None:
         assert passed(report_observations(injected_fault(fault), trial(fault), ALLOWED)) == {
-            f"named.{fault}",
+            f"root_cause_named.{fault}",
             f"ended_in_time.{fault}",
         }
 
@@ -136,9 +136,9 @@ class TestReport:
     )
     def test_wrong_failed_subject_cause_or_state(self, fault: Fault, change: dict[str, Any]) -> None:
         evidence = failed(report_observations(injected_fault(fault), trial(fault, **change), ALLOWED))
-        assert list(evidence) == [f"named.{fault}"]
-        assert str(next(iter(change.values()))) in evidence[f"named.{fault}"]
-        assert "node1/rank3, pid 41" in evidence[f"named.{fault}"]
+        assert list(evidence) == [f"root_cause_named.{fault}"]
+        assert str(next(iter(change.values()))) in evidence[f"root_cause_named.{fault}"]
+        assert "node1/rank3, pid 41" in evidence[f"root_cause_named.{fault}"]
 
     @pytest.mark.parametrize(
         "change",
@@ -154,12 +154,14 @@ class TestReport:
         changed = record.model_copy(update={"verdicts": (*record.verdicts, other)})
         assert (
             next(iter(change.values()))
-            in failed(report_observations(injected_fault(fault), changed, ALLOWED))[f"named.{fault}"]
+            in failed(report_observations(injected_fault(fault), changed, ALLOWED))[f"root_cause_named.{fault}"]
         )
 
     def test_report_without_verdicts(self, fault: Fault) -> None:
         no_verdicts = trial(fault).model_copy(update={"verdicts": ()})
-        assert set(failed(report_observations(injected_fault(fault), no_verdicts, ALLOWED))) == {f"named.{fault}"}
+        assert set(failed(report_observations(injected_fault(fault), no_verdicts, ALLOWED))) == {
+            f"root_cause_named.{fault}"
+        }
 
     def test_late_end(self, fault: Fault) -> None:
         evidence = failed(report_observations(injected_fault(fault), trial(fault, seconds=10 + 32.5), ALLOWED))
@@ -287,7 +289,7 @@ def test_three_faults_with_two_processes(tmp_path: Path) -> None:
     code, output, err = program.finish(240)
     assert (code, program.left_behind()) == (0, []), output + err
     measurement = single_measurement(tmp_path / "run")
-    assert list(values(measurement, "named")) == [1, 1, 1]
+    assert list(values(measurement, "root_cause_named")) == [1, 1, 1]
     # heartbeat_timeout_s counts from the last heartbeat before the stop
     assert 12 - HEARTBEAT_INTERVAL_S < list(values(measurement, "job_end_s"))[2] < 42
     stop_record = str(measurement.facts["fault.stop"])

@@ -27,7 +27,7 @@ from seatrial.worker import measure
 
 OPERATIONS = compute.flops(8192)
 BEGAN, ENDED = 1000.0, 1030.0
-BURNED = BurnResult(DeviceTiming((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN, ENDED), 0, 0.001)
+BURN_RESULT = BurnResult(DeviceTiming((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN, ENDED), 0, 0.001)
 REFERENCE = ReferenceValue(gpus=1, nodes=1, value=720, unit="TFLOP/s", source="test")
 SKU = Sku(name="GPU X", nvml_names=("GPU X",), expected={"gemm.bf16": (REFERENCE,)})
 
@@ -72,7 +72,7 @@ class FakeGpuState:
 def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurement]:
     """Returns a function that runs the check with a fake GPU state and a fake BurnResult."""
 
-    def run(state: FakeGpuState | None = None, **burned: Any) -> Measurement:
+    def run(state: FakeGpuState | None = None, **changes: Any) -> Measurement:
         gpu = state or FakeGpuState()
 
         @contextmanager
@@ -87,7 +87,7 @@ def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measu
 
         def load(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
             assert (dtype, size, device, seconds) == ("bf16", 8192, "cuda:1", 10.0)
-            return replace(BURNED, **burned)
+            return replace(BURN_RESULT, **changes)
 
         device_facts = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
         monkeypatch.setattr(gpu_load, "sample_gpu_load", sampled)
@@ -95,12 +95,12 @@ def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measu
         monkeypatch.setattr(compute, "burn", load)
         monkeypatch.setattr(compute, "unsupported_reason", lambda dtype, device: None)
         monkeypatch.setattr(rank, "describe_device", lambda device: device_facts)
-        return measure(CHECK, place(tmp_path, device="cuda:1", nvml_index=5), {})
+        return measure(CHECK, make_context(tmp_path, device="cuda:1", nvml_index=5), {})
 
     return run
 
 
-def place(out: Path, **more: Any) -> Context:
+def make_context(out: Path, **more: Any) -> Context:
     values: dict[str, Any] = {"node": "n", "rank": 1, "world_size": 2, "local_rank": 1, "expected_gpus": None}
     return Context(**values, artifacts_dir=out, run_dir=out, **more)
 
@@ -120,9 +120,8 @@ def test_healthy_gpu_at_its_power_cap(burn: Callable[..., Measurement]) -> None:
     metrics = {metric.name: metric.value for metric in measurement.metrics}
     assert metrics["tflops.sustained"] == pytest.approx(700)
     assert (metrics["power_mean"], metrics["temperature_max"], metrics["sm_clock_min"]) == (690, 69, 1400)
-    assert {metric.unit for metric in measurement.metrics if metric.name == "temperature_max"} == {
-        "°C"
-    }  # as the gauges have it
+    # same unit as the GPU load sampler
+    assert {metric.unit for metric in measurement.metrics if metric.name == "temperature_max"} == {"°C"}
     assert metrics["throttled_share"] == 0
     assert measurement.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0}
     assert {metric.subject for metric in measurement.metrics} == {"n/gpu5"}
@@ -221,7 +220,7 @@ def test_curve_has_few_points_and_the_end_time_of_the_burn(windows: int) -> None
 
 
 def test_cpu_has_accuracy_only(tmp_path: Path) -> None:
-    measurement = measure(CHECK, place(tmp_path, device="cpu"), {"seconds": 0.1, "size": 128})
+    measurement = measure(CHECK, make_context(tmp_path, device="cpu"), {"seconds": 0.1, "size": 128})
     assert measurement.error is None
     verdicts = judge_check(CHECK, [measurement], {}, "t")
     assert {verdict.outcome for verdict in verdicts} == {Outcome.PASS, Outcome.SKIP}

@@ -20,7 +20,7 @@ SPEEDS = {"bf16": 790.0, "fp16": 780.0, "tf32": 400.0, "fp8": 1300.0, "fp32": 50
 OPERATIONS = 2 * 8192**3
 
 
-def place(out: Path, device: str) -> Context:
+def make_context(out: Path, device: str) -> Context:
     return Context(
         node="n", rank=0, world_size=1, local_rank=0, device=device, expected_gpus=None, artifacts_dir=out, run_dir=out
     )
@@ -51,11 +51,11 @@ def on_gpu(
     monkeypatch.setattr(compute, "time_matmul", time_product)
     monkeypatch.setattr(compute, "relative_error", lambda dtype, size, device: errors.get(dtype, 1e-6))
     monkeypatch.setattr(rank, "describe_device", lambda device: device_facts)
-    return measure(CHECK, place(tmp_path, "cuda:0"), {})
+    return measure(CHECK, make_context(tmp_path, "cuda:0"), {})
 
 
 def test_cpu_has_float32_accuracy_only(tmp_path: Path) -> None:
-    measurement = measure(CHECK, place(tmp_path, "cpu"), {"size": 128, "seconds": 0.1})
+    measurement = measure(CHECK, make_context(tmp_path, "cpu"), {"size": 128, "seconds": 0.1})
     assert measurement.error is None
     assert {metric.name for metric in measurement.metrics} == {"tflops.fp32", "relative_error.fp32"}
     outcomes = judged(measurement, {})

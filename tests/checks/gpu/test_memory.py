@@ -19,7 +19,7 @@ GIB = 2**30
 PATTERN_ERROR = PatternError("random", 3, 4096, "0x0000000000000008")
 
 
-def place(out: Path, device: str) -> Context:
+def make_context(out: Path, device: str) -> Context:
     return Context(
         node="n", rank=0, world_size=1, local_rank=0, device=device, expected_gpus=None, artifacts_dir=out, run_dir=out
     )
@@ -53,7 +53,7 @@ class Gpu:
 
 
 def test_cpu_memory(tmp_path: Path) -> None:
-    measurement = measure(CHECK, place(tmp_path, "cpu"), {"size": "1MiB", "seconds": 0.05})
+    measurement = measure(CHECK, make_context(tmp_path, "cpu"), {"size": "1MiB", "seconds": 0.05})
     assert measurement.error is None
     assert judged(measurement) == {"wrong_words": Outcome.PASS, "tested_share": Outcome.SKIP, "copy": Outcome.SKIP}
     assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in measurement.metrics)
@@ -61,7 +61,7 @@ def test_cpu_memory(tmp_path: Path) -> None:
 
 def test_bandwidth_counts_reads_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Gpu(monkeypatch, 100 * GIB)
-    metrics = {metric.name: metric.value for metric in measure(CHECK, place(tmp_path, "cuda:0"), {}).metrics}
+    metrics = {metric.name: metric.value for metric in measure(CHECK, make_context(tmp_path, "cuda:0"), {}).metrics}
     assert metrics["copy"] == pytest.approx(2 * 2 * GIB / 0.001 / 1e9)
     assert metrics["triad"] == pytest.approx(3 * 2 * GIB / 0.001 / 1e9)
 
@@ -71,7 +71,7 @@ def test_most_of_the_free_memory_is_tested_and_released(
     free: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpu = Gpu(monkeypatch, free)
-    measurement = measure(CHECK, place(tmp_path, "cuda:0"), {})
+    measurement = measure(CHECK, make_context(tmp_path, "cuda:0"), {})
     assert gpu.calls == ["release", min(int(0.9 * free), free - GIB // 2), "release"]
     assert judged(measurement) == {
         "wrong_words": Outcome.PASS,
@@ -82,7 +82,7 @@ def test_most_of_the_free_memory_is_tested_and_released(
 
 def test_gpu_with_little_free_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = Gpu(monkeypatch, GIB // 2)
-    assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
+    assert judged(measure(CHECK, make_context(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
     assert gpu.calls[1] == MIN_TESTED_BYTES
 
 
@@ -92,7 +92,7 @@ def test_comparison_fits_into_scratch_memory() -> None:
 
 def test_wrong_words_fail_with_their_offset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Gpu(monkeypatch, 100 * GIB, PATTERN_ERROR, PATTERN_ERROR)
-    measurement = measure(CHECK, place(tmp_path, "cuda:0"), {})
+    measurement = measure(CHECK, make_context(tmp_path, "cuda:0"), {})
     (verdict,) = [verdict for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.metric == "wrong_words"]
     assert verdict.outcome is Outcome.FAIL
     assert verdict.value == 6
@@ -101,4 +101,4 @@ def test_wrong_words_fail_with_their_offset(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_half_of_the_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Gpu(monkeypatch, 100 * GIB, share=0.5)
-    assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
+    assert judged(measure(CHECK, make_context(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL

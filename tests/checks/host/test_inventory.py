@@ -28,12 +28,12 @@ def measure(root: Path, out: Path) -> Measurement:
         run_dir=out,
         root=root,
     )
-    seen = list(CHECK.measure(context, Options()))
+    observations = list(CHECK.measure(context, Options()))
     return Measurement(
         check=CHECK.name,
         subject=context.node,
-        metrics=tuple(item for item in seen if isinstance(item, Metric)),
-        facts={item.name: item.value for item in seen if isinstance(item, Fact)},
+        metrics=tuple(item for item in observations if isinstance(item, Metric)),
+        facts={item.name: item.value for item in observations if isinstance(item, Fact)},
     )
 
 

@@ -48,7 +48,7 @@ from seatrial.util import processes
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 METRICS = {
-    "named.*": "bool",
+    "root_cause_named.*": "bool",
     "job_end_s.*": "s",
     "ended_in_time.*": "bool",
     "leftover_jobs.*": "count",
@@ -107,7 +107,10 @@ class TrialRunner:
 
 
 def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
-    """Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank."""
+    """Yields root cause, end time and leftovers of one run per fault.
+
+    Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
+    """
     request = json.loads((context.run_dir / "run.json").read_text(encoding="utf-8"))
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
@@ -120,9 +123,8 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
 
 def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
     heartbeat_timeout_s = runner.config.limits.heartbeat_timeout_s
-    limit_s = (
-        heartbeat_timeout_s + failing_job.CHECK.limit_s
-    )  # the heartbeat timeout must end the run, not limit_s of the check
+    # longer than the heartbeat timeout, so that the timeout ends the run and not limit_s
+    limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s
     trial = runner.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
     injected = _read_fault(runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
     result = trial.results[-1]
@@ -172,7 +174,8 @@ def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str
     fault = injected.fault
     yield Fact(name=f"fault.{fault}", value=record)
     yield _metric(
-        f"named.{fault}", _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts)
+        f"root_cause_named.{fault}",
+        _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts),
     )
     yield _metric(f"job_end_s.{fault}", end_s)
     yield _metric(f"ended_in_time.{fault}", end_s <= limit_s)
@@ -261,7 +264,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
     """Returns the rules for one fault."""
     return (
         Rule(
-            metric=f"named.{fault}",
+            metric=f"root_cause_named.{fault}",
             evidence_facts=(f"fault.{fault}",),
             expect="== 1 bool",
             meaning="the report does not name the failing rank, its node and the cause, or names other ranks too: a "

@@ -87,6 +87,7 @@ class PathResult:
 
 
 def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
+    """Yields from rank 0 the number of paths that fail each test, visibility delay in ms, and free space."""
     from seatrial.bench import one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node, min_count=2)
@@ -186,7 +187,7 @@ def _text_fact(name: str, by_path: Mapping[str, str | None]) -> Fact:
 
 
 def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
-    """Yields free bytes and inodes per path, and the minimum over all paths; the minimum over nodes counts."""
+    """Yields free bytes and inodes per path (minimum over nodes), and the minimum over all paths."""
     space: dict[str, dict[str, int | None]] = {}
     for path, result in results.items():
         volumes = result.volumes.values()

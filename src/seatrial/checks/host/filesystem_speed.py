@@ -49,11 +49,12 @@ class SpeedOptions(Options):
 
 
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+    """Yields GB/s and files/s per path from rank 0, from one node and from all nodes concurrently."""
     from seatrial.bench import one_rank_per_node, storage
 
     participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
-    reports = context.rank == 0
-    if reports:
+    is_rank_0 = context.rank == 0
+    if is_rank_0:
         yield Fact(name="several_nodes", value="yes" if participants.several_nodes else "no")
         yield Fact(
             name="method",
@@ -67,11 +68,11 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
         try:
             with storage.temporary_folder(path, participants) as folder:
                 for observation in _measure(folder, options, label, context.progress):
-                    if reports:
+                    if is_rank_0:
                         yield observation
         except one_rank_per_node.ParticipantError as error:
             failed[path] = str(error)
-    if reports:
+    if is_rank_0:
         yield Fact(name="failed", value=dict(failed))
         yield metric("paths_failed", len(failed), "paths")
 
@@ -107,8 +108,8 @@ def _streams(folder: SharedFolder, size: int, shared: bool) -> Iterator[tuple[st
     timeout_s = STEP_TIMEOUT_S + count * size / MIN_BYTES_PER_S
     folder.run_on_all(lambda: storage.require_free_space(folder.path, count * size))
     yield "write", folder.run_on_all(lambda: storage.write_stream(folder.file("large"), size), timeout_s)
-    read_file = folder.next_file if shared else folder.file
-    yield "read", folder.run_on_all(lambda: storage.read_stream(read_file("large"), size), timeout_s)
+    source = folder.next_file if shared else folder.file
+    yield "read", folder.run_on_all(lambda: storage.read_stream(source("large"), size), timeout_s)
 
 
 def _small_files(folder: SharedFolder, files: int, name: str, shared: bool) -> Iterator[tuple[str, list[float]]]:
@@ -117,8 +118,8 @@ def _small_files(folder: SharedFolder, files: int, name: str, shared: bool) -> I
 
     timeout_s = STEP_TIMEOUT_S + len(folder.names) * files / MIN_FILES_PER_S
     yield "create", folder.run_on_all(lambda: storage.create_small_files(folder.file(name), files), timeout_s)
-    read_file = folder.next_file if shared else folder.file
-    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(read_file(name), files), timeout_s)
+    source = folder.next_file if shared else folder.file
+    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(source(name), files), timeout_s)
     yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), files), timeout_s)
 
 

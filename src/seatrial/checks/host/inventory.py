@@ -29,6 +29,7 @@ METRICS = {
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
+    """Yields the facts of the node, and the metrics that the rules judge."""
     context.progress("reading /proc and /sys")
     node = host.read(context.root)
     mounts, limits, clock, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma

@@ -29,6 +29,7 @@ NOT_COMPARED = ("rendezvous", "interface")  # may differ between nodes
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
+    """Yields from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
     from seatrial.bench import connectivity, one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node)

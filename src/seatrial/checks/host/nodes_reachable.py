@@ -9,6 +9,7 @@ from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
+    """Yields from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 
     nodes = rank.gather(context.node)

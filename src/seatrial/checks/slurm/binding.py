@@ -124,7 +124,10 @@ class BindingOptions(SubmitOptions):
 
 
 def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if the probe job does not run."""
+    """Yields the CPU, memory and GPU metrics of each task of a probe job.
+
+    Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if the probe job does not run.
+    """
     require_client()
     settings = slurm.settings()
     gpus, no_gpus_reason = _gpus_per_node(context, options, settings)

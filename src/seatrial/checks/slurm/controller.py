@@ -113,7 +113,10 @@ RULES = (
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer."""
+    """Yields the states of the controllers and the judged settings.
+
+    Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
+    """
     require_client()
     controllers = slurm.ping()
     yield Fact(name="controllers", value=[controller.model_dump() for controller in controllers])

@@ -49,7 +49,10 @@ RULES = (
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Raises NotApplicable outside of Slurm's nodes, SeatrialError if the job holds only a part of the node's GPUs."""
+    """Yields the GPU counts of Slurm and NVML, and their differences.
+
+    Raises NotApplicable outside of Slurm's nodes, SeatrialError if the job holds only a part of the node's GPUs.
+    """
     node = _this_node(context, os.environ)
     inventory = discover.read(context.root)
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0

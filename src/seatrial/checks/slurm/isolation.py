@@ -69,7 +69,10 @@ class IsolationOptions(SubmitOptions):
 
 
 def measure(context: Context, options: IsolationOptions) -> Iterator[Observation]:
-    """Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node."""
+    """Yields the number of GPUs and CPUs that two jobs on one node share.
+
+    Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node.
+    """
     require_client()
     settings, partition = slurm.settings(), _partition(options)
     reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""

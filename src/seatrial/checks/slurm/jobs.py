@@ -135,7 +135,10 @@ class JobsOptions(SubmitOptions):
 
 
 def measure(context: Context, options: JobsOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if a probe job does not run."""
+    """Yields exit codes, environment, directory, signal delivery and limits of the probe jobs.
+
+    Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if a probe job does not run.
+    """
     require_client()
     settings = slurm.settings()
     yield Fact(name="directory", value=os.getcwd())
@@ -212,10 +215,8 @@ def _memory(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
         jobs.submit(script, f"--mem={_REQUESTED_MIB}M", "--acctg-freq=task=1"), "OUT_OF_MEMORY", "CANCELLED"
     )
     yield Fact(name="memory_job", value=job.model_dump(mode="json"))
-    killed_by_signal = job.signal in (9, 15) or job.exit_code in (
-        128 + 9,
-        128 + 15,
-    )  # of the script or its last command
+    # signal of the script, or of its last command
+    killed_by_signal = job.signal in (9, 15) or job.exit_code in (128 + 9, 128 + 15)
     killed = job.state in ("OUT_OF_MEMORY", "CANCELLED") or killed_by_signal
     if not killed and job.state != "COMPLETED":
         raise SeatrialError(f"memory limit not tested: job {job.id} ended with state {job}")

@@ -62,7 +62,10 @@ class NodesOptions(Options):
 
 
 def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer."""
+    """Yields the node counts, and the state of each node.
+
+    Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
+    """
     require_client()
     nodes = slurm.nodes()
     reserved = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}

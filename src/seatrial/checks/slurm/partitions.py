@@ -53,7 +53,10 @@ RULES = (
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer."""
+    """Yields the partition counts, and the number of nodes without partition.
+
+    Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
+    """
     require_client()
     partitions, nodes = slurm.partitions(), slurm.nodes()
     up = {partition.name for partition in partitions if partition.up}
