@@ -1,4 +1,4 @@
-"""The plan of the training benchmark holds what can be run; its table says what was, and the ratio of both stacks."""
+"""benchmarks/training.py: the plan is valid, and the table and ratios are correct."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ SCRIPT = BENCHMARKS / "training.py"
 script = runpy.run_path(str(SCRIPT))
 
 
-def planned(only: str = "", *levers: str, gpus: tuple[int, ...] = ()) -> list[Any]:
-    return list(script["planned"](SCRIPT.with_suffix(".yaml"), only, levers, gpus))
+def planned(only: str = "", *variants: str, gpus: tuple[int, ...] = ()) -> list[Any]:
+    return list(script["planned_runs"](SCRIPT.with_suffix(".yaml"), only, variants, gpus))
 
 
-def found(stack: str, speed: float) -> dict[str, Any]:
+def metrics_of(stack: str, speed: float) -> dict[str, Any]:
     phases = {"time_to_first_step": 12.34}
     numbers = {"mfu_percent": None, "step_p50_s": 0.25, "step_p99_s": 0.3, "memory_peak_gib": None, "compile_s": 0.0}
     return {"stack": stack, "tokens_per_second_per_gpu": speed, "phases_s": phases, **numbers}
 
 
-def test_each_lever_is_a_setting() -> None:
+def test_each_variant_is_a_valid_config() -> None:
     for run in planned():
         train_config.load(run.config, [f"{key}={str(value).lower()}" for key, value in run.settings.items()])
 
 
-def test_one_command_runs_both_stacks_and_says_their_ratio() -> None:
-    ours, theirs = planned("LoRA r=8, seq 512", "plain", "hf", gpus=(1,))
-    assert (ours.settings, theirs.settings) == ({}, {"stack": "hf"})
-    assert train_config.load(ours.config).bsz == 8
-    assert script["ratios"]([(ours, found("native", 18000.0)), (theirs, found("hf", 8000.0))]) == [
+def test_ratio_of_the_stacks() -> None:
+    native_run, hf_run = planned("LoRA r=8, seq 512", "base", "hf", gpus=(1,))
+    assert (native_run.settings, hf_run.settings) == ({}, {"stack": "hf"})
+    assert train_config.load(native_run.config).bsz == 8
+    assert script["ratios"]([(native_run, metrics_of("native", 18000.0)), (hf_run, metrics_of("hf", 8000.0))]) == [
         "LoRA r=8, seq 512 on 1: native 18,000 against hf 8,000 tok/s/GPU, 2.25 times as fast"
     ]
 
 
-def test_only_what_is_alike_is_compared() -> None:
-    (theirs,) = planned("LoRA r=8, seq 512", "hf")
+def test_runs_with_different_settings_are_not_compared() -> None:
+    (hf_run,) = planned("LoRA r=8, seq 512", "hf")
     (other_batch,) = planned("LoRA r=8, seq 512", "bsz 16")
-    (other_gpus,) = planned("LoRA r=8, seq 512", "plain", gpus=(4,))
-    (ours,) = planned("LoRA r=8, seq 512", "plain")
-    native, hf = found("native", 1.0), found("hf", 1.0)
-    assert script["ratios"]([(theirs, hf), (other_batch, native), (other_gpus, native), (ours, {"error": "x"})]) == []
+    (other_gpus,) = planned("LoRA r=8, seq 512", "base", gpus=(4,))
+    (native_run,) = planned("LoRA r=8, seq 512", "base")
+    native, hf = metrics_of("native", 1.0), metrics_of("hf", 1.0)
+    assert (
+        script["ratios"]([(hf_run, hf), (other_batch, native), (other_gpus, native), (native_run, {"error": "x"})])
+        == []
+    )
 
 
-def test_the_table_has_a_cell_a_column() -> None:
-    (run,) = planned("LoRA r=8, seq 512", "plain")
-    cells = ["LoRA r=8, seq 512", "plain", "1", "18,000", "unknown", "0.2500", "0.3000", "–", "0.0", "12.3"]
-    assert script["row"](run, found("native", 18000.0)) == cells
-    assert len(script["row"](run, {"error": "out of memory"})) == len(cells) == len(script["COLUMNS"])
+def test_the_table_has_one_cell_per_column() -> None:
+    (run,) = planned("LoRA r=8, seq 512", "base")
+    cells = ["LoRA r=8, seq 512", "base", "1", "18,000", "unknown", "0.2500", "0.3000", "–", "0.0", "12.3"]
+    assert script["cells"](run, metrics_of("native", 18000.0)) == cells
+    assert len(script["cells"](run, {"error": "out of memory"})) == len(cells) == len(script["COLUMNS"])

@@ -297,7 +297,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _raise_seatrial_error(folder: Path, verb: str = "write") -> Iterator[None]:
+def _raise_seatrial_error(folder: Path, action: str = "write") -> Iterator[None]:
     """Raises one SeatrialError for DCP's errors of all ranks, and removes a checkpoint that was not fully written."""
     try:
         yield
@@ -305,17 +305,17 @@ def _raise_seatrial_error(folder: Path, verb: str = "write") -> Iterator[None]:
         failures = error.failures if isinstance(error, CheckpointException) else {}
         causes = {rank: failure[0] for rank, failure in sorted(failures.items())}
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes.values()):
-            if verb == "write":
+            if action == "write":
                 shutil.rmtree(folder, ignore_errors=True)
             raise KeyboardInterrupt from error  # DCP converts it to a failure
         reasons = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()) or str(error)
-        message = f"cannot {verb} checkpoint {folder}: {reasons}. Earlier checkpoints are unchanged"
+        message = f"cannot {action} checkpoint {folder}: {reasons}. Earlier checkpoints are unchanged"
         has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
         if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
             usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # before the folder is removed
             raised: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
         else:
             raised = SeatrialError(message)
-        if verb == "write":
+        if action == "write":
             shutil.rmtree(folder, ignore_errors=True)
         raise raised from error

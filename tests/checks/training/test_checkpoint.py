@@ -21,7 +21,8 @@ from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
 from seatrial.model import Metric, SeatrialError, UsageError
 from seatrial.train import loop, train_config, variants
 from tests.checks.training.check_helpers import failed_metrics
-from tests.train.test_compare import keep, record
+from tests.train.test_compare import record
+from tests.train.test_compare import write_steps as keep
 
 NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
 BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
