@@ -153,7 +153,7 @@ def test_a_path_that_is_slow_alone_too_is_at_fault() -> None:
     (finding,) = found(measured)
     assert finding.subject == "node1->node4"
     assert failed(measured) == {"node1->node4"}
-    assert measured.facts["alone"] == {"node1->node4": {"among others": BAD, "alone": BAD}}
+    assert measured.facts["single_pair"] == {"node1->node4": {"concurrent": BAD, "single": BAD}}
 
 
 def test_a_path_that_is_good_alone_shares_an_uplink() -> None:

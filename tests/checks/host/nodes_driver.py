@@ -31,19 +31,19 @@ def _loopback(name: str) -> tuple[str, ...]:
 class Deaf(connectivity.ConnectivityProbe):
     """Gives out the number of a port, and closes it."""
 
-    def listen(self) -> connectivity.Endpoint:
+    def open(self) -> connectivity.Endpoint:
         card = super().listen()
-        assert self._listener
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._listener = None
+        assert self._socket
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._socket = None
         return card
 
 
 class Impostor(connectivity.ConnectivityProbe):
     """Greets with another token than it gave out, as another program on that port would."""
 
-    def listen(self) -> connectivity.Endpoint:
+    def open(self) -> connectivity.Endpoint:
         card = super().listen()
         self._token = b"SSH-2.0-OpenSSH\r"
         return card
