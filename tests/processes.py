@@ -104,7 +104,7 @@ def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | 
 
 def pulses(run_dir: Path, job: str, attempt: int = 1) -> Iterator[dict[str, Any]]:
     """What the ranks of a job say they are doing, by rank."""
-    for path in sorted((run_dir / "jobs" / job / f"attempt{attempt}").glob("rank*.alive")):
+    for path in sorted((run_dir / "jobs" / job / f"attempt{attempt}").glob("rank*.heartbeat.json")):
         try:
             yield json.loads(path.read_text())
         except (OSError, ValueError):  # between two versions of it

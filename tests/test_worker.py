@@ -32,15 +32,15 @@ def test_the_same_gpus_in_reverse_order(visible: str | None, count: int, reverse
 
 
 def test_a_second_measurement_says_so_and_writes_nothing_over(tmp_path: Path) -> None:
-    folder = tmp_path / "jobs/nodes-again"
+    folder = tmp_path / "jobs/nodes-retry"
     (folder / "attempt1").mkdir(parents=True)
     one = job("host.inventory", ranks=1, placement="nodes").model_copy(update={"retry": True})
     (folder / "job.json").write_text(one.model_dump_json())
     subprocess.run([sys.executable, "-m", "seatrial.worker", folder / "job.json", "1"], check=True)
     measurement = read(folder / "attempt1/rank0.jsonl")[0][1]["measurement"]
-    assert measurement["again"] is True
+    assert measurement["retry"] is True
     assert measurement["facts"]["retry"] == "the same place, in a new process"
-    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["host.inventory-again"]
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["host.inventory-retry"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_error_counters_are_read_around_every_check_on_a_gpu(device: str, run: s
         assert set(counted.values()) == {None}
         return
     fact: Any = counted["device.gemm"]
-    assert fact["grew"].items() >= grew.items()  # beside what RDMA ports of this machine may count
+    assert fact["increased"].items() >= grew.items()  # beside what RDMA ports of this machine may count
     assert fact["read"] >= 12
     assert (counted["device.burn"], counted["filesystem.speed"]) == (None, None)
     values = {metric.name: (metric.value, metric.subject.partition("/")[2]) for metric in found[0].metrics}

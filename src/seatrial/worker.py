@@ -1,7 +1,7 @@
 """The one program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
 Each rank keeps a journal (``rank3.jsonl``: what it started and measured, on disk before the next step) and a pulse
-(``rank3.alive``: rewritten every second by a thread of its own, so that a process that is stuck in a collective still
+(``rank3.heartbeat.json``: rewritten every second by a thread of its own, so that a process that is stuck in a collective still
 has a pulse, and one that is stopped, or gone, has none).
 """
 
@@ -137,7 +137,7 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
     journal = Journal(folder / f"rank{me.rank}.jsonl")
     # checks of the control job hand in jobs of their own to Slurm, which must not outlive them
     tidy_s = CLEANUP_S if job.placement == "control" else 0.0
-    with HeartbeatWriter(folder / f"rank{me.rank}.alive", tidy_s) as pulse:
+    with HeartbeatWriter(folder / f"rank{me.rank}.heartbeat.json", tidy_s) as pulse:
         device, gpu_index = _open_device(job, me, folder)
         for name in job.checks:
             check = catalog()[name]
@@ -243,7 +243,7 @@ def _place(
     gpu_index: int | None,
     note: Callable[[str], None],
 ) -> Context:
-    out = run_dir / "artifacts" / (f"{check.name}-again" if job.retry else check.name)
+    out = run_dir / "artifacts" / (f"{check.name}-retry" if job.retry else check.name)
     out.mkdir(parents=True, exist_ok=True)
     return Context(
         node=socket.gethostname(),

@@ -35,7 +35,7 @@ def test_wrong_data_in_a_retry_counts() -> None:
     retries = (PairTiming(0, 1, seconds, None), PairTiming(1, 0, seconds, Mismatch(7, 5, "1.0", "2.0", "0x1")))
     nodes = {f"node{rank}": (rank,) for rank in range(4)}
     results = PairResults(timings, size, nodes, list(nodes), retries)
-    observations = list(pairs._figures(results, 3, "nccl"))
+    observations = list(pairs._observations(results, 3, "nccl"))
     metrics = {(item.name, item.subject): item.value for item in observations if isinstance(item, Metric)}
     facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
     assert metrics["wrong_elements", CLUSTER] == 7

@@ -29,7 +29,7 @@ def done(rank): write(rank, done=time.time())
 def pulse(rank, doing, note=""):
     sign = {"pid": os.getpid(), "node": "n0", "doing": doing, "note": note, "time": time.time()}
     open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(sign))
-    os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.alive")
+    os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
 def beat(seconds, *ranks, doing="train.cnn"):
     end = time.time() + seconds
     while time.time() < end:
@@ -110,7 +110,7 @@ def job(
             "ranks_per_node": ranks,
             "checks": checks,
             "options": {},
-            "promised_gpus": None,
+            "expected_gpus": None,
             "limits": {**dict.fromkeys(checks, 60.0), **(limits or {})},
             "limit_s": limit_s,
         }

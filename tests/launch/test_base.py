@@ -30,7 +30,7 @@ def test_a_launcher_has_a_name_and_every_method(launcher: type) -> None:
 
 @pytest.mark.parametrize("job", [LocalJob, SlurmJob])
 def test_a_started_job_has_every_method(job: type) -> None:
-    assert set(methods(Running)) == {"whereabouts", "waiting", "poll", "exit_reason", "cancel"}
+    assert set(methods(Running)) == {"allocation", "waiting", "poll", "exit_reason", "cancel"}
     for name, signature in methods(Running).items():
         assert list(inspect.signature(getattr(job, name)).parameters) == list(signature.parameters), name
 

@@ -67,11 +67,11 @@ def finish(collector: Collector, node: Path) -> None:
 
 def test_what_changes_comes_while_the_job_runs_and_the_rest_at_its_end(collector: Collector, node: Path) -> None:
     there, here = node / "jobs" / "ranks" / "attempt1", collector.folder
-    (there / "rank0.alive").write_text("1")
+    (there / "rank0.heartbeat.json").write_text("1")
     (there / "logs" / "big.log").write_bytes(os.urandom(300_000))
-    wait_for(collector, here / "rank0.alive", "1")
-    (there / "rank0.alive").write_text("2")
-    wait_for(collector, here / "rank0.alive", "2")
+    wait_for(collector, here / "rank0.heartbeat.json", "1")
+    (there / "rank0.heartbeat.json").write_text("2")
+    wait_for(collector, here / "rank0.heartbeat.json", "2")
     assert not (here / "logs" / "big.log").exists()
     (node / "artifacts").mkdir()
     (node / "artifacts" / "metrics.json").write_text("{}")
@@ -79,7 +79,7 @@ def test_what_changes_comes_while_the_job_runs_and_the_rest_at_its_end(collector
     assert (here / "logs" / "big.log").stat().st_size == 300_000
     assert (here.parents[2] / "artifacts" / "metrics.json").read_text() == "{}"
     assert (node / "collected").exists()
-    assert sorted(path.name for path in here.iterdir()) == ["logs", "rank0.alive"]
+    assert sorted(path.name for path in here.iterdir()) == ["logs", "rank0.heartbeat.json"]
 
 
 def test_what_is_too_much_is_cut_after_the_journals_and_said(
@@ -114,13 +114,13 @@ def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collect
 
 
 def test_a_step_that_broke_is_replaced(collector: Collector, node: Path, tmp_path: Path) -> None:
-    alive = node / "jobs" / "ranks" / "attempt1" / "rank0.alive"
+    alive = node / "jobs" / "ranks" / "attempt1" / "rank0.heartbeat.json"
     alive.write_text("1")
-    wait_for(collector, collector.folder / "rank0.alive", "1")
+    wait_for(collector, collector.folder / "rank0.heartbeat.json", "1")
     assert collector._stream
     collector._stream.process.kill()
     alive.write_text("2")
-    wait_for(collector, collector.folder / "rank0.alive", "2")
+    wait_for(collector, collector.folder / "rank0.heartbeat.json", "2")
     finish(collector, node)
 
 

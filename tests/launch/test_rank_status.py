@@ -35,7 +35,7 @@ class Written:
 
     def pulse(self, doing: str, note: str = "") -> None:
         sign = {"pid": 4711, "node": "n0", "doing": doing, "note": note, "time": 1.0}
-        (self.folder / "rank1.alive").write_text(json.dumps(sign))
+        (self.folder / "rank1.heartbeat.json").write_text(json.dumps(sign))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_heartbeat_that_cannot_be_read_changes_nothing(text: str, written: Wri
     written.pulse(ALONE)
     written.rank.read()
     before = written.rank.pulse
-    (written.folder / "rank1.alive").write_text(text)
+    (written.folder / "rank1.heartbeat.json").write_text(text)
     written.rank.read()
     assert before is not None
     assert (written.rank.pulse, written.rank.damage) == (before, "")

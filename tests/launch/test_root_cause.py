@@ -30,7 +30,7 @@ def told(folder: Path, rank: int, *records: dict[str, object], pulse: str = TOGE
     lines = [{"start": TOGETHER, "subject": f"n0/rank{rank}"}, *records]
     (folder / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     sign = {"pid": 100 + rank, "node": "n0", "doing": pulse, "note": "", "time": at}
-    (folder / f"rank{rank}.alive").write_text(json.dumps(sign))
+    (folder / f"rank{rank}.heartbeat.json").write_text(json.dumps(sign))
 
 
 def error(rank: int, text: str, at: float) -> dict[str, object]:

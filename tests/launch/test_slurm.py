@@ -30,7 +30,7 @@ RANKS = Job(
     env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
 )
 NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
-REHEARSAL = RANKS.model_copy(update={"device": "cpu", "promised_gpus": None, "ranks_per_node": 2, "env": {}})
+REHEARSAL = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
 FULL = Slurm(
     partition="gpu",
     account="ops",

@@ -50,7 +50,9 @@ def test_what_comes_home_only_as_the_job_is_ended_is_kept_but_for_errors(tmp_pat
 
 
 def test_ranks_that_were_stopped_with_us_are_not_silent(tmp_path: Path) -> None:
-    ranks = [Rank(0, (ALONE,), Follower(tmp_path / "rank0.jsonl"), tmp_path / "rank0.alive", seen=time.monotonic())]
+    ranks = [
+        Rank(0, (ALONE,), Follower(tmp_path / "rank0.jsonl"), tmp_path / "rank0.heartbeat.json", seen=time.monotonic())
+    ]
     pid, before = os.getpid(), ranks[0].seen or 0.0
     helper = subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {pid}; sleep 2; kill -CONT {pid}"])
     while helper.poll() is None:
@@ -189,7 +191,7 @@ def test_a_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) 
 
 @pytest.mark.parametrize("pulse", ["[]", "5", "{}", '{"pid": "x"}', "[" * 100_000, "\x00"])
 def test_a_damaged_pulse_is_no_sign_of_life(pulse: str, tmp_path: Path) -> None:
-    script = f"start(0, ALONE); open(folder + '/rank0.alive', 'w').write({pulse!r}); time.sleep(60)"
+    script = f"start(0, ALONE); open(folder + '/rank0.heartbeat.json', 'w').write({pulse!r}); time.sleep(60)"
     (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
     assert (result.state, result.failed_subject.startswith("rank 0 (n0/rank0")) == (JobState.HUNG, True)
 

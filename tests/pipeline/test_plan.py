@@ -121,9 +121,9 @@ def test_what_is_done_is_not_planned_again() -> None:
 def test_what_is_measured_again_is_measured_where_it_was() -> None:
     first = make_plan(config(nodes=2), CHECKS, Devices(4))
     (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
-    assert (job.name, job.checks, job.retry) == ("ranks-again", ("gpu.b", "all.c"), True)
+    assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), True)
     assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
-    same = {"name", "checks", "limits", "limit_s", "again"}
+    same = {"name", "checks", "limits", "limit_s", "retry"}
     assert job.model_dump(exclude=same) == first.jobs[1].model_dump(exclude=same)
     assert list(retry_jobs(first.jobs, {}, 180)) == []
 

@@ -68,7 +68,7 @@ def test_a_record_that_cannot_be_written_accepts_nothing_but_still_rejects(
     assert written.decision == trial.decision
 
 
-SPEED, FIGURE = "filesystem.speed", "write_one.run_directory"
+SPEED, FIGURE = "filesystem.speed", "write_single.run_directory"
 BROKEN = "sys.exit(3)\n"
 
 
@@ -81,7 +81,7 @@ def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), again: bool = False, sec
     return f"""
 for rank in {ranks}:
     start(rank, "{SPEED}")
-    fields = {{"check": "{SPEED}", "subject": f"n0/rank{{rank}}", "rank": rank, "again": {again}, "seconds": {seconds}}}
+    fields = {{"check": "{SPEED}", "subject": f"n0/rank{{rank}}", "rank": rank, "retry": {again}, "seconds": {seconds}}}
     write(rank, measurement=fields | {{"started": time.time(), "metrics": {metrics} if rank == 0 else []}})
     done(rank)
 """
@@ -128,20 +128,20 @@ def said_of(trial: Trial) -> tuple[Outcome, str]:
 
 def test_what_is_slow_once_is_measured_again_and_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_again=speed(2))
+    trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2))
     outcome, reason = said_of(trial)
     assert (trial.decision.value, outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
     assert "not reproduced (0.5 GB/s, then 2 GB/s), worth looking at" in reason
-    assert show.repeated == {"ranks-again": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
-    assert [one.job for one in trial.results] == ["ranks", "ranks-again"]
+    assert show.repeated == {"ranks-retry": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
+    assert [one.job for one in trial.results] == ["ranks", "ranks-retry"]
     assert [one.name for one in trial.jobs] == ["ranks"]
     assert [[one.metrics[0].value for one in each if one.metrics] for each in (trial.measurements, trial.retries)] == [
         [0.5],
         [2],
     ]
     took = {one.name: one.seconds for one in trial.timings}
-    assert (took[SPEED], took[f"{SPEED}, again"]) == (1000, 0)
-    assert took["start and end of job ranks-again"] > 0
+    assert (took[SPEED], took[f"{SPEED} (retry)"]) == (1000, 0)
+    assert took["start and end of job ranks-retry"] > 0
     recorded = [one for one in load_trial(run_dir.path).verdicts if one.retry]
     assert [(one.reasons, one.retry) for one in recorded] == [
         ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2))
@@ -159,7 +159,7 @@ def test_what_is_slow_twice_is_rejected_and_a_resume_measures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_again=speed(0.4))
+    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(0.4))
     assert trial.decision.value is DecisionValue.REJECTED
     assert "; reproduced (0.5 GB/s, then 0.4 GB/s)" in said_of(trial)[1]
     assert rejudge(trial).verdicts == trial.verdicts
@@ -172,11 +172,11 @@ def test_a_second_measurement_that_breaks_lifts_nothing_and_is_made_once_more_by
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_again=BROKEN)
+    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=BROKEN)
     assert (trial.decision.value, said_of(trial)[0]) == (DecisionValue.REJECTED, Outcome.FAIL)
     assert "; not repeated, though it was tried" in said_of(trial)[1]
     assert len(trial.measurements) == 2
-    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_again=speed(2))
+    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
     assert (resumed.measurements, said_of(resumed)[0]) == (trial.measurements, Outcome.WARN)
     assert not any(one.error for one in resumed.retries)
 
@@ -192,10 +192,10 @@ def test_interrupted_in_the_second_measurement_the_first_is_kept_and_the_second_
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
     half = speed(3, ranks=(0,), again=True)  # the other rank had not measured yet
-    trial, _ = played(monkeypatch, run_dir, stopped="ranks-again", ranks=speed(0.5), ranks_again=half)
+    trial, _ = played(monkeypatch, run_dir, stopped="ranks-retry", ranks=speed(0.5), ranks_retry=half)
     assert (trial.stop_reason, trial.decision.value) == (INTERRUPTED, DecisionValue.REJECTED)
     assert "; not repeated: " in said_of(trial)[1]
-    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_again=speed(2))
+    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
     assert resumed.measurements == trial.measurements
     assert [one.metrics[0].value for one in resumed.retries if one.metrics] == [2]
     assert "not reproduced (0.5 GB/s, then 2 GB/s)" in said_of(resumed)[1]
@@ -212,15 +212,15 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
         "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # it is killed meanwhile
     )
     program = Program("run", path, "--out", out)
-    until(lambda: list(pulses(out, "ranks-again")), 180)
+    until(lambda: list(pulses(out, "ranks-retry")), 180)
     program.process.send_signal(signal.SIGKILL)
     _, _, said = program.finish()
-    assert f"again   {check} in job ranks-again, since one measurement alone is no proof: busbw.64KiB is" in said
+    assert f"again   {check} in job ranks-retry, since one measurement alone is no proof: busbw.64KiB is" in said
     until(lambda: not program.left_behind(), 120)
     code, _, err = processes.call("run", "--resume", out)
     assert code == 1, err
     trial = processes.load(out)
-    assert [(one.job, one.attempt) for one in trial.results] == [("ranks", 1), ("ranks-again", 2)]
+    assert [(one.job, one.attempt) for one in trial.results] == [("ranks", 1), ("ranks-retry", 2)]
     assert [(len(each), {one.rank for one in each}) for each in (trial.measurements, trial.retries)] == [
         (2, {0, 1}),
         (2, {0, 1}),

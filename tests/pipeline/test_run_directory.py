@@ -111,7 +111,7 @@ def test_a_second_measurement_that_only_a_rank_wrote_is_recovered_and_replaces_i
     first = RunDir.create(tmp_path / "out", REQUEST)
     first.save(measured("a", 0))
     first.save(again("a", 0, error="start it by hand"))
-    journal = Journal(tmp_path / "out/jobs/ranks-again/attempt1/rank0.jsonl")
+    journal = Journal(tmp_path / "out/jobs/ranks-retry/attempt1/rank0.jsonl")
     journal.append({"measurement": again("a", 0, started=7.0).model_dump(mode="json")})
     for _ in range(2):
         kept = first.recover()

@@ -75,9 +75,9 @@ def test_many_gpus_become_a_band_and_outliers() -> None:
     gpus = [device(range(5), f"gpu{n}", temperature_c=[50.0 + n % 4 + 20 * (n == 7)] * 5) for n in range(16)]
     (board,) = aggregate([measured("a", 0, 4)], *gpus).summary().dashboards
     assert [(track.role, track.label, track.values[0]) for track in board.tracks] == [
-        ("least", "least", 50),
+        ("min", "min", 50),
         ("median", "median", 52),
-        ("greatest", "greatest", 73),
+        ("max", "max", 73),
         ("device", "n0/gpu7", 73),
     ]
 

@@ -251,7 +251,7 @@ def test_only_gpus_in_cuda_visible_devices_are_sampled(clock: Clock, monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     all_gpus = open_sampler(fake)
     assert list(all_gpus.header(1)["devices"]) == ["host", "gpu0", "gpu1", "gpu2"]
-    assert "no usable GPU is called that" in all_gpus.unreadable()["host.CUDA_VISIBLE_DEVICES"]
+    assert "lists '7'" in all_gpus.unreadable()["host.CUDA_VISIBLE_DEVICES"]
 
 
 def test_samples_are_written_every_period_and_errors_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,6 @@ class Rank:
 
 def ranks_in(folder: Path, job: Job) -> list[Rank]:
     return [
-        Rank(number, job.checks, Follower(folder / f"rank{number}.jsonl"), folder / f"rank{number}.alive")
+        Rank(number, job.checks, Follower(folder / f"rank{number}.jsonl"), folder / f"rank{number}.heartbeat.json")
         for number in range(job.nodes * job.ranks_per_node)
     ]

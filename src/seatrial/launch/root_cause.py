@@ -73,7 +73,7 @@ class _Task(NamedTuple):
 def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
     """A rank whose pulse has stopped while the job goes on."""
     state = _process_state(rank)
-    cause = f"no sign of life for {seconds:.0f} s; last heard of in {rank.last_status}{state}"
+    cause = f"no heartbeat for {seconds:.0f} s; last heard of in {rank.last_status}{state}"
     return RootCause(rank.name, cause, rank.number)
 
 

@@ -62,8 +62,8 @@ def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float) ->
     for job in jobs:
         if names := tuple(name for name in job.checks if name in checks):
             limits = {name: job.limits[name] for name in names}
-            more = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "again": True}
-            yield job.model_copy(update={"name": f"{job.name}-again", **more})
+            more = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": True}
+            yield job.model_copy(update={"name": f"{job.name}-retry", **more})
 
 
 def _left_out(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:

@@ -63,5 +63,5 @@ def prepare(request: Request, path: Path) -> Preview:
 
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
     """The config of the trial called ``trial``. Raises UsageError."""
-    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
-    return layers.resolve(trial, overrides=overrides, environ=os.environ, known=known)
+    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

@@ -182,7 +182,7 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
     trouble = survey.gpu_error(settings)
     seconds = _check_seconds(list(settings.checks), collected.measurements)
     more = _check_seconds(list(settings.checks), collected.repeats)
-    seconds |= {f"{name}, again": value for name, value in more.items()}
+    seconds |= {f"{name} (retry)": value for name, value in more.items()}
     now = Session(
         started=time.time() - (time.monotonic() - begun),
         seconds=time.monotonic() - begun,

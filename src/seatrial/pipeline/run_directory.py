@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
+from seatrial.pipeline.upgrade import upgrade
 from seatrial.util import journal
 from seatrial.util.files import atomic_write
 from seatrial.util.journal import Journal
@@ -108,11 +109,11 @@ class RunDir:
 
     def discard_checks(self, checks: Iterable[str]) -> None:
         """Mark that these checks are run again: what was measured of them before does not count any more."""
-        self._journal.append({"again": sorted(checks)})
+        self._journal.append({"discarded_checks": sorted(checks)})
 
     def discard_retries(self, checks: Iterable[str]) -> None:
         """Mark that these checks are measured a second time once more; their first measurements count as before."""
-        self._journal.append({"retry": sorted(checks)})
+        self._journal.append({"discarded_retries": sorted(checks)})
 
     def recover(self) -> SavedRun:
         """All that counts so far, with measurements that only a rank's journal holds (we were killed before it)."""
@@ -123,7 +124,10 @@ class RunDir:
         new = [one for path in paths for one in journal.read(path)[0] if _is_whole(one) and _key(one) not in seen]
         # what ranks have measured since an error was told of the check (a person started them late) takes its place
         late = {_told_of(one) for one in new} & {_told_of(one) for one in records if _failed(one)}
-        marks = {word: sorted(check for check, mark in late if mark == word) for word in ("again", "retry")}
+        marks = {
+            word: sorted(check for check, mark in late if mark == word)
+            for word in ("discarded_checks", "discarded_retries")
+        }
         for record in [*({word: checks} for word, checks in marks.items() if checks), *new]:
             self._journal.append(record)
             records.append(record)
@@ -176,16 +180,16 @@ def _told_of(record: journal.Record) -> tuple[str, str]:
     measurement = record.get("measurement")
     if not isinstance(measurement, dict):
         return "", ""
-    return str(measurement.get("check")), "retry" if measurement.get("again") else "again"
+    return str(measurement.get("check")), "discarded_retries" if measurement.get("retry") else "discarded_checks"
 
 
 def _take_in(record: journal.Record, kept: SavedRun) -> None:
-    if "again" in record:
-        again = set(record["again"])
+    if "discarded_checks" in record:
+        again = set(record["discarded_checks"])
         kept.measurements = [one for one in kept.measurements if one.check not in again]
         kept.repeats = [one for one in kept.repeats if one.check not in again]
-    elif "retry" in record:
-        kept.repeats = [one for one in kept.repeats if one.check not in set(record["retry"])]
+    elif "discarded_retries" in record:
+        kept.repeats = [one for one in kept.repeats if one.check not in set(record["discarded_retries"])]
     elif "result" in record:
         kept.results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
@@ -205,38 +209,13 @@ def load_trial(path: Path) -> Trial:
     file = path / "trial.json" if path.is_dir() else path
     hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
     try:
-        return Trial.model_validate(_upgraded(_strict_json(file.read_text(encoding="utf-8"))))
+        return Trial.model_validate(upgrade(_strict_json(file.read_text(encoding="utf-8"))))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
-
-
-def _upgraded(document: object) -> object:
-    """A record of schema version 1 as one of version 2; anything else as it is.
-
-    Verdicts of version 1 were text. That text becomes the detail: judged again, a record has verdicts of this version.
-    """
-    if not isinstance(document, dict) or document.get("schema_version") != "1":
-        return document
-    records = {key: document.get(key, []) for key in ("verdicts", "findings", "insights")}
-    if not all(isinstance(found, list) and all(isinstance(one, dict) for one in found) for found in records.values()):
-        return document  # damaged: reading it says so
-    renamed = {"remedy": "fix", "reason": "detail"}
-    document = {**document, "schema_version": "2"}
-    for key in ("verdicts", "findings"):
-        document[key] = [
-            {renamed.get(name, name): value for name, value in one.items() if name != "judged_by"}
-            for one in records[key]
-        ]
-    document["insights"] = [one for one in records["insights"] if one.get("title") != "HARDLY A TEST"]
-    if isinstance(decision := document.get("decision"), dict):
-        scope = str(decision.get("scope") or "")
-        document["decision"] = {key: value for key, value in decision.items() if key != "unjudged"}
-        document["decision"]["cpu_only"] = scope.startswith("REHEARSAL")
-    return document
 
 
 def _strict_json(text: str) -> object:

@@ -33,10 +33,10 @@ _NAN = math.nan  # a step without a sample
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
 _NOT_SAMPLED_BIT, _SAMPLED_BIT = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 
-_BAND: dict[Literal["least", "median", "greatest"], Callable[[list[float]], float]] = {
-    "least": min,
+_BAND: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
+    "min": min,
     "median": median,
-    "greatest": max,
+    "max": max,
 }
 
 
