@@ -58,7 +58,7 @@ def everywhere(target: Any, name: str, replacement: Any) -> Fault:
 def run(out: Path, driver: str, scenarios: dict[str, Scenario], count: int = RANKS) -> dict[str, list[Measurement]]:
     """Run all scenarios in one process group; measurements by scenario and rank. ``driver``: a module with FAULTS."""
     values = {name: asdict(scenario) for name, scenario in scenarios.items()}
-    by_rank = map(json.loads, ranks.heard(ranks.run(count, _run_scenarios, driver, values, out, seconds=240)))
+    by_rank = map(json.loads, ranks.require_success(ranks.run(count, _run_scenarios, driver, values, out, seconds=240)))
     records = list(by_rank)
     return {name: [Measurement.model_validate(of_rank[name]) for of_rank in records] for name in scenarios}
 
