@@ -1,7 +1,7 @@
-"""Runs checks as the worker does, in real processes of one group that take each other for several nodes.
+"""Runs checks as the worker does, in a real process group whose ranks have different node names.
 
-A driver is a module that names faults. In the strings of a scenario, ``{rank}`` stands for the process's own rank:
-nodes that see different files.
+A driver is a module with FAULTS by name. In the strings of a scenario ``{rank}`` is replaced by the rank, so that
+nodes can have different files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from seatrial.worker import measure
 from tests.train import ranks
 
 RANKS = 3
-FOLDER = "SEATRIAL_TEST_FOLDER"  # in the environment of a rank: that of all scenarios
+FOLDER = "SEATRIAL_TEST_FOLDER"  # environment variable of the ranks: the folder of all scenarios
 THREE = ("node0", "node1", "node2")
 TWO = ("node0", "node0", "node1")
 ONE = ("node0", "node0", "node0")
 
-Fault = Callable[[int], AbstractContextManager[Any] | None]  # for a rank: what to do there, if anything
+Fault = Callable[[int], AbstractContextManager[Any] | None]  # rank → patch to apply there, or None
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,27 @@ class Scenario:
     options: dict[str, Any] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     root: str = "/"
-    folder: str = "shared"  # in which the check's own artifacts go
+    folder: str = "shared"  # for the check's artifacts
 
 
-def on(victim: int, target: Any, name: str, stand_in: Any) -> Fault:
-    return lambda rank: patch.object(target, name, stand_in) if rank == victim else None
+def on(faulty_rank: int, target: Any, name: str, replacement: Any) -> Fault:
+    return lambda rank: patch.object(target, name, replacement) if rank == faulty_rank else None
 
 
-def everywhere(target: Any, name: str, stand_in: Any) -> Fault:
-    return lambda rank: patch.object(target, name, stand_in)
+def everywhere(target: Any, name: str, replacement: Any) -> Fault:
+    return lambda rank: patch.object(target, name, replacement)
 
 
 def run(out: Path, driver: str, scenarios: dict[str, Scenario], count: int = RANKS) -> dict[str, list[Measurement]]:
-    """Scenario → what each rank measured, all in one start, in the folder ``out``. ``driver``: a module with FAULTS."""
-    wanted = {name: asdict(scenario) for name, scenario in scenarios.items()}
-    told = [json.loads(one) for one in ranks.heard(ranks.run(count, _carry_out, driver, wanted, out, seconds=240))]
-    return {name: [Measurement.model_validate(rank[name]) for rank in told] for name in scenarios}
+    """Run all scenarios in one process group; measurements by scenario and rank. ``driver``: a module with FAULTS."""
+    values = {name: asdict(scenario) for name, scenario in scenarios.items()}
+    by_rank = map(json.loads, ranks.require_success(ranks.run(count, _run_scenarios, driver, values, out, seconds=240)))
+    records = list(by_rank)
+    return {name: [Measurement.model_validate(of_rank[name]) for of_rank in records] for name in scenarios}
 
 
-def _carry_out(driver: str, scenarios: dict[str, Any], out: Path) -> str:
-    """On one rank: every scenario, each with its faults. Its records, as JSON."""
+def _run_scenarios(driver: str, scenarios: dict[str, Any], out: Path) -> str:
+    """On one rank: run every scenario with its faults; the records as JSON."""
     rank, faults = int(os.environ["RANK"]), import_module(driver).FAULTS
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", FOLDER: str(out)}
     open_group("cpu", timeout_s=60)
@@ -74,16 +75,16 @@ def _carry_out(driver: str, scenarios: dict[str, Any], out: Path) -> str:
         with ExitStack() as stack:
             stack.enter_context(patch.object(host, "resolve", resolve))
             for fault in scenario.faults:
-                if planted := faults[fault](rank):
-                    stack.enter_context(planted)
-            here = place(scenario, rank, out / name / scenario.folder)
-            record = measure(catalog()[scenario.check], here, scenario.options)
+                if replaced := faults[fault](rank):
+                    stack.enter_context(replaced)
+            context = make_context(scenario, rank, out / name / scenario.folder)
+            record = measure(catalog()[scenario.check], context, scenario.options)
         records[name] = record.model_dump(mode="json")
     close_group()
     return json.dumps(records, allow_nan=False)
 
 
-def place(scenario: Scenario, rank: int, folder: Path) -> Context:
+def make_context(scenario: Scenario, rank: int, folder: Path) -> Context:
     folder.mkdir(parents=True, exist_ok=True)
     return Context(
         node=scenario.nodes[rank],
@@ -99,15 +100,15 @@ def place(scenario: Scenario, rank: int, folder: Path) -> Context:
 
 
 def outside_address() -> str:
-    """An address of this machine by which another one could reach it."""
+    """An IPv4 address of this machine that is not a loopback address."""
     for addresses in psutil.net_if_addrs().values():
-        for found in addresses:
-            if found.family == socket.AF_INET and not found.address.startswith("127."):
-                return found.address
-    raise AssertionError("this machine has no address but loopback")
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    raise AssertionError("this machine has loopback addresses only")
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """A name service that knows the nodes of the scenarios."""
-    assert name in THREE, f"nobody should ask for {name}"
+    """Resolves the names of the scenarios' nodes."""
+    assert name in THREE, f"unexpected name {name}"
     return (outside_address(),)

@@ -1,7 +1,6 @@
-"""Runs a check's ``measure`` under torchrun as the worker does, scenario after scenario, with a fault put in.
+"""Runs a check's ``measure`` in a real process group, once per scenario, with an injected fault.
 
-``python -m torch.distributed.run … driver.py CHECK SCENARIOS.json OUT``: SCENARIOS maps a name to ``options``
-and ``fault`` (a name in FAULTS, or null); each rank writes OUT/rank<N>.json.
+``main`` runs on each rank; a scenario has ``options`` and ``fault`` (a name in FAULTS, or None).
 """
 
 from __future__ import annotations
@@ -31,42 +30,42 @@ VICTIM = 1
 WRONG_OFFSET = 7
 FLIPPED_BIT = 3
 LATE_S = 0.004
-STARVED_ABOVE = 2**20  # elements
+MAX_ELEMENTS = 2**20
 
 
 def _all_reduce_with(before: Callable[[torch.Tensor], object], after: Callable[[torch.Tensor], object]) -> Fault:
-    """Replace all-reduce by the real one with something done to the buffer before and after it."""
+    """Replace all-reduce by one that also calls ``before`` and ``after`` with the buffer."""
     real = OPERATIONS["all_reduce"]
 
-    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-        made = real.prepare_with(sent, received)
+    def prepare(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
+        prepared = real.prepare_with(sent, received)
 
         def run() -> None:
-            before(made.sent)
-            made.run()
-            after(made.received)
+            before(prepared.sent)
+            prepared.run()
+            after(prepared.received)
 
-        return replace(made, run=run)
+        return replace(prepared, run=run)
 
-    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare_with=prepare_on))
+    return lambda: patch.dict(OPERATIONS, all_reduce=replace(real, prepare_with=prepare))
 
 
-def _starve() -> AbstractContextManager[Any]:
+def _limit_memory() -> AbstractContextManager[Any]:
     real = torch.empty
 
-    def stingy(count: int, **options: Any) -> torch.Tensor:
-        if count > STARVED_ABOVE:
+    def limited_empty(count: int, **options: Any) -> torch.Tensor:
+        if count > MAX_ELEMENTS:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more\nand a second line")
         return real(count, **options)
 
-    return patch.object(torch, "empty", stingy)
+    return patch.object(torch, "empty", limited_empty)
 
 
-def _nothing(tensor: torch.Tensor) -> None:
+def _do_nothing(tensor: torch.Tensor) -> None:
     del tensor
 
 
-def _dawdle(tensor: torch.Tensor) -> None:
+def _sleep(tensor: torch.Tensor) -> None:
     del tensor
     time.sleep(LATE_S)
 
@@ -79,45 +78,45 @@ def _flip_bit(tensor: torch.Tensor) -> None:
     tensor.view(torch.int32)[WRONG_OFFSET] ^= 1 << FLIPPED_BIT
 
 
-def _starve_check() -> AbstractContextManager[Any]:
-    """The buffers fit, and what comparing them takes does not."""
+def _limit_memory_of_check() -> AbstractContextManager[Any]:
+    """The buffers fit into memory, but the scratch memory of the data check does not."""
     real = verify
 
-    def stingy(buffer: torch.Tensor, *rest: Any) -> Any:
-        if buffer.numel() > STARVED_ABOVE:
+    def limited_verify(buffer: torch.Tensor, *rest: Any) -> Any:
+        if buffer.numel() > MAX_ELEMENTS:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to compare")
         return real(buffer, *rest)
 
-    return patch.object(collectives, "verify", stingy)
+    return patch.object(collectives, "verify", limited_verify)
 
 
 FAULTS: dict[str, Fault] = {
-    "wrong_contribution": _all_reduce_with(_add_one, _nothing),
-    "flipped_bit": _all_reduce_with(_nothing, _flip_bit),
-    "late": _all_reduce_with(_dawdle, _nothing),
-    "starved": _starve,
-    "starved_check": _starve_check,
+    "wrong_contribution": _all_reduce_with(_add_one, _do_nothing),
+    "flipped_bit": _all_reduce_with(_do_nothing, _flip_bit),
+    "late": _all_reduce_with(_sleep, _do_nothing),
+    "starved": _limit_memory,
+    "starved_check": _limit_memory_of_check,
 }
 
 
 def run(check: str, options: dict[str, Any], context: Context) -> dict[str, Any]:
     record: dict[str, Any] = {"metrics": [], "facts": {}, "series": [], "error": None}
-    declared, began = catalog()[check], time.monotonic()
+    definition, started = catalog()[check], time.monotonic()
     try:
-        for seen in declared.measure(context, declared.options.model_validate(options)):
-            if isinstance(seen, Metric):
-                record["metrics"].append(asdict(seen))
-            elif isinstance(seen, Fact):
-                record["facts"][seen.name] = seen.value
-            elif isinstance(seen, Series):
-                record["series"].append(seen.model_dump(mode="json"))
+        for observation in definition.measure(context, definition.options.model_validate(options)):
+            if isinstance(observation, Metric):
+                record["metrics"].append(asdict(observation))
+            elif isinstance(observation, Fact):
+                record["facts"][observation.name] = observation.value
+            elif isinstance(observation, Series):
+                record["series"].append(observation.model_dump(mode="json"))
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {error}"
-    return {**record, "seconds": time.monotonic() - began}
+    return {**record, "seconds": time.monotonic() - started}
 
 
 def main(check: str, scenarios: dict[str, Any], out: Path) -> str:
-    """On one rank: every scenario. Its records, as JSON."""
+    """On one rank: run every scenario; the records as JSON."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank, notes = int(os.environ["RANK"]), list[str]()
     context = Context(

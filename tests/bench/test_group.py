@@ -12,7 +12,7 @@ from seatrial.bench.group import close_group, open_group
 
 @pytest.fixture
 def torchrun_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What torchrun sets, for a group of one; threads as before afterwards."""
+    """The environment of torchrun for one process; restores the number of threads."""
     values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_WORLD_SIZE": "1"}
     for key, value in values.items():
         monkeypatch.setenv(key, value)

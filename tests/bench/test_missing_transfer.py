@@ -26,7 +26,7 @@ CASES = list(product(missing_transfer_driver.WORLD_SIZES, VARIANTS, DTYPES))
 def results() -> dict[int, dict[str, Any]]:
     """Results of rank 0, by world size."""
     return {
-        size: json.loads(groups.heard(groups.run(size, missing_transfer_driver.main))[0])
+        size: json.loads(groups.require_success(groups.run(size, missing_transfer_driver.main))[0])
         for size in missing_transfer_driver.WORLD_SIZES
     }
 

@@ -16,7 +16,7 @@ from tests.train import ranks
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    of_rank0: dict[str, Any] = json.loads(ranks.heard(ranks.run(3, operations_driver.main, seconds=240))[0])
+    of_rank0: dict[str, Any] = json.loads(ranks.require_success(ranks.run(3, operations_driver.main, seconds=240))[0])
     return of_rank0
 
 

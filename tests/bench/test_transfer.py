@@ -50,8 +50,8 @@ class Streams:
     def _current_stream(self) -> Stream:
         return Stream(self, self.device, self.current(self.device), 0)
 
-    def _can_device_access_peer(self, one: int, other: int) -> bool:
-        return {one, other} != {0, 2}
+    def _can_device_access_peer(self, source: int, target: int) -> bool:
+        return {source, target} != {0, 2}
 
 
 class Stream:

@@ -51,7 +51,7 @@ class Curves:
         self._reasons: dict[str, array[int]] = {}
 
     def add(self, device: DeviceSamples, begin: float, end: float, at: float) -> None:
-        """Add a device's samples from ``begin`` to ``end`` (Unix seconds); ``at``: time of ``begin`` in the phase (s)."""
+        """Add a device's samples from ``begin`` to ``end`` (Unix seconds); ``at``: second of ``begin`` in the phase."""
         first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
         samples = [
             (index, step)

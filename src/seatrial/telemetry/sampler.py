@@ -211,8 +211,8 @@ class Sampler:
         except UsageError as error:
             visible, self.unavailable["CUDA_VISIBLE_DEVICES"] = tuple(gpus), str(error)
         self.unavailable |= reader.unreadable
-        self._names = {f"gpu{found.index}": {"name": found.name, "uuid": found.uuid} for found in visible}
-        self.gpus = [GpuGauges(nvml, found.index, handles[found.index]) for found in visible]
+        self._names = {f"gpu{device.index}": {"name": device.name, "uuid": device.uuid} for device in visible}
+        self.gpus = [GpuGauges(nvml, device.index, handles[device.index]) for device in visible]
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
