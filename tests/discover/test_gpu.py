@@ -269,7 +269,7 @@ def test_the_fake_rejects_unexpected_calls() -> None:
     fake.nvmlInit()
     with pytest.raises(AssertionError, match="pynvml has no nvmlDeviceGetWishes"):
         fake.nvmlDeviceGetWishes()
-    with pytest.raises(AssertionError, match="nobody foresaw the call nvmlDeviceGetFanSpeed"):
+    with pytest.raises(AssertionError, match="nvmlDeviceGetFanSpeed"):
         fake.nvmlDeviceGetFanSpeed(h200())
     with pytest.raises(TypeError):
         fake.nvmlDeviceGetName()

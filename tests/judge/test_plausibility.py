@@ -35,8 +35,8 @@ def config(check: str, metric: str, threshold: str, nodes: int = 1) -> Config:
 
 
 def shipped(trial: str) -> Config:
-    known = {name: CheckSchema(check.options, check.metrics) for name, check in CHECKS.items()}
-    return resolve(trial, environ={}, known=known).config
+    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in CHECKS.items()}
+    return resolve(trial, environ={}, schemas=schemas).config
 
 
 def rejection(check: str, metric: str, threshold: str, gpus: tuple[str, ...], nodes: int = 1) -> str:
