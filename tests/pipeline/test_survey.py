@@ -24,7 +24,7 @@ def survey(*models: str) -> Survey:
 
 def test_where_gpus_cannot_be_looked_for_there_may_be_some() -> None:
     blind = Survey({}, GpuFacts(nvml_unavailable="no driver", unreadable={"pci_devices": "/sys: hidden"}))
-    assert "is not known: no driver; /sys: hidden" in (blind.devices(config()).trouble or "")
+    assert "could not be detected: no driver; /sys: hidden" in (blind.devices(config()).trouble or "")
     assert blind.devices(config(gpus_per_node=0)).trouble is None
     assert Survey({}, GpuFacts(nvml_unavailable="no driver")).devices(config()).trouble is None
 
