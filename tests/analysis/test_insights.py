@@ -242,8 +242,8 @@ def test_a_weak_gate_of_a_real_run_is_marked_in_every_report() -> None:
     lax = {
         (one.check, one.metric): one.basis.lax_reason for one in trial.verdicts if one.basis and one.basis.lax_reason
     }
-    text = "0.1% of the 499,156 tokens/s/GPU that was measured here: a 998x slowdown would pass"
-    assert lax == {("train.ddp", "tokens_per_second_per_gpu"): text}
+    assert list(lax) == [("train.ddp", "tokens_per_second_per_gpu")]
+    assert "0.1% of the measured 499,156 tokens/s/GPU" in lax["train.ddp", "tokens_per_second_per_gpu"]
     for format in ("html", "markdown", "junit", "json"):
         assert "a 998x slowdown would pass" in render(trial, format), format
     assert 'seatrial_weak_gates{trial="acceptance"} 1' in render(trial, "prometheus")

@@ -101,7 +101,7 @@ class ReferenceValue(Frozen):
     gpu: str = Field(default="", description="NVML name of the GPU; empty in SKU files")
     fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
     required: FiniteFloat | None = Field(
-        default=None, gt=0, description="fixed minimum in place of the rule's fail_below"
+        default=None, gt=0, description="fixed minimum; it replaces the rule's fail_below"
     )
 
 
