@@ -233,7 +233,13 @@ def test_gpus_promised_to_a_trial_that_looks_at_none_are_not_accepted(trial: Pat
 def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
-    damaged = ['{"measurement": 5}', '{"discarded_checks": 7}', '{"result": []}', '{"machine": null}', '{"measurement": {}}']
+    damaged = [
+        '{"measurement": 5}',
+        '{"discarded_checks": 7}',
+        '{"result": []}',
+        '{"machine": null}',
+        '{"measurement": {}}',
+    ]
     journal.write_text("\n".join([*lines, *damaged]) + "\n")
     for ranks in out.glob("jobs/*/attempt*/rank*.jsonl"):
         ranks.write_text('{"measurement": "x"}\n')

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools import metrics_page
 
 from seatrial.checks import catalog
 from seatrial.checks.fabric._collective import CollectiveOptions
@@ -19,7 +20,6 @@ from seatrial.config.layers import CheckSchema, resolve
 from seatrial.model import Outcome
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
-from tools import metrics_page
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

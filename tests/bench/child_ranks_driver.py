@@ -34,7 +34,7 @@ ALGORITHM_REQUESTS = [
 ]
 
 
-def run(module: str, out: Path, limit_s: float, groups: Any = None, **task: Any) -> dict[str, Any]:
+def run(module: str, out: Path, limit_s: float, child_groups: Any = None, **task: Any) -> dict[str, Any]:
     started = time.monotonic()
     results = child_ranks.run_child_ranks(
         module,
@@ -44,7 +44,7 @@ def run(module: str, out: Path, limit_s: float, groups: Any = None, **task: Any)
         local_rank=int(os.environ["LOCAL_RANK"]),
         file_prefix=out,
         limit_s=limit_s,
-        groups=groups,
+        groups=child_groups,
     )
     return {"results": [asdict(result) for result in results], "seconds": time.monotonic() - started}
 

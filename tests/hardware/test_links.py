@@ -125,8 +125,8 @@ def host_with_storage_ports(node: int, rate: str = "400 Gb/sec (4X NDR)") -> Mea
     return measurement("host.inventory", f"n{node}", rdma={"devices": devices, "peermem": True, "unreadable": {}})
 
 
-def ports_in_log(**hcas: Any) -> Measurement:
-    return measurement("collectives.transport", transports={"NET/IB/GDRDMA": 1}, hcas=hcas)
+def ports_in_log(**rdma_ports: Any) -> Measurement:
+    return measurement("collectives.transport", transports={"NET/IB/GDRDMA": 1}, rdma_ports=rdma_ports)
 
 
 def test_only_ports_that_nccl_uses_count() -> None:

@@ -50,7 +50,9 @@ def test_what_comes_home_only_as_the_job_is_ended_is_kept_but_for_errors(tmp_pat
 
 
 def test_ranks_that_were_stopped_with_us_are_not_silent(tmp_path: Path) -> None:
-    ranks = [Rank(0, (ALONE,), Follower(tmp_path / "rank0.jsonl"), tmp_path / "rank0.heartbeat.json", seen=time.monotonic())]
+    ranks = [
+        Rank(0, (ALONE,), Follower(tmp_path / "rank0.jsonl"), tmp_path / "rank0.heartbeat.json", seen=time.monotonic())
+    ]
     pid, before = os.getpid(), ranks[0].seen or 0.0
     helper = subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {pid}; sleep 2; kill -CONT {pid}"])
     while helper.poll() is None:

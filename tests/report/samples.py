@@ -145,7 +145,7 @@ def rejected() -> Trial:
                 title="NVLink 7 of node2/gpu2 is down",
                 subject="node2/gpu2",
                 confidence="high",
-                evidence="Its state is inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
+                evidence="Its state is inactive, and the all-reduce reaches 61 % of the expected bandwidth; "
                 "the rank time of this GPU is the longest at every size.",
                 first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
                 fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "

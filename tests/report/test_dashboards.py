@@ -86,10 +86,7 @@ def test_a_device_has_one_style_in_all_panels_and_stands_in_one_legend() -> None
 
 
 def test_many_devices_are_a_band_their_median_and_who_keeps_away() -> None:
-    roles = [
-        track([value] * 3, label=role, role=role)
-        for role, value in (("min", 1.0), ("median", 2.0), ("max", 3.0))
-    ]
+    roles = [track([value] * 3, label=role, role=role) for role, value in (("min", 1.0), ("median", 2.0), ("max", 3.0))]
     drawn = board(*roles, track([9.0] * 3, label="n7/gpu1"), seconds=3, devices=64)
     (panel,) = drawn.panels
     assert panel.band.endswith("Z")

@@ -109,4 +109,7 @@ def test_job_without_telemetry_starts_no_sampler(tmp_path: Path) -> None:
     (tmp_path / "jobs/nodes/job.json").write_text(job.model_dump_json())
     worker = [sys.executable, "-m", "seatrial.worker", str(tmp_path / "jobs/nodes/job.json"), "1"]
     subprocess.run(worker, check=True, capture_output=True)
-    assert {path.name for path in (tmp_path / "jobs/nodes/attempt1").iterdir()} == {"rank0.jsonl", "rank0.heartbeat.json"}
+    assert {path.name for path in (tmp_path / "jobs/nodes/attempt1").iterdir()} == {
+        "rank0.jsonl",
+        "rank0.heartbeat.json",
+    }

@@ -37,8 +37,8 @@ def performance_insights(
             continue
         series = {curve.name: curve for curve in measurement.series}
         operation = operations[measurement.check]
-        own_choices = algorithms.choices_for(choices, operation, measurement.facts)
-        collective = collective_from(measurement, operation, own_choices, links, references)
+        operation_choices = algorithms.choices_for(choices, operation, measurement.facts)
+        collective = collective_from(measurement, operation, operation_choices, links, references)
         if collective and {"cuda_graph_busbw", "cuda_graph_latency"} <= set(series):
             insights += _latency(collective, series["cuda_graph_busbw"], series["cuda_graph_latency"])
         if collective and {"busbw", "latency"} <= set(series):

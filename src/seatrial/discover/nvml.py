@@ -312,12 +312,12 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
 def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     """The NUMA node and the CPUs nearest to the GPU."""
     scope = reader.nvml.NVML_AFFINITY_SCOPE_NODE
-    mask_words = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # CPU numbers can have gaps
+    mask_size = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # CPU numbers can have gaps
     fields: dict[str, Any] = {}
-    cpus = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, mask_words, scope)
+    cpus = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, mask_size, scope)
     if cpus is not None:
         fields["cpu_affinity"] = _ranges(_bits(cpus))
-    nodes = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, mask_words, scope)
+    nodes = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, mask_size, scope)
     if nodes is not None:
         nearest = _bits(nodes)
         fields["numa_node"] = nearest[0] if len(nearest) == 1 else None
@@ -327,9 +327,9 @@ def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     return fields
 
 
-def _bits(mask_words: Any) -> list[int]:
+def _bits(mask: Any) -> list[int]:
     """The positions of the bits that are set in a mask of 64-bit words."""
-    return [64 * index + bit for index, value in enumerate(mask_words) for bit in range(64) if value >> bit & 1]
+    return [64 * index + bit for index, value in enumerate(mask) for bit in range(64) if value >> bit & 1]
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -124,7 +124,10 @@ class RunDir:
         new = [one for path in paths for one in journal.read(path)[0] if _is_whole(one) and _key(one) not in seen]
         # what ranks have measured since an error was told of the check (a person started them late) takes its place
         late = {_told_of(one) for one in new} & {_told_of(one) for one in records if _failed(one)}
-        marks = {word: sorted(check for check, mark in late if mark == word) for word in ("discarded_checks", "discarded_retries")}
+        marks = {
+            word: sorted(check for check, mark in late if mark == word)
+            for word in ("discarded_checks", "discarded_retries")
+        }
         for record in [*({word: checks} for word, checks in marks.items() if checks), *new]:
             self._journal.append(record)
             records.append(record)

@@ -59,7 +59,8 @@ def as_on_gpus(measurements: list[Measurement]) -> list[Measurement]:
 
 def located(measurements: list[Measurement]) -> list[str]:
     return [
-        one.subject for one in localize(judge_check(CHECK, measurements, {}, "t"), measurements, {CHECK.name: CHECK})
+        finding.subject
+        for finding in localize(judge_check(CHECK, measurements, {}, "t"), measurements, {CHECK.name: CHECK})
     ]
 
 

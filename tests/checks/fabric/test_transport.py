@@ -200,7 +200,7 @@ def measured_choices(context: Context, monkeypatch: pytest.MonkeyPatch, children
     monkeypatch.setattr(child_ranks, "run_child_ranks", children)
     return run_check(
         replace(context, options_by_check=OPTIONS_BY_CHECK), monkeypatch, LOGS / "h200-nvlink-2.28.9.log"
-    ).facts["choices"]
+    ).facts["nccl_choices"]
 
 
 def test_each_operation_is_requested_as_the_trial_measures_it(
@@ -243,7 +243,7 @@ def test_failed_children_are_recorded_and_transports_are_judged(
 
 def test_log_that_is_a_pipe_is_an_error(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(context.artifacts_dir / "pipe")
-    assert "no plain file" in str(run_check(context, monkeypatch, context.artifacts_dir / "pipe").error)
+    assert "not a regular file" in str(run_check(context, monkeypatch, context.artifacts_dir / "pipe").error)
 
 
 def test_rdma_ports_are_recorded_by_node(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

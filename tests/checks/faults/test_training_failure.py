@@ -135,10 +135,10 @@ class TestReport:
         ],
     )
     def test_wrong_failed_subject_cause_or_state(self, fault: Fault, change: dict[str, Any]) -> None:
-        found = failed(report_observations(injected_fault(fault), trial(fault, **change), ALLOWED))
-        assert list(found) == [f"named.{fault}"]
-        assert str(next(iter(change.values()))) in found[f"named.{fault}"]
-        assert "node1/rank3, pid 41" in found[f"named.{fault}"]
+        evidence = failed(report_observations(injected_fault(fault), trial(fault, **change), ALLOWED))
+        assert list(evidence) == [f"named.{fault}"]
+        assert str(next(iter(change.values()))) in evidence[f"named.{fault}"]
+        assert "node1/rank3, pid 41" in evidence[f"named.{fault}"]
 
     @pytest.mark.parametrize(
         "change",
@@ -162,9 +162,10 @@ class TestReport:
         assert set(failed(report_observations(injected_fault(fault), no_verdicts, ALLOWED))) == {f"named.{fault}"}
 
     def test_late_end(self, fault: Fault) -> None:
-        found = failed(report_observations(injected_fault(fault), trial(fault, seconds=10 + 32.5), ALLOWED))
-        assert list(found) == [f"ended_in_time.{fault}"]
-        assert "32.5 s after the fault; limit 32 s: teardown_s 30 s + KillWait 2 s" in found[f"ended_in_time.{fault}"]
+        evidence = failed(report_observations(injected_fault(fault), trial(fault, seconds=10 + 32.5), ALLOWED))
+        assert list(evidence) == [f"ended_in_time.{fault}"]
+        limits = "32.5 s after the fault; limit 32 s: teardown_s 30 s + KillWait 2 s"
+        assert limits in evidence[f"ended_in_time.{fault}"]
 
     @pytest.mark.parametrize("time", [FAULT_TIME - 12, FAULT_TIME + 4])
     def test_clock_skew(self, fault: Fault, time: float) -> None:
@@ -183,12 +184,12 @@ class TestLeftovers:
         ],
     )
     def test_job_in_the_queue(self, job: Job, outcome: Outcome) -> None:
-        found = [
+        outcomes = [
             verdict.outcome
             for verdict in verdicts(allocation_observations("stop", job))
             if verdict.metric == "leftover_jobs.stop" and verdict.value is not None
         ]
-        assert found == [outcome]
+        assert outcomes == [outcome]
 
     def measurement(self, node: str, *processes: str, error: str | None = None) -> Measurement:
         count = Metric(name="leftover_processes", value=len(processes), unit="count", subject=node)
@@ -202,13 +203,13 @@ class TestLeftovers:
             self.measurement("node0"),
             self.measurement("node1", "node1: pid 41, stopped: python -m seatrial.worker"),
         ]
-        found = [
+        failures = [
             verdict
             for verdict in verdicts(leftover_observations("kill", measurements, 2))
             if verdict.outcome is Outcome.FAIL
         ]
-        assert [(verdict.metric, verdict.subject) for verdict in found] == [("leftover_processes.kill", "node1")]
-        assert "pid 41, stopped" in found[0].evidence
+        assert [(verdict.metric, verdict.subject) for verdict in failures] == [("leftover_processes.kill", "node1")]
+        assert "pid 41, stopped" in failures[0].evidence
         assert failed(leftover_observations("kill", [self.measurement("node0"), self.measurement("node1")], 2)) == {}
 
     def test_node_without_measurement(self) -> None:

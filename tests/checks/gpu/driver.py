@@ -68,7 +68,7 @@ class FakePinnedBuffers:
             log.write(f"{direction} {started} {time.monotonic()}\n")
 
 
-def _nominal_time(operation: Any, count: int, **how: Any) -> float:
+def _nominal_time(operation: Any, count: int, **options: Any) -> float:
     before = FakePinnedBuffers.nominal_s
     for _ in range(count):
         operation()
@@ -95,6 +95,6 @@ FAULTS: dict[str, cluster.Fault] = {
     "different_models": _different_models,
     "other_libraries": cluster.on(0, compute, "describe_arithmetic", lambda device: "older torch"),
     "pinned": cluster.everywhere(transfer, "PinnedBuffers", FakePinnedBuffers),
-    "nominal_time": cluster.everywhere(timing, "_window", _nominal_time),
+    "nominal_time": cluster.everywhere(timing, "_time_window", _nominal_time),
     "peers": cluster.everywhere(transfer, "time_peer_copies", _time_peer_copies),
 }

@@ -1,4 +1,4 @@
-"""All-reduce bandwidth under several NCCL settings, each of which changes one environment variable.
+"""All-reduce bandwidth under several NCCL settings; each setting changes one environment variable.
 
 NCCL reads its variables once per process. Child processes beside every rank measure each setting, and their NCCL logs
 record algorithm, protocol, channels and transport for every size.

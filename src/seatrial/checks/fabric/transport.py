@@ -54,7 +54,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
         yield from facts(_transport_facts(ranks, options))
-        yield Fact(name="choices", value=choices)
+        yield Fact(name="nccl_choices", value=choices)
     unreadable = {
         subject: transport.unreadable_ports for subject, transport in ranks.items() if transport.rdma_state_unknown
     }
@@ -173,7 +173,7 @@ CHECK = Check(
         ),
     ),
     measure=measure,
-    fact_roles={"transports": "transports", "hcas": "rdma_ports", "algorithms": "choices"},
+    fact_roles={"transports": "transports", "hcas": "rdma_ports", "algorithms": "nccl_choices"},
     limit_s=120.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=TransportOptions,

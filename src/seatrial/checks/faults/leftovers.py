@@ -16,7 +16,7 @@ class LeftoversOptions(Options):
 
 
 def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
-    """Yield the number of leftover processes in this PID namespace; processes of other containers are not visible."""
+    """Yields the number of leftover processes in this PID namespace; processes of other containers are not visible."""
     # torchrun and the worker have the run directory on their command line, their children in the environment. Zombies
     # have neither, and hold no resources.
     leftovers = [

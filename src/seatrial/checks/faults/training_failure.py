@@ -146,7 +146,7 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
 
 
 def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
-    """Yield whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
+    """Yields whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
     ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
     of this host differ, so that the fault seems to be outside of the job.
@@ -179,13 +179,13 @@ def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str
 
 
 def allocation_observations(fault: Fault, job: Job) -> Iterator[Observation]:
-    """Yield whether Slurm still lists the job of the ended run; a job without state has no allocation. Pure."""
+    """Yields whether Slurm still lists the job of the ended run; a job without state has no allocation. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
 
 
 def leftover_observations(fault: Fault, measurements: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
-    """Yield the leftover processes per node. Pure. Raises SeatrialError if a node is missing."""
+    """Yields the leftover processes per node. Pure. Raises SeatrialError if a node is missing."""
     counts = [metric for measurement in measurements for metric in measurement.metrics if not measurement.error]
     if len({metric.subject for metric in counts}) != nodes:
         errors = [measurement.error for measurement in measurements if measurement.error]

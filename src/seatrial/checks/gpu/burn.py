@@ -56,7 +56,7 @@ class BurnOptions(Options):
 
 
 def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
-    """Yield throughput, drift, changed products, relative error, GPU load samples and new errors.
+    """Yields throughput, drift, changed products, relative error, GPU load samples and new errors.
 
     Raises SeatrialError if the GPU is lost during the load.
     """

@@ -28,7 +28,7 @@ class DigestOptions(Options):
 
 
 def measure(context: Context, options: DigestOptions) -> Iterator[Observation]:
-    """Yield from rank 0 the number of rounds in which each rank's digest differs from the majority of its model.
+    """Yields from rank 0 the number of rounds in which each rank's digest differs from the majority of its model.
 
     A mismatch starts a second round on all ranks, which separates a transient upset from a permanent fault. Raises
     NotApplicable if no two devices have the same model.

@@ -34,7 +34,7 @@ class GemmOptions(Options):
 
 
 def measure(context: Context, options: GemmOptions) -> Iterator[Observation]:
-    """Yield TFLOP/s and maximum relative error per dtype, and a fact with the reason for each unsupported dtype."""
+    """Yields TFLOP/s and maximum relative error per dtype, and a fact with the reason for each unsupported dtype."""
     from seatrial.bench import compute, rank
 
     size = options.size or (GPU_MATRIX_SIZE if context.on_gpu else CPU_MATRIX_SIZE)

@@ -81,7 +81,7 @@ class ForeignProcess(Frozen):
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield GPU counts of the node, then the metrics of each GPU in CUDA_VISIBLE_DEVICES.
+    """Yields GPU counts of the node, then the metrics of each GPU in CUDA_VISIBLE_DEVICES.
 
     Raises NotApplicable without an installed or expected GPU, UsageError for an invalid CUDA_VISIBLE_DEVICES, and
     SeatrialError, after all metrics, if a judged metric of a supported field has no value on some GPU.

@@ -28,7 +28,7 @@ class MemoryOptions(Options):
 
 
 def measure(context: Context, options: MemoryOptions) -> Iterator[Observation]:
-    """Yield GB/s of copy and STREAM triad, and the number of memory words that lost their pattern."""
+    """Yields GB/s of copy and STREAM triad, and the number of memory words that lost their pattern."""
     from seatrial.bench import memory, rank
 
     size = options.size or (GPU_ARRAY_BYTES if context.on_gpu else CPU_ARRAY_BYTES)

@@ -32,7 +32,7 @@ class TransferOptions(Options):
 
 
 def measure(context: Context, options: TransferOptions) -> Iterator[Observation]:
-    """Yield GB/s per direction, single and concurrent. All nodes run at the same time, as they share no host links."""
+    """Yields GB/s per direction, single and concurrent. All nodes run at the same time, as they share no host links."""
     from seatrial.bench import rank, transfer
     from seatrial.bench.timing import ran_concurrently, time_on_device
 

@@ -25,7 +25,7 @@ class PeerOptions(Options):
 
 
 def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
-    """Yield GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
+    """Yields GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
     from seatrial.bench import rank, transfer
 
     processes = rank.gather((context.node, context.local_rank, context.subject.rpartition("/")[2]))

@@ -87,10 +87,10 @@ def _facts_from_options(options: FsdpOptions) -> dict[str, JsonValue]:
 
 
 def _method(config: str, layers: int | None, overrides: Mapping[str, tuple[str, ...]]) -> str:
-    cut = f" with {layers} of its layers (as many as fit)" if layers else ""
+    size = f" with {layers} of its layers (as many as fit)" if layers else ""
     native, hf = (", ".join(overrides[stack]) or "no overrides" for stack in ("native", "hf"))
     return (
-        f"{config}{cut} on all ranks, once with the native stack ({native}) and once with Hugging Face's ({hf}): the "
+        f"{config}{size} on all ranks, once with the native stack ({native}) and once with Hugging Face's ({hf}): the "
         "speeds have different batch sizes. params_and_optimizer: weights and Adam state on the fullest GPU; the "
         "expected value is calculated"
     )
@@ -123,7 +123,8 @@ CHECK = Check(
             may_be_negative=True,
             expect=f"< {MAX_ABOVE_ENTROPY_BOUND:g} nats",
             applies_if={"device": "cuda", "trained": "yes", "data": "generated"},
-            meaning="A 7B model learns data of known entropy in a few steps: gradients are lost or averaged wrongly.",
+            meaning="A 7B model learns data of known entropy in a few steps: a higher loss means that gradients are "
+            "lost or averaged wrongly.",
             fix="Check train.ddp (parity with one process) and wrong_elements of collectives.all_reduce",
         ),
         Rule(

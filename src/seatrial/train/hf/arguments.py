@@ -65,9 +65,9 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         ddp_timeout=int(config.timeout_s),
         # None means True for a PeftModel: fails with checkpointing ("marked ready twice"), and searches at each step
         ddp_find_unused_parameters=False,
-        **_device(config, on_gpu),
-        **_recompute(config),
-        **_sharding(config),
+        **_device_arguments(config, on_gpu),
+        **_checkpointing_arguments(config),
+        **_sharding_arguments(config),
     )
 
 
@@ -88,7 +88,7 @@ def _require_supported(config: TrainConfig) -> None:
         )
 
 
-def _device(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
+def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
     if on_gpu:
         return {}
     if effective_strategy(config) == "zero3":
@@ -113,7 +113,7 @@ def _join_deepspeed_on_cpu() -> None:
     del os.environ["ACCELERATE_USE_DEEPSPEED"]  # as in transformers
 
 
-def _recompute(config: TrainConfig) -> dict[str, Any]:
+def _checkpointing_arguments(config: TrainConfig) -> dict[str, Any]:
     """Arguments for the Trainer's activation checkpointing; empty where FSDP2 does it."""
     if not config.gradient_checkpointing or _fsdp_recomputes(config):
         return {}
@@ -132,11 +132,11 @@ def _fsdp_recomputes(config: TrainConfig) -> bool:
     return config.gradient_checkpointing and effective_strategy(config) not in ("ddp", "zero3") and not config.use_lora
 
 
-def _sharding(config: TrainConfig) -> dict[str, Any]:
+def _sharding_arguments(config: TrainConfig) -> dict[str, Any]:
     if effective_strategy(config) == "ddp":
         return {}
     if effective_strategy(config) == "zero3":
-        return {"deepspeed": _deepspeed(str(config.parallel.deepspeed))}
+        return {"deepspeed": _deepspeed_config(str(config.parallel.deepspeed))}
     fsdp = {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -148,7 +148,7 @@ def _sharding(config: TrainConfig) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": fsdp}
 
 
-def _deepspeed(path: str) -> dict[str, Any]:
+def _deepspeed_config(path: str) -> dict[str, Any]:
     # DeepSpeed uses names that torch 2.13 deprecates; every rank would warn at each call
     deprecation = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
     warnings.filterwarnings("ignore", deprecation, FutureWarning)

@@ -156,11 +156,11 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
     """The training rows, read or generated. Raises UsageError where they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
-        wanted = _generated_rows(config)
+        count = _generated_rows(config)
         return (
-            generate.rows(wanted, config.seed)
+            generate.rows(count, config.seed)
             if layout == "function_calling"
-            else rows.generate(layout, wanted, config.seed)
+            else rows.generate(layout, count, config.seed)
         )
     repository = hub.hub_repository(path)
     if repository is None:

@@ -14,11 +14,11 @@ from seatrial.train.train_config import HUB_PREFIX, TrainConfig
 
 PROBE_S = 5.0
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
-LOGIN_HINT = "Ask for access on its page, then `hf auth login` or HF_TOKEN."
+LOGIN_HINT = "Request access on the repository's page, then run `hf auth login` or set HF_TOKEN."
 LOCAL_HINT = (
     "Without the Hub, use a local folder or file (on a machine with network access: `hf download OWNER/NAME "
-    "--local-dir DIR`, with --repo-type dataset for data), set HF_HOME to a cache that has it, or remove the setting: "
-    "weights: random, generated data and tokenizer"
+    "--local-dir DIR`, with --repo-type dataset for data), set HF_HOME to a cache that has it, or remove the setting, "
+    "for random weights, generated data and a trained tokenizer"
 )
 
 

@@ -58,14 +58,14 @@ def _first_letter(draw: random.Random) -> Task:
 _TASKS: tuple[Callable[[random.Random], Task], ...] = (_reverse, _add, _count, _first_letter)
 
 
-def _no_robots(instruction: str, given: str, output: str) -> dict[str, Any]:
-    prompt = f"{instruction}\n\n{given}" if given else instruction
+def _no_robots(instruction: str, input_text: str, output: str) -> dict[str, Any]:
+    prompt = f"{instruction}\n\n{input_text}" if input_text else instruction
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": output}]
     return {"prompt": prompt, "messages": messages, "category": "Generated"}
 
 
-def _alpaca(instruction: str, given: str, output: str) -> dict[str, Any]:
-    return {"instruction": instruction, "input": given, "output": output}
+def _alpaca(instruction: str, input_text: str, output: str) -> dict[str, Any]:
+    return {"instruction": instruction, "input": input_text, "output": output}
 
 
 _ROWS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {"no_robots": _no_robots, "alpaca": _alpaca}
@@ -90,10 +90,14 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
 def prompt_and_output(row: Mapping[str, Any]) -> tuple[str, str]:
     """Prompt (instruction and, if present, input) and output of an alpaca-cleaned row. Raises ValueError."""
     _require_object(row)
-    instruction, given, output = row.get("instruction"), row.get("input") or "", row.get("output")
-    if not all(isinstance(text, str) for text in (instruction, given, output)) or not instruction or not output:
+    instruction, input_text, output = row.get("instruction"), row.get("input") or "", row.get("output")
+    if not all(isinstance(text, str) for text in (instruction, input_text, output)) or not instruction or not output:
         raise ValueError("no instruction, input and output")
-    parts = [f"### Instruction:\n{instruction}", *([f"### Input:\n{given}"] if given else []), "### Response:\n"]
+    parts = [
+        f"### Instruction:\n{instruction}",
+        *([f"### Input:\n{input_text}"] if input_text else []),
+        "### Response:\n",
+    ]
     return "\n\n".join(parts), str(output)
 
 

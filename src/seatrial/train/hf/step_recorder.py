@@ -56,7 +56,7 @@ class StepRecorder(TrainerCallback):
         self.saves: list[CheckpointTiming] = []
         self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
         self._progress: StepLog | None = None
-        self._since = 0.0
+        self._step_start = 0.0
         self._tokens = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -67,7 +67,7 @@ class StepRecorder(TrainerCallback):
             raise SeatrialError(f"the model runs with strategy {strategy}, expected {self._strategy}")
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
         self._phases.end_phase("build")
-        self._since = time.perf_counter()
+        self._step_start = time.perf_counter()
 
     def on_log(
         self,
@@ -92,20 +92,20 @@ class StepRecorder(TrainerCallback):
             epoch=state.epoch,
             tokens=(self.trainer.tokens - self._tokens) * self._world.size,
             trained_tokens=None,  # known only per rank; gathering would slow each step
-            seconds=now - self._since,
+            seconds=now - self._step_start,
         )
         self.steps.append(self._progress.write(step))
         self._phases.end_first_step()
-        self._since, self._tokens = now, self.trainer.tokens
+        self._step_start, self._tokens = now, self.trainer.tokens
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del control
         now = time.perf_counter()
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        seconds = now - self._since
+        seconds = now - self._step_start
         self.saves.append(CheckpointTiming("save", state.global_step, size, seconds, seconds, size / seconds / 1e6))
-        self._since = time.perf_counter()
+        self._step_start = time.perf_counter()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del args, state, control
