@@ -95,7 +95,7 @@ def test_value_below_the_threshold_warns_if_the_confidence_interval_reaches_it()
     (verdict,) = verdicts(check(SPEED), sampled(9.9, 8.0, 9, 9.5, 9.8, 9.9, 10.2, 10.5, 11, 12, 13))
     assert verdict.outcome is Outcome.WARN
     assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.WITHIN_CONFIDENCE_INTERVAL)
-    assert verdict.interval == (9, 12)
+    assert verdict.interval == (9.0, 12.0)
     assert outcomes(check(SPEED), sampled(9.9, *[9.9] * 10)) == [("cluster", Outcome.FAIL)]
 
 
