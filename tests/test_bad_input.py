@@ -260,7 +260,7 @@ def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) ->
     assert code == 3
     record = load(tmp_path / "out")
     assert record.decision.value is DecisionValue.INCOMPLETE
-    assert f"gpu.inventory was left out by {flags[0]}" in record.decision.reason
+    assert f"gpu.inventory was excluded by {flags[0]}" in record.decision.reason
     outcomes = {verdict.outcome for verdict in record.verdicts if verdict.check == "host.inventory"}
     assert outcomes <= {Outcome.PASS, Outcome.WARN, Outcome.SKIP}, "so that nothing else stands in the way"
     assert [verdict.outcome for verdict in record.verdicts if verdict.check == "gpu.inventory"] == [Outcome.SKIP]

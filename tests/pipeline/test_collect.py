@@ -48,7 +48,7 @@ def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: 
     assert heard.times == 1
 
 
-@pytest.mark.parametrize(("retry", "words"), [(True, ""), (False, "; not repeated")])
+@pytest.mark.parametrize(("retry", "words"), [(True, ""), (False, "; not retried")])
 def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
     tmp_path: Path, retry: bool, words: str
 ) -> None:

@@ -20,9 +20,9 @@ def record(**changes: Any) -> str:
 
 
 DAMAGED: dict[str, tuple[str | bytes, str]] = {
-    "a list": ("[]", "no trial.json of this version: the whole: Input should be a valid dictionary"),
-    "a number": ("5", "the whole: Input should be"),
-    "null": ("null", "the whole: Input should be"),
+    "a list": ("[]", "no trial.json of this version: the document: Input should be a valid dictionary"),
+    "a number": ("5", "the document: Input should be"),
+    "null": ("null", "the document: Input should be"),
     "nothing": ("", "is damaged: Expecting value"),
     "a byte order mark alone": (b"\xff\xfe\x00", "is damaged: 'utf-8' codec can't decode"),
     "Latin-1": (record(name="caf\xe9").replace("\\u00e9", "\xe9").encode("latin-1"), "is damaged: 'utf-8' codec"),

@@ -75,7 +75,7 @@ class Options(Frozen):
     """The options of a check that a trial file may set; the base class has none."""
 
 
-def _nothing(_options: Any) -> dict[str, JsonValue]:
+def _no_facts(_options: Any) -> dict[str, JsonValue]:
     return {}
 
 
@@ -141,7 +141,7 @@ class Check:
     per_node: bool = False
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
-    facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _nothing
+    facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _no_facts
     # Facts about the links between GPUs and about NCCL's choices: role → name of the fact
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several

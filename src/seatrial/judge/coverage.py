@@ -79,7 +79,7 @@ def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _plan_mismatches(job: Job, cluster: Cluster) -> Iterator[str]:
-    """Differences between the plan and the configuration of a record, one of which may have been edited."""
+    """Differences between the plan and the configuration; in a record, either may have been edited."""
     if job.expected_nodes != cluster.nodes:
         yield f"planned for {job.expected_nodes} nodes, but cluster.nodes is {cluster.nodes}"
     if cluster.gpus_per_node is not None and job.expected_gpus != cluster.gpus_per_node:

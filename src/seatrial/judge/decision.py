@@ -42,10 +42,9 @@ def decide(
         else:
             parts = [_passed_checks(required, outcomes), *skipped, *errors]
             if metrics_without_threshold:
-                verb = "has" if len(metrics_without_threshold) == 1 else "have"
-                parts.append(
-                    f"{_count([*metrics_without_threshold])} {verb} metrics without a threshold (listed in the report)"
-                )
+                checks = _count([*metrics_without_threshold])
+                has = "has" if len(metrics_without_threshold) == 1 else "have"
+                parts.append(f"{checks} {has} metrics without a threshold (listed in the report)")
             value, reason = DecisionValue.ACCEPTED, "; ".join(parts)
     return Decision(
         value=value,

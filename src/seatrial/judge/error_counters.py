@@ -96,7 +96,7 @@ def _subject_verdicts(
         yield _error(check, subject, f"error counters not readable: {names}; {_UNKNOWN_INCREASE}")
     elif not count and not fact.get("permission_denied") and not fact.get("not_supported"):
         yield _error(check, subject, f"no error counter was read, and no reason is recorded; {_UNKNOWN_INCREASE}")
-    # unsupported counters beside readable ones are listed in the insight only
+    # if some counters were readable, unsupported ones are listed in the insight only
     not_supported = {} if count or unreadable else fact.get("not_supported", {})
     for reason, names in (*fact.get("permission_denied", {}).items(), *not_supported.items()):
         unavailable.setdefault(reason, {}).update(_counter_names(names))

@@ -114,16 +114,21 @@ def relative_strictness(threshold: Threshold, check_threshold: Threshold | None)
 
     0 means that it passes values that the check always fails, or compares in the opposite direction.
     """
-    own = check_threshold
-    if own is None or (own.unit and threshold.unit and own.unit != threshold.unit):
+    if check_threshold is None or (check_threshold.unit and threshold.unit and check_threshold.unit != threshold.unit):
         return 1.0
-    if own.op == "==":
-        others = (0.0, 1.0) if own.unit == "bool" else (own.value + 1, own.value - 1)
-        bad_values = [value for value in others if value != own.value and value >= 0]
+    if check_threshold.op == "==":
+        others = (
+            (0.0, 1.0) if check_threshold.unit == "bool" else (check_threshold.value + 1, check_threshold.value - 1)
+        )
+        bad_values = [value for value in others if value != check_threshold.value and value >= 0]
         return 0.0 if any(threshold.is_met_by(value) for value in bad_values) else 1.0
-    if _opposite_comparison(threshold, own):
+    if _opposite_comparison(threshold, check_threshold):
         return 0.0
-    weaker, stronger = (own.value, threshold.value) if own.op in ("<", "<=") else (threshold.value, own.value)
+    weaker, stronger = (
+        (check_threshold.value, threshold.value)
+        if check_threshold.op in ("<", "<=")
+        else (threshold.value, check_threshold.value)
+    )
     if weaker >= stronger:
         return 1.0
     return max(0.0, weaker / stronger) if stronger > 0 else 0.0
@@ -227,28 +232,28 @@ def _lax_value_errors(
         yield f"required {required} is {ratio:.2g} of the value {text}; expected at least {LAX_RATIO:g}"
     if value.nodes > 1 and not value.fabric:
         yield f"{text} is for {value.nodes} nodes, but fabric is missing: set a network class such as roce-8x400"
-    best = _best_known(lookup, value.unit, facts, replace(references, fabric=value.fabric, _cache={}))
-    if best and value.value < _UNIT_ERROR_RATIO * best[0]:
-        yield f"{text} is 1/{best[0] / value.value:,.0f} of {best[1]}: check the unit"
+    expected = _expected_value(lookup, value.unit, facts, replace(references, fabric=value.fabric, _cache={}))
+    if expected and value.value < _UNIT_ERROR_RATIO * expected[0]:
+        yield f"{text} is 1/{expected[0] / value.value:,.0f} of {expected[1]}: check the unit"
 
 
 def lax_reference(
     reference: Reference, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> str:
-    """Why a site's reference value is lax: far below the known performance of its hardware; empty if it is not.
+    """Why a site's reference value is lax: far below the expected value for its hardware; empty if it is not.
 
     A ``required`` value is compared instead of the reference value, since it is the one that fails.
     """
     if reference.kind is not BasisKind.SITE:
         return ""
-    best = _best_known(lookup, reference.unit, facts, references.without_site)
-    ratio = (reference.required or reference.value) / best[0] if best else 1.0
-    if not best or ratio >= LAX_RATIO:
+    expected = _expected_value(lookup, reference.unit, facts, references.without_site)
+    ratio = (reference.required or reference.value) / expected[0] if expected else 1.0
+    if not expected or ratio >= LAX_RATIO:
         return ""
-    return f"{100 * ratio:.2g}% of {best[1]}: {undetected_slowdown(ratio)}"
+    return f"{100 * ratio:.2g}% of {expected[1]}: {undetected_slowdown(ratio)}"
 
 
-def _best_known(
+def _expected_value(
     lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
 ) -> tuple[float, str] | None:
     """The reference value, or on one node the hardware limit, with its origin as text; None if both are unknown."""

@@ -40,10 +40,10 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     except ValidationError as error:
         message = first_validation_error(error)
         raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error
-    known_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
+    reference_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
-        if key not in known_keys:
-            similar = difflib.get_close_matches(key, known_keys, n=1)
+        if key not in reference_keys:
+            similar = difflib.get_close_matches(key, reference_keys, n=1)
             hint = f"; did you mean {similar[0]}?" if similar else ""
             raise UsageError(f"{path}: unknown key {key}, no check uses it{hint}")
         if len({(value.gpu, value.gpus, value.nodes, value.unit, value.fabric) for value in values}) < len(values):
@@ -117,8 +117,9 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
 def _network_problem(key: Key) -> str:
     """Why a value measured across nodes cannot be learned: the class of the network is unknown; else empty."""
     name, _, _, nodes, _, fabric = key
-    is_unknown = nodes > 1 and not fabric
-    return f"{name} was measured across {nodes} nodes over a network of unknown class" if is_unknown else ""
+    if nodes == 1 or fabric:
+        return ""
+    return f"{name} was measured across {nodes} nodes over a network of unknown class"
 
 
 def _metrics_with_key(

@@ -17,13 +17,13 @@ class Job(Frozen):
     """A set of processes that run several checks; the complete input of a worker."""
 
     name: str
-    placement: Literal["control", "nodes", "ranks"]
+    placement: Literal["control", "nodes", "ranks"]  # one process on this host, one per node, or one per GPU
     device: Literal["cuda", "cpu"]
     nodes: int
     ranks_per_node: int
     checks: tuple[str, ...]
     options: dict[str, dict[str, JsonValue]]
-    expected_gpus: int | None
+    expected_gpus: int | None  # per node
     expected_nodes: int = 1
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
@@ -65,7 +65,7 @@ class JobResult(Frozen):
 
 
 class Machine(Frozen):
-    """The machine that a trial measures; a trial resumes only on the same machine."""
+    """The machine that a trial measures, recorded to detect that a resumed trial runs on another one."""
 
     host: str = Field(description="host name; empty if a scheduler chooses the nodes")
     gpus: tuple[str, ...] = Field(description="UUIDs of the usable GPUs")

@@ -12,7 +12,7 @@ class Outcome(StrEnum):
     PASS = "PASS"
     WARN = "WARN"
     FAIL = "FAIL"
-    SKIP = "SKIP"  # not applicable; the reason says why
+    SKIP = "SKIP"  # not applicable, with a reason
     UNJUDGED = "UNJUDGED"  # measured, but no reference value, or inconclusive
     ERROR = "ERROR"  # could not be measured
 

@@ -58,35 +58,27 @@ ParsedThreshold = Annotated[
 
 
 class Rule(Frozen):
-    """How one metric of a check is evaluated: against the threshold ``expect``, or against a reference value.
-
-    ``reference``: key of the reference value in SKU data and baselines. The metric fails below the share ``fail_below``
-    of that value and warns below ``warn_below``. ``reference_if``: facts required for the reference value to apply;
-    ``expect`` applies regardless. ``reference_optional``: without a reference value the metric is only recorded.
-    ``applies_if``: facts and their required values; with other values the rule is not applicable (SKIP).
-    ``outcome_if_violated``: the outcome if ``expect`` is not met: FAIL; WARN if it is unwise but works; ERROR if the
-    metric could not be measured. ``may_be_negative``: if false, a negative value is a measurement error.
-    ``evidence_facts``: facts shown with a violation, such as a rank, a pid or a driver message.
-    ``compare_with_peers``: compare with the peer group only; warn on low outliers below ``warn_below`` of its median.
-    ``asymmetry_limit``: warn if one direction of a pair is below this share of the other.
-    ``check_threshold``: the check's threshold if ``expect`` is the trial's. ``meaning``: what a bad value means.
-    """
+    """How one metric of a check is evaluated: against a threshold, a reference value, or the peer group."""
 
     metric: str
+    # The threshold that the value must meet, and the outcome if it does not: WARN if the value is unwise but works,
+    # ERROR if the metric could not be measured
     expect: ParsedThreshold | None = None
+    outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
+    # Without ``expect``: key of the reference value in SKU data and baselines, and the shares of it below which the
+    # metric fails and warns
     reference: str | None = None
     fail_below: float = 0.90
     warn_below: float = 0.95
-    outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
-    applies_if: dict[str, str] = {}
-    reference_if: dict[str, str] = {}
-    may_be_negative: bool = False
-    evidence_facts: tuple[str, ...] = ()
-    compare_with_peers: bool = False
-    asymmetry_limit: float = 0.0
-    check_threshold: ParsedThreshold | None = None
-    reference_optional: bool = False
-    meaning: str
+    reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
+    reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
+    compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
+    asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
+    applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
+    may_be_negative: bool = False  # if not, a negative value is a measurement error
+    check_threshold: ParsedThreshold | None = None  # threshold of the check, if ``expect`` is that of a trial
+    evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
+    meaning: str  # what a bad value means
     fix: str
 
 
@@ -101,7 +93,7 @@ class ReferenceValue(Frozen):
     gpu: str = Field(default="", description="NVML name of the GPU; empty in SKU files")
     fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
     required: FiniteFloat | None = Field(
-        default=None, gt=0, description="fixed minimum in place of the rule's fail_below"
+        default=None, gt=0, description="fixed minimum; it replaces the rule's fail_below"
     )
 
 
