@@ -227,13 +227,19 @@ def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(ou
 def test_gpus_promised_to_a_trial_that_looks_at_none_are_not_accepted(trial: Path, tmp_path: Path) -> None:
     code, output, _ = call("run", trial, "--gpus-per-node", "64", "--out", tmp_path / "out")
     assert code == 3
-    assert "64 GPUs promised" in output
+    assert "64 GPUs expected" in output
 
 
 def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
-    damaged = ['{"measurement": 5}', '{"discarded_checks": 7}', '{"result": []}', '{"machine": null}', '{"measurement": {}}']
+    damaged = [
+        '{"measurement": 5}',
+        '{"discarded_checks": 7}',
+        '{"result": []}',
+        '{"machine": null}',
+        '{"measurement": {}}',
+    ]
     journal.write_text("\n".join([*lines, *damaged]) + "\n")
     for ranks in out.glob("jobs/*/attempt*/rank*.jsonl"):
         ranks.write_text('{"measurement": "x"}\n')
@@ -269,7 +275,7 @@ def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
     record = load(out)
     outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
     assert outcomes["nodes.reachable"] is Outcome.ERROR, "never replaced by a run on the CPU"
-    assert any("64 GPUs promised" in verdict.message for verdict in record.verdicts)
+    assert any("64 GPUs expected" in verdict.message for verdict in record.verdicts)
 
 
 def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> None:
@@ -281,7 +287,7 @@ def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> 
 
 def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
     err = refused("run", "quick", "--launcher", "local", "--nodes", "2", "--out", tmp_path / "out")
-    assert "it has one node, this one, and 2 were promised" in err
+    assert "cluster.nodes is 2" in err
     assert not (tmp_path / "out").exists()
 
 

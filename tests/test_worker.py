@@ -12,7 +12,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.model import Measurement
 from seatrial.util.journal import read
-from seatrial.worker import Identity, _marked, _place, reversed_order
+from seatrial.worker import Identity, _as_retry, _context, reversed_order
 from tests.launch.scripted import job
 
 
@@ -39,23 +39,23 @@ def test_a_second_measurement_says_so_and_writes_nothing_over(tmp_path: Path) ->
     subprocess.run([sys.executable, "-m", "seatrial.worker", folder / "job.json", "1"], check=True)
     measurement = read(folder / "attempt1/rank0.jsonl")[0][1]["measurement"]
     assert measurement["retry"] is True
-    assert measurement["facts"]["retry"] == "the same place, in a new process"
+    assert measurement["facts"]["retry"] == "same device, new process"
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["host.inventory-retry"]
 
 
 @pytest.mark.parametrize(
     ("check", "device", "ranks", "words"),
     [
-        ("collectives.all_reduce", "cuda", 8, "the ranks in the reverse order of each node's GPUs; NCCL chooses"),
-        ("device.gemm", "cuda", 8, "the same GPU, in the process of another rank"),
-        ("device.gemm", "cuda", 1, "the same place, in a new process"),
-        ("collectives.all_reduce", "cpu", 2, "the same processes at the same places, started anew"),
+        ("collectives.all_reduce", "cuda", 8, "ranks in reverse order"),
+        ("device.gemm", "cuda", 8, "same GPU, process of another rank"),
+        ("device.gemm", "cuda", 1, "same device, new process"),
+        ("collectives.all_reduce", "cpu", 2, "same ranks on the same devices"),
     ],
 )
 def test_what_was_different_is_said_as_it_is(check: str, device: str, ranks: int, words: str) -> None:
     one = job(check, ranks=ranks).model_copy(update={"retry": True, "device": device})
-    marked = _marked(Measurement(check=check, subject="n0"), catalog()[check], one)
-    assert str(marked.facts["retry"]).startswith(words)
+    retried = _as_retry(Measurement(check=check, subject="n0"), catalog()[check], one)
+    assert str(retried.facts["retry"]).startswith(words)
 
 
 @pytest.mark.parametrize(("device", "run"), [("cuda", "sound"), ("cuda", "broken"), ("cpu", "sound")])
@@ -86,7 +86,7 @@ def test_error_counters_are_read_around_every_check_on_a_gpu(device: str, run: s
 def test_a_check_knows_what_the_others_of_its_job_will_measure(tmp_path: Path) -> None:
     options = {"collectives.transport": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
     one = job("collectives.transport", "collectives.all_reduce").model_copy(update={"options": options})
-    context = _place(
+    context = _context(
         catalog()["collectives.transport"], one, Identity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None
     )
     assert context.options_by_check == options

@@ -21,19 +21,19 @@ folder, begun = sys.argv[1], time.time()
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
 def write(rank, **record): raw(rank, json.dumps(record).encode())
-def start(rank, check): pulse(rank, check); write(rank, start=check, subject=f"n0/rank{rank}", time=time.time())
+def start(rank, check): heartbeat(rank, check); write(rank, start=check, subject=f"n0/rank{rank}", time=time.time())
 def measured(rank, check, error=None, at=None):
     fields = {"check": check, "subject": f"n0/rank{rank}", "rank": rank, "error": error, "started": at or time.time()}
     write(rank, measurement=fields)
 def done(rank): write(rank, done=time.time())
-def pulse(rank, doing, note=""):
-    sign = {"pid": os.getpid(), "node": "n0", "doing": doing, "note": note, "time": time.time()}
+def heartbeat(rank, status, progress=""):
+    sign = {"pid": os.getpid(), "node": "n0", "status": status, "progress": progress, "time": time.time()}
     open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(sign))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
-def beat(seconds, *ranks, doing="train.cnn"):
+def beat(seconds, *ranks, status="train.cnn"):
     end = time.time() + seconds
     while time.time() < end:
-        for rank in ranks: pulse(rank, doing)
+        for rank in ranks: heartbeat(rank, status)
         time.sleep(0.1)
 ALONE, TOGETHER = "train.cnn", "nodes.reachable"
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.test_slurm_on_rig import CHECK, SOON, TRIAL, errors, nothing_is_left, started
-from tests.processes import all_doing, load, until
+from tests.processes import load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -78,7 +78,7 @@ def test_a_run_directory_that_fills_up(
 ) -> None:
     two = make_cluster(2)
     program = started(two, trial, small / "run", *SOON)
-    until(lambda: all_doing(small / "run", "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = program.finish()
     assert code == 3, err

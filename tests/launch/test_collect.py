@@ -92,7 +92,7 @@ def test_what_is_too_much_is_cut_after_the_journals_and_said(
     finish(collector, node)
     assert (collector.folder / "rank0.jsonl").read_text() == "{}\n"
     assert not (collector.folder / "a.log").exists()
-    assert "more than 100000 bytes" in (collector.folder / "launcher.err").read_text()
+    assert "limit of 100000 bytes" in (collector.folder / "launcher.err").read_text()
 
 
 def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collector, node: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_step_that_broke_is_replaced(collector: Collector, node: Path, tmp_pat
     alive = node / "jobs" / "ranks" / "attempt1" / "rank0.heartbeat.json"
     alive.write_text("1")
     wait_for(collector, collector.folder / "rank0.heartbeat.json", "1")
-    assert collector._stream
-    collector._stream.process.kill()
+    assert collector._step
+    collector._step.process.kill()
     alive.write_text("2")
     wait_for(collector, collector.folder / "rank0.heartbeat.json", "2")
     finish(collector, node)
@@ -127,11 +127,11 @@ def test_a_step_that_broke_is_replaced(collector: Collector, node: Path, tmp_pat
 def test_srun_that_does_not_work_is_told_with_its_words(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "SILENCE_S", 3.0)
+    monkeypatch.setattr(collect, "NO_DATA_TIMEOUT_S", 3.0)
     (tmp_path / "bin" / "broken").touch()
     look_until(collector, collector.problem)
-    assert "srun: error: no route" in collector.lost()
-    assert "Run first" in collector.lost()
+    assert "srun: error: no route" in collector.missing_files()
+    assert "Run first" in collector.missing_files()
 
 
 def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
@@ -139,12 +139,12 @@ def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(collect, "time", SimpleNamespace(monotonic=lambda: now))
-    now += 2 * collect.SILENCE_S
+    now += 2 * collect.NO_DATA_TIMEOUT_S
     assert collector.problem() == ""
     collector.fetch("node0")
     assert collector.problem() == ""
-    now += collect.SILENCE_S
-    assert "no node has sent anything" in collector.problem()
+    now += collect.NO_DATA_TIMEOUT_S
+    assert "no data from any node" in collector.problem()
     collector.close()
 
 
@@ -153,11 +153,11 @@ def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) 
     (tmp_path / "bin" / "broken").touch()
     collector.fetch("node0")
     assert collector.finished
-    assert collector.lost() == ""
+    assert collector.missing_files() == ""
 
 
 def test_a_job_that_wrote_nothing_says_where_to_look(collector: Collector, node: Path) -> None:
-    assert f"{node}.log" in collector.lost()
+    assert f"{node}.log" in collector.missing_files()
 
 
 def test_no_name_leads_out_of_the_run_directory(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_package_that_arrives_damaged_is_sent_again(collector: Collector) -> N
     package = base64.b64encode(packed({"manifest": b"jobs/a\n", "jobs/a": os.urandom(9_999)})).decode()
     for lines, complete in ((f"0 {package[:5_000]}\n0 .all 1", False), (f"0 {package}\n0 .all 1", True)):
         for line in lines.splitlines():
-            collector._take(line.encode())
+            collector._add_line(line.encode())
         assert (collector._complete == {"0"}) is complete
     assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
 

@@ -18,7 +18,7 @@ from seatrial.launch.watch import run_job
 from seatrial.model import DecisionValue, JobState, Outcome
 from seatrial.worker import TERMINATING
 from tests.launch.scripted import Heard, job
-from tests.processes import Program, alive, all_doing, call, load, pulses, until
+from tests.processes import Program, alive, call, heartbeats, load, ranks_in_check, until
 
 CHECK = "collectives.all_reduce"
 # heartbeat_timeout_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
@@ -49,7 +49,7 @@ def alone(trial: Path) -> Path:
 def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHECK) -> tuple[int, str, list[int]]:
     """Run the trial, send a signal to rank 1 in the middle of a check, and let the trial end."""
     program = Program("run", trial, "--out", out, *more)
-    victim = until(lambda: all_doing(out, "ranks", check, 2))[1]["pid"]
+    victim = until(lambda: ranks_in_check(out, "ranks", check, 2))[1]["pid"]
     os.kill(victim, number)
     code, output, _ = program.finish()
     return code, output, program.left_behind()
@@ -93,8 +93,8 @@ def test_a_rank_that_somebody_else_ends_is_named(alone: Path, tmp_path: Path) ->
     assert (code, left) == (3, [])
     (result,) = load(out).results
     assert (result.state, result.failed_subject[:8]) == (JobState.FAILED, "rank 1 (")
-    assert f"ended by SIGTERM from outside in {CHECK}" in result.cause
-    assert "ended by SIGTERM from outside" in output
+    assert f"terminated by SIGTERM from outside; last status: {CHECK}" in result.cause
+    assert "terminated by SIGTERM from outside" in output
 
 
 def test_a_rank_killed_in_a_check_of_its_own_costs_each_rank_its_measurement(trial: Path, tmp_path: Path) -> None:
@@ -105,7 +105,9 @@ def test_a_rank_killed_in_a_check_of_its_own_costs_each_rank_its_measurement(tri
     record = load(out)
     errors = {one.subject.partition("/")[2]: one.error or "" for one in record.measurements if one.error}
     assert set(errors) == {"rank0", "rank1"}
-    assert all("rank 1 (" in error and "killed by SIGKILL in train.cnn" in error for error in errors.values())
+    assert all(
+        "rank 1 (" in error and "killed by SIGKILL; last status: train.cnn" in error for error in errors.values()
+    )
     assert [one.check for one in record.measurements if not one.error] == ["nodes.reachable"] * 2
 
 
@@ -116,7 +118,7 @@ def test_a_stopped_rank_is_named_not_its_waiting_peer(alone: Path, tmp_path: Pat
     record = load(out)
     hung = next(one for one in record.results if one.state is JobState.HUNG)
     assert "rank 1 (" in hung.failed_subject
-    assert "no sign of life" in hung.cause
+    assert "no heartbeat" in hung.cause
     assert CHECK in hung.cause
     assert "stopped by a signal" in hung.cause
 
@@ -124,7 +126,7 @@ def test_a_stopped_rank_is_named_not_its_waiting_peer(alone: Path, tmp_path: Pat
 def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out, *SOON)
-    rank = until(lambda: all_doing(out, "ranks", CHECK, 2))[0]["pid"]
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 2))[0]["pid"]
     os.kill(psutil.Process(rank).ppid(), signal.SIGSTOP)
     code, _, _ = program.finish()
     assert (code, program.left_behind()) == (3, [])
@@ -138,7 +140,7 @@ def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(alone: Path, tmp
     ("setting", "words"),
     [
         ("limits.startup_s=0.5", "2 of 2 ranks did not start within 0.5 s"),
-        ("checks.collectives.all_reduce.limit_s=0.3", f"{CHECK} did not end within its limit of 0.3 s"),
+        ("checks.collectives.all_reduce.limit_s=0.3", f"{CHECK} exceeded its time limit of 0.3 s"),
     ],
 )
 def test_what_takes_too_long_is_given_up(trial: Path, tmp_path: Path, setting: str, words: str) -> None:
@@ -155,7 +157,7 @@ def test_what_takes_too_long_is_given_up(trial: Path, tmp_path: Path, setting: s
 def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", trial, "--out", out)
-    until(lambda: all_doing(out, "ranks", CHECK, 2))
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.send_signal(signal.SIGINT)
     code, output, _ = program.finish()
     assert code == 130
@@ -171,12 +173,12 @@ def test_ranks_end_with_what_started_them(alone: Path, tmp_path: Path) -> None:
     """torchrun is killed while the trial itself is stopped and cannot tidy up behind it."""
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out)
-    ranks = [pulse["pid"] for pulse in until(lambda: all_doing(out, "ranks", CHECK, 2))]
+    ranks = [heartbeat["pid"] for heartbeat in until(lambda: ranks_in_check(out, "ranks", CHECK, 2))]
     agent = psutil.Process(ranks[0]).ppid()
     program.process.send_signal(signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in ranks))
-    assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {TERMINATING}
+    assert {heartbeat["status"] for heartbeat in heartbeats(out, "ranks")} == {TERMINATING}
     program.process.send_signal(signal.SIGCONT)
     assert program.finish()[0] == 3
     assert program.left_behind() == []
@@ -188,7 +190,7 @@ def test_a_rank_that_was_orphaned_before_it_began_leaves(tmp_path: Path) -> None
     command = [sys.executable, "-m", "seatrial.worker", str(tmp_path / "jobs" / "ranks" / "job.json"), "1"]
     environment = {**os.environ, "SEATRIAL_JOB_TAG": "of a torchrun that is gone"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "what started this rank is gone" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "torchrun exited before this rank started" in done.stderr) == (1, True), done.stderr
     assert not list(tmp_path.rglob("rank0*"))
 
 
@@ -209,7 +211,7 @@ def test_what_belongs_to_other_jobs_does_not_reach_the_ranks(tmp_path: Path, mon
 def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out)
-    until(lambda: all_doing(out, "ranks", CHECK, 2))
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.kill()
     program.finish()
     until(lambda: not program.left_behind())

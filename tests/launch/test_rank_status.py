@@ -33,8 +33,8 @@ class Written:
     def measured(self, check: str, rank: int = 1, error: str | None = None) -> None:
         self.write(measurement={"check": check, "subject": "n0/gpu1", "rank": rank, "error": error})
 
-    def pulse(self, doing: str, note: str = "") -> None:
-        sign = {"pid": 4711, "node": "n0", "doing": doing, "note": note, "time": 1.0}
+    def heartbeat(self, status: str, progress: str = "") -> None:
+        sign = {"pid": 4711, "node": "n0", "status": status, "progress": progress, "time": 1.0}
         (self.folder / "rank1.heartbeat.json").write_text(json.dumps(sign))
 
 
@@ -51,7 +51,7 @@ def test_there_is_a_rank_for_every_process_of_the_job(tmp_path: Path) -> None:
 def test_a_rank_that_has_written_nothing_was_not_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
-    assert (rank.seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
+    assert (rank.last_seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
     assert (rank.is_working, rank.failed, rank.is_exiting) == (True, False, False)
     assert rank.name == "rank 1"
 
@@ -60,7 +60,7 @@ def test_a_rank_goes_from_one_check_to_the_next_to_its_end(written: Written) -> 
     rank = written.rank
     written.start(ALONE)
     assert rank.read() == []
-    assert (rank.current, rank.subject, rank.seen is not None) == (ALONE, "n0/gpu1", True)
+    assert (rank.current, rank.subject, rank.last_seen is not None) == (ALONE, "n0/gpu1", True)
     written.measured(ALONE)
     assert [one.check for one in rank.read()] == [ALONE]
     assert rank.current is None
@@ -73,7 +73,7 @@ def test_a_rank_goes_from_one_check_to_the_next_to_its_end(written: Written) -> 
 
 
 def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
-    written.pulse("starting")
+    written.heartbeat("starting")
     written.rank.read()
     assert written.rank.name == "rank 1 (n0, pid 4711)"
     written.start(ALONE)
@@ -93,14 +93,14 @@ def test_an_error_before_the_end_means_that_the_rank_leaves(written: Written) ->
 
 def test_the_end_on_sigterm_is_read_from_the_heartbeat(written: Written) -> None:
     written.start(ALONE)
-    written.pulse(TERMINATING)
+    written.heartbeat(TERMINATING)
     written.rank.read()
     assert (written.rank.is_terminating, written.rank.is_working) == (True, False)
 
 
 def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -> None:
     written.start(ALONE)
-    written.pulse(ALONE, "step 3 of 4")
+    written.heartbeat(ALONE, "step 3 of 4")
     written.rank.read()
     assert written.rank.last_status == f"{ALONE}: step 3 of 4"
     written.measured(ALONE)
@@ -132,21 +132,21 @@ def test_a_line_that_no_rank_of_this_job_writes_is_damage(line: bytes, written: 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"pid": "x"}'])
 def test_a_heartbeat_that_cannot_be_read_changes_nothing(text: str, written: Written) -> None:
-    written.pulse(ALONE)
+    written.heartbeat(ALONE)
     written.rank.read()
-    before = written.rank.pulse
+    before = written.rank.heartbeat
     (written.folder / "rank1.heartbeat.json").write_text(text)
     written.rank.read()
     assert before is not None
-    assert (written.rank.pulse, written.rank.damage) == (before, "")
+    assert (written.rank.heartbeat, written.rank.damage) == (before, "")
 
 
 def test_only_a_new_heartbeat_counts_as_seen(written: Written) -> None:
-    written.pulse(ALONE)
+    written.heartbeat(ALONE)
     written.rank.read()
-    written.rank.seen = -1.0
+    written.rank.last_seen = -1.0
     written.rank.read()
-    assert written.rank.seen == -1.0
-    written.pulse(ALONE, "step 1")
+    assert written.rank.last_seen == -1.0
+    written.heartbeat(ALONE, "step 1")
     written.rank.read()
-    assert written.rank.seen > 0
+    assert written.rank.last_seen > 0

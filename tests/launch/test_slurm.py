@@ -30,7 +30,7 @@ RANKS = Job(
     env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
 )
 NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
-REHEARSAL = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
+CPU_ONLY = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
 FULL = Slurm(
     partition="gpu",
     account="ops",
@@ -50,7 +50,7 @@ IMAGE = "nvcr.io#nvidia/pytorch:25.12-py3"
 CASES = {
     "ranks": (RANKS, Config(name="t", checks={}, environment=SITE)),
     "nodes": (NODES, Config(name="t", checks={})),
-    "rehearsal": (REHEARSAL, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
+    "cpu-only": (CPU_ONLY, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
     "every-option": (RANKS, Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2))),
     "apptainer": (
         RANKS,
@@ -95,18 +95,18 @@ def test_values_that_a_shell_would_read_stay_words(tmp_path: Path) -> None:
     hostile = {"A": "$(touch pwned)", "B": "`touch pwned`; touch pwned", "C": 'it\'s "both"', "D": "a\nb"}
     text = SlurmLauncher(Config(name="t", checks={})).render(RANKS.model_copy(update={"env": hostile}), tmp_path).text
     start = text.index("export A=")
-    exports = text[start : text.index("# The ranks meet")]
+    exports = text[start : text.index("# Rendezvous")]
     code = exports + '\nprintf \'%s|\' "$A" "$B" "$C" "$D"'
     out = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert out.split("|")[:4] == list(hostile.values())
     assert not (tmp_path / "pwned").exists()
 
 
-WHOLE = {
+VALID = {
     "prints": "echo hello; echo trouble >&2; printf whole",
     "reads what is not set": "echo $NOT_SET; true",
     "is strict itself, and changes the directory": "set -euo pipefail; cd /",
-    "has names that we might have had": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x words=x",
+    "has names like the script's own": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x output=x",
 }
 BROKEN = {
     "fails": "false",
@@ -116,18 +116,20 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("text", [*WHOLE.values(), *BROKEN.values()], ids=[*WHOLE, *BROKEN])
+@pytest.mark.parametrize("text", [*VALID.values(), *BROKEN.values()], ids=[*VALID, *BROKEN])
 def test_an_environment_file_is_tried_before_it_is_relied_on(text: str, tmp_path: Path) -> None:
     source = tmp_path / "it's our env.sh"
     source.write_text(f"export FOUND=yes; {text}\n")
     settings = Config(name="t", checks={}, environment=Environment(source=str(source)))
     script = SlurmLauncher(settings).render(NODES, tmp_path).text
-    preflight = script[script.index("missing() {") : script.index("if ! found=")]
+    preflight = script[script.index("report_error() {") : script.index("functions=")]
     environment = script[script.index("here=$PWD") : script.index("python=(")]
     begin = f"set -euo pipefail; export SLURMD_NODENAME=n0 SEATRIAL_RUN_DIR={tmp_path} SEATRIAL_TOKEN=\n"
-    tried = _bash(f'{begin}{preflight}\nbash -c "$(declare -f missing shares_run_dir preflight); preflight"', tmp_path)
+    tried = _bash(
+        f'{begin}{preflight}\nbash -c "$(declare -f report_error shares_run_dir preflight); preflight"', tmp_path
+    )
     assert ("environment.source" in tried.stdout) == (text in BROKEN.values())
-    if text in WHOLE.values():
+    if text in VALID.values():
         done = _bash(f'{begin}{environment}\necho "$SEATRIAL_RUN_DIR $PWD ${{FOUND-}}"', tmp_path)
         assert done.stdout.splitlines()[-1].endswith(f"{tmp_path} {tmp_path} yes")
 

@@ -29,7 +29,7 @@ class Desk:
     """Job 7 in the queue of a stand-in, asked anew at every look."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **slurm: object) -> None:
-        monkeypatch.setattr(slurm_job, "_ASK_EVERY_S", -1.0)
+        monkeypatch.setattr(slurm_job, "_POLL_S", -1.0)
         self.fake = FakeSlurm(cluster("troubled")).install(monkeypatch)
         settings = SETTINGS.model_copy(update={"slurm": Slurm.model_validate(slurm)})
         (folder / "shared").touch()
@@ -59,7 +59,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 def test_what_never_starts_is_given_up_at_once_with_the_first_command(reason: str, first: str, desk: Desk) -> None:
     waiting = desk.says(show("PENDING", reason, "(null)")).job.waiting()
     assert waiting
-    assert waiting.hopeless
+    assert waiting.permanent
     assert f"Run first: scontrol show job 7; {first}" in waiting.reason
 
 
@@ -78,14 +78,14 @@ def test_what_may_start_later_is_given_up_when_its_time_is_over(
     desk = Desk(monkeypatch, tmp_path, queue_s=100)
     waiting = desk.says(show("PENDING", reason, "(null)")).job.waiting()
     assert waiting
-    assert not waiting.hopeless
+    assert not waiting.permanent
     assert "Run first" not in waiting.reason
     desk.job.submitted -= 101
     waiting = desk.job.waiting()
     assert waiting
-    assert waiting.hopeless
+    assert waiting.permanent
     assert first in waiting.reason.partition("Run first: ")[2]
-    assert "2 of 4 nodes can take jobs, 4 are asked for: node1 is DOWN+NOT_RESPONDING" in waiting.reason
+    assert "2 of 4 nodes are usable, the trial needs 4: node1 is DOWN+NOT_RESPONDING" in waiting.reason
     assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
 
 
@@ -94,55 +94,55 @@ def test_more_time_than_the_partition_gives_is_told_in_minutes(monkeypatch: pyte
     pending = show("PENDING", "PartitionConfig", "(null)")
     waiting = desk.says(success(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
     assert waiting
-    assert "partition short gives a job 5 minutes, 60 are asked for. Run first: scontrol show job 7" in waiting.reason
+    assert "partition short allows 5 minutes, the job requests 60. Run first: scontrol show job 7" in waiting.reason
 
 
 def test_a_script_that_slurmd_could_not_start_is_told_with_where_its_log_would_be(desk: Desk) -> None:
     desk.says(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
-    assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.exit_reason()
+    assert "slurmd could not start the script. Run first: srun ls -ld /tmp" in desk.job.exit_reason()
 
 
 def test_a_job_whose_node_was_lost_is_told_with_the_nodes_and_the_first_command(desk: Desk) -> None:
     desk.says(show("NODE_FAIL", "NodeDown")).job.poll()
     exit_reason = desk.job.exit_reason()
-    assert "on node[0-1] is NODE_FAIL: NodeDown" in exit_reason
-    assert "nodes can take jobs, 4 are asked for" in exit_reason
+    assert "on node[0-1] is NODE_FAIL (reason: NodeDown)" in exit_reason
+    assert "nodes are usable, the trial needs 4" in exit_reason
     assert exit_reason.endswith("Run first: scontrol show job 7; sinfo -R")
 
 
 def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: Desk) -> None:
     assert desk.says(show("RUNNING")).job.poll() is None
-    assert desk.says(DOWN).job.waiting() is None, "a moment is not worth a word"
-    desk.job._answered -= 11
+    assert desk.says(DOWN).job.waiting() is None, "a short outage is not reported"
+    desk.job._last_response -= 11
     waiting = desk.job.waiting()
     assert waiting
-    assert not waiting.hopeless
-    assert "Slurm no longer says what has become of job 7: the controller does not answer" in waiting.reason
+    assert not waiting.permanent
+    assert ": the controller does not answer" in waiting.reason
     assert desk.says(show("RUNNING")).job.waiting() is None
-    desk.says(failure("slurm_load_jobs error: Slurm backup controller in standby mode")).job._answered -= 601
+    desk.says(failure("slurm_load_jobs error: Slurm backup controller in standby mode")).job._last_response -= 601
     waiting = desk.job.waiting()
     assert waiting
-    assert waiting.hopeless
+    assert waiting.permanent
 
 
 def test_a_job_that_is_requeued_is_given_up(desk: Desk) -> None:
     assert desk.says(show("RUNNING")).job.waiting() is None
     waiting = desk.says(show("PENDING", "BeginTime", "(null)")).job.waiting()
     assert waiting
-    assert waiting.hopeless
-    assert "job 7 had begun, and was put back into the queue (BeginTime)" in waiting.reason
+    assert waiting.permanent
+    assert "Slurm job 7 was requeued after its start (reason: BeginTime)" in waiting.reason
 
 
 def test_while_nodes_are_cleared_up_silence_is_none_but_that_has_an_end(desk: Desk) -> None:
     assert desk.says(show("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
     waiting = desk.job.waiting()
     assert waiting
-    assert (waiting.reason, waiting.hopeless) == ("", False)
-    desk.job._ended -= 10
+    assert (waiting.reason, waiting.permanent) == ("", False)
+    desk.job._completing_since -= 10
     waiting = desk.job.waiting()
     assert waiting
-    assert waiting.reason == "job 7 has ended, and Slurm still clears up on node[0-1]"
-    desk.job._ended -= 180
+    assert waiting.reason == "Slurm job 7 is COMPLETING on node[0-1]"
+    desk.job._completing_since -= 180
     assert desk.job.poll() == 3
 
 
@@ -151,7 +151,7 @@ def test_a_job_whose_nodes_are_never_cleared_up_ends_by_its_exit_code(desk: Desk
     desk.says(show("COMPLETING", code=code))
     desk.job.collector.finished = True
     assert desk.job.poll() is None
-    desk.job._ended -= 200
+    desk.job._completing_since -= 200
     assert desk.job.poll() == polled
 
 
@@ -204,7 +204,7 @@ def test_a_job_that_slurm_took_without_telling_us_is_cancelled(
 
 
 def test_a_job_that_cannot_be_ended_stops_the_next_run(monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:
-    monkeypatch.setattr(slurm_job, "_GONE_S", 0.3)
+    monkeypatch.setattr(slurm_job, "_CANCEL_LIMIT_S", 0.3)
     (attempt / "token").write_text("secret")
     (attempt / "shared").touch()
     answers = {SQUEUE: success(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
@@ -227,4 +227,4 @@ def test_nodes_that_suffice_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None
 def test_too_few_nodes_are_counted_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("healthy")).install(monkeypatch)
     settings = SETTINGS.model_copy(update={"slurm": Slurm(partition="short")})
-    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short can take jobs, 4 are asked for"
+    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short are usable, the trial needs 4"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.model import DecisionValue, JobState, Outcome, Trial
-from tests.processes import Program, all_doing, load, until
+from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -81,7 +81,7 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
 def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out)
-    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
+    victim = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
     assert victim["node"] == "node1"
     sound.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
     assert program.finish()[0] == 3
@@ -95,7 +95,7 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
 def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out, *SOON, *ONLY)
-    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[2]
+    victim = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
     sound.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
@@ -107,7 +107,7 @@ def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tm
 def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out)
-    until(lambda: all_doing(out, "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert nothing_is_left(sound)
@@ -123,7 +123,7 @@ def test_a_job_that_cannot_start_ends_with_the_reason(two: Cluster, trial: Path,
     assert set(reasons) == {"host.inventory", CHECK, "nodes.reachable"}
     told = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # either, by how far Slurm has come
     assert all("PENDING" in reason and any(words in reason for words in told) for reason in reasons.values())
-    assert "waiting: job" in err
+    assert "waiting: Slurm job" in err
     assert nothing_is_left(two)
 
 
@@ -159,8 +159,9 @@ def test_a_controller_that_is_down(make_cluster: Callable[..., Cluster], trial: 
 def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(two, trial, out, *SOON, *ONLY)
-    ours = until(lambda: all_doing(out, "ranks", CHECK, 4))
+    heartbeats = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
+    pids = [str(heartbeat["pid"]) for heartbeat in heartbeats if heartbeat["node"] == "node1"]
     two.kill_slurmd("node1")
-    two.run_on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])
+    two.run_on("node1", ["kill", "-KILL", *pids])
     assert program.finish(260)[0] == 3
     assert "node1" in errors(load(out))[CHECK]

@@ -53,7 +53,7 @@ def test_without_the_first_nodes_address_it_says_what_to_set(tmp_path: Path) -> 
     script.write_text(rendered("ranks"))
     env = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
     done = subprocess.run(["bash", script, "0"], env=env, capture_output=True, text=True, check=False)
-    assert "MASTER_ADDR: set it to the name or address" in done.stderr
+    assert "MASTER_ADDR: set it to the host name or address" in done.stderr
 
 
 def test_how_many_gpus_a_node_has_must_be_said(tmp_path: Path) -> None:

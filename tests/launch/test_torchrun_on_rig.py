@@ -49,7 +49,7 @@ def test_what_was_started_by_hand_is_collected_by_resume(make_cluster: Callable[
     assert run("run", "--resume", run_dir)[0] == 3
     errors = {one.check: one.message for one in load(run_dir).verdicts if one.outcome is Outcome.ERROR}
     assert set(errors) == {"collectives.all_reduce"}
-    assert f"Run first, on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
+    assert f"Run on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
     by_hand(two, run_dir, "ranks")
     code, out, err = run("run", "--resume", run_dir)
     assert code == 0, err

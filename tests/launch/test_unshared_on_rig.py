@@ -11,7 +11,7 @@ import pytest
 from seatrial.model import DecisionValue, Outcome
 from seatrial.telemetry import files as telemetry
 from tests.launch.test_slurm_on_rig import CHECK, ONLY, SOON, errors, nothing_is_left
-from tests.processes import Program, all_doing, load, until
+from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -83,7 +83,7 @@ def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, 
 def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
-    victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[3]
+    victim = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
     assert victim["node"] == "node1"
     site.cluster.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
     assert program.finish()[0] == 3
@@ -98,7 +98,7 @@ def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site
 def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60, *SOON, *ONLY)
-    victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[2]
+    victim = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
     site.cluster.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
     assert "node1/rank2" in errors(load(site.out))[CHECK]
@@ -110,7 +110,7 @@ def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_sit
 def test_ctrl_c_leaves_nothing_in_the_queue_nor_on_the_nodes(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
-    until(lambda: all_doing(site.out, "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert {one.check for one in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}

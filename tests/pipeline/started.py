@@ -28,8 +28,8 @@ class Quiet:
     """Nobody watches."""
 
     def __init__(self) -> None:
-        self.complaints: list[str] = []
-        self.repeated: dict[str, str] = {}
+        self.warnings: list[str] = []
+        self.retry_reasons: dict[str, str] = {}
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
@@ -38,12 +38,12 @@ class Quiet:
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
-        self.repeated = {job.name: reasons[job.checks[0]]}
+        self.retry_reasons = {job.name: reasons[job.checks[0]]}
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None:
-        self.complaints.append(text)
+        self.warnings.append(text)
 
 
 def request(**cluster: int) -> Request:

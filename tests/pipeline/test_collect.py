@@ -85,7 +85,7 @@ def test_a_record_does_not_show_whose_file_was_read_first(tmp_path: Path) -> Non
     collected = Collected(RunDir.create(tmp_path / "run", request), config, Heard())
     come = [("train.parity", 1), ("train.parity", 0), ("train.checkpoint", 1), ("train.checkpoint", 0)]
     collected.measurements = [Measurement(check=check, subject=f"n0/gpu{rank}", rank=rank) for check, rank in come]
-    collected.repeats = [one.model_copy(update={"retry": True}) for one in collected.measurements[2:]]
+    collected.retries = [one.model_copy(update={"retry": True}) for one in collected.measurements[2:]]
     collected.sort()
     assert [(one.check, one.rank) for one in collected.measurements] == [come[1], come[0], come[3], come[2]]
-    assert [one.rank for one in collected.repeats] == [0, 1]
+    assert [one.rank for one in collected.retries] == [0, 1]

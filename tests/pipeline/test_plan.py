@@ -84,28 +84,28 @@ def test_a_trial_can_give_a_check_more_time() -> None:
 def test_without_a_gpu_two_ranks_rehearse_on_the_cpu() -> None:
     plan = make_plan(config(), CHECKS, Devices(0))
     assert (plan.jobs[1].ranks_per_node, plan.jobs[1].device) == (2, "cpu")
-    (skipped,) = plan.settled
-    assert (skipped.check, skipped.skipped) == ("gpu.b", "no GPU on this machine, and none promised")
+    (skipped,) = plan.not_run
+    assert (skipped.check, skipped.skipped) == ("gpu.b", "no GPU on this host, and none expected")
 
 
 def test_gpus_that_should_be_there_are_never_replaced_by_the_cpu() -> None:
-    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs promised, 0 usable"))
+    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs expected, 0 usable"))
     assert [job.name for job in plan.jobs] == ["nodes"]
-    assert {one.check: one.error for one in plan.settled} == dict.fromkeys(
-        ("gpu.b", "all.c", "all.d"), "8 GPUs promised, 0 usable"
+    assert {one.check: one.error for one in plan.not_run} == dict.fromkeys(
+        ("gpu.b", "all.c", "all.d"), "8 GPUs expected, 0 usable"
     )
 
 
 def test_a_check_for_several_ranks_is_skipped_on_one_gpu() -> None:
     plan = make_plan(config(), CHECKS, Devices(1))
-    (skipped,) = plan.settled
-    assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this placement has 1")
+    (skipped,) = plan.not_run
+    assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this trial has 1")
 
 
 def test_only_and_skip_take_patterns_and_are_remembered() -> None:
     plan = make_plan(config(), CHECKS, Devices(2), only=["all.*", "host.a"], skip=["all.d"])
     assert [job.checks for job in plan.jobs] == [("host.a",), ("all.c",)]
-    assert plan.left_out == {"gpu.b": "--only", "all.d": "--skip"}
+    assert plan.excluded_checks == {"gpu.b": "--only", "all.d": "--skip"}
 
 
 def test_a_pattern_that_matches_nothing_is_an_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.config.schema import Config
 from seatrial.model import DecisionValue, Outcome, UsageError
-from seatrial.pipeline.rejudge import baseline_of, learn, rejudge
+from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import RESULTS
 from tests.report import samples
@@ -41,4 +41,4 @@ def test_nothing_is_learned_from_no_runs(tmp_path: Path) -> None:
 
 
 def test_a_trial_without_a_baseline_has_none() -> None:
-    assert baseline_of(Config.model_validate(samples.accepted().config)) is None
+    assert load_baseline(Config.model_validate(samples.accepted().config)) is None

@@ -9,7 +9,7 @@ import pytest
 from seatrial.model import Machine, Measurement
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.resume import done, load_earlier_session
+from seatrial.pipeline.resume import completed_checks, load_earlier_session
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.journal import Journal, Record
 from tests.pipeline.started import HERE, JOB, Quiet, collected, request
@@ -18,15 +18,15 @@ from tests.pipeline.started import HERE, JOB, Quiet, collected, request
 def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
     plan = Plan((JOB,), (), {})
     first, second = (Measurement(check="train.cnn", subject=f"n0/rank{rank}", rank=rank) for rank in (0, 1))
-    assert done(plan, [first, first]) == []
-    assert done(plan, [first, second]) == ["train.cnn"]
+    assert completed_checks(plan, [first, first]) == []
+    assert completed_checks(plan, [first, second]) == ["train.cnn"]
 
 
 def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
     skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
     alone = JOB.model_copy(update={"ranks_per_node": 1})
-    assert done(Plan((alone,), (), {}), [skipped]) == []
-    assert done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
+    assert completed_checks(Plan((alone,), (), {}), [skipped]) == []
+    assert completed_checks(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
 
 
 @pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
@@ -56,7 +56,7 @@ def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tm
     watching = Quiet()
     new_driver = HERE.model_copy(update={"versions": ("driver 590",)})
     load_earlier_session(Collected(run_dir, run_dir.request.config, watching), new_driver)
-    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
+    assert watching.warnings == ["machine changed from h to h; driver 590: measuring all checks again"]
     assert not record.exists()
     assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
 

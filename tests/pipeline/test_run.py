@@ -23,7 +23,7 @@ from seatrial.pipeline.run_directory import RunDir, load_trial
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted
 from tests.pipeline.started import Quiet, request
-from tests.processes import Program, pulses, until
+from tests.processes import Program, heartbeats, until
 
 
 def test_ctrl_c_while_the_reports_are_written_does_not_tear_them_apart(
@@ -132,7 +132,7 @@ def test_what_is_slow_once_is_measured_again_and_only_warns(tmp_path: Path, monk
     outcome, reason = said_of(trial)
     assert (trial.decision.value, outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
     assert "not reproduced (0.5 GB/s, then 2 GB/s), worth looking at" in reason
-    assert show.repeated == {"ranks-retry": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
+    assert show.retry_reasons == {"ranks-retry": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
     assert [one.job for one in trial.results] == ["ranks", "ranks-retry"]
     assert [one.name for one in trial.jobs] == ["ranks"]
     assert [[one.metrics[0].value for one in each if one.metrics] for each in (trial.measurements, trial.retries)] == [
@@ -165,7 +165,7 @@ def test_what_is_slow_twice_is_rejected_and_a_resume_measures_nothing(
     assert rejudge(trial).verdicts == trial.verdicts
     resumed, show = played(monkeypatch, RunDir.reopen(run_dir.path))
     assert (resumed.verdicts, resumed.retries) == (trial.verdicts, trial.retries)
-    assert (len(resumed.results), show.repeated) == (2, {})
+    assert (len(resumed.results), show.retry_reasons) == (2, {})
 
 
 def test_a_second_measurement_that_breaks_lifts_nothing_and_is_made_once_more_by_a_resume(
@@ -183,7 +183,7 @@ def test_a_second_measurement_that_breaks_lifts_nothing_and_is_made_once_more_by
 
 def test_a_retry_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, show = played(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
-    assert (trial.decision.value, show.repeated) == (DecisionValue.REJECTED, {})
+    assert (trial.decision.value, show.retry_reasons) == (DecisionValue.REJECTED, {})
     assert f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s; not repeated" in said_of(trial)[1]
 
 
@@ -212,7 +212,7 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
         "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # it is killed meanwhile
     )
     program = Program("run", path, "--out", out)
-    until(lambda: list(pulses(out, "ranks-retry")), 180)
+    until(lambda: list(heartbeats(out, "ranks-retry")), 180)
     program.process.send_signal(signal.SIGKILL)
     _, _, said = program.finish()
     assert f"again   {check} in job ranks-retry, since one measurement alone is no proof: busbw.64KiB is" in said
@@ -225,7 +225,7 @@ def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path)
         (2, {0, 1}),
         (2, {0, 1}),
     ]
-    assert {one.facts["retry"] for one in trial.retries} == {"the same processes at the same places, started anew"}
+    assert {one.facts["retry"] for one in trial.retries} == {"same ranks on the same devices, new processes"}
     (bad,) = [one for one in trial.verdicts if one.outcome is Outcome.FAIL]
     assert "; reproduced (" in bad.message
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')

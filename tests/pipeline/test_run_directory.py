@@ -42,7 +42,7 @@ def test_what_was_kept_is_recovered_in_order(tmp_path: Path) -> None:
     first.discard_checks(["a"])
     kept = RunDir.reopen(closed(first)).recover()
     assert [one.check for one in kept.measurements] == ["b"]
-    assert (kept.machine, kept.complaints) == (here, [])
+    assert (kept.machine, kept.warnings) == (here, [])
 
 
 def test_what_only_a_rank_wrote_is_recovered_once(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_only_a_rank_wrote_is_recovered_once(tmp_path: Path) -> None:
 
 def test_two_trials_cannot_share_a_directory(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
-    with pytest.raises(UsageError, match="is in use: another seatrial runs in it"):
+    with pytest.raises(UsageError, match="is in use"):
         RunDir.reopen(tmp_path / "out")
     RunDir.reopen(closed(first))
 
@@ -79,11 +79,11 @@ def test_only_the_request_that_was_measured_for_is_gone_on_with(tmp_path: Path) 
     out = closed(RunDir.create(tmp_path / "out", REQUEST))
     whole = (out / "run.json").read_text()
     (out / "run.json").write_text(json.dumps({**json.loads(whole), "only": ["x"]}))
-    with pytest.raises(UsageError, match="was changed since the trial began"):
+    with pytest.raises(UsageError, match="was changed"):
         RunDir.reopen(out)
     (out / "run.json").write_text(whole)
     (out / "measurements.jsonl").unlink()
-    with pytest.raises(UsageError, match="belongs to no journal"):
+    with pytest.raises(UsageError, match="no matching measurements"):
         RunDir.reopen(out)
     (out / "run.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UsageError, match=r"run\.json is damaged: .*utf-8"):
@@ -101,10 +101,10 @@ def test_a_second_measurement_is_kept_beside_the_first_and_forgotten_without_it(
     first.discard_retries(["a"])
     kept = first.recover()
     assert [one.check for one in kept.measurements] == ["a", "b"]
-    assert kept.repeats == [again("b")]
+    assert kept.retries == [again("b")]
     first.discard_checks(["b"])
     kept = first.recover()
-    assert ([one.check for one in kept.measurements], kept.repeats) == (["a"], [])
+    assert ([one.check for one in kept.measurements], kept.retries) == (["a"], [])
 
 
 def test_a_second_measurement_that_only_a_rank_wrote_is_recovered_and_replaces_its_error(tmp_path: Path) -> None:
@@ -116,4 +116,4 @@ def test_a_second_measurement_that_only_a_rank_wrote_is_recovered_and_replaces_i
     for _ in range(2):
         kept = first.recover()
         assert kept.measurements == [measured("a", 0)], "the first is not lost for a trouble of the second"
-        assert kept.repeats == [again("a", 0, started=7.0)]
+        assert kept.retries == [again("a", 0, started=7.0)]

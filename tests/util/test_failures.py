@@ -53,7 +53,7 @@ def test_of_equals_the_lowest_rank_is_named() -> None:
 def test_what_an_exit_code_means() -> None:
     assert exit_reason(3) == "exit code 3"
     assert exit_reason(-9) == "killed by SIGKILL"
-    assert exit_reason(143) == exit_reason(-15) == "ended by SIGTERM from outside"
+    assert exit_reason(143) == exit_reason(-15) == "terminated by SIGTERM from outside"
     assert exit_reason(-40).startswith("killed by signal 40 (SIGRTMIN+")
     assert "dmesg" in exit_hint(-9)
     assert not exit_hint(-11)

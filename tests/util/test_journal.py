@@ -22,10 +22,10 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
 def test_a_line_cut_off_by_a_crash_is_named_and_loses_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_text('{"a": 1}\n{"b": 2}\n{"c": [1, 2')
-    records, complaints = read(path)
+    records, warnings = read(path)
     assert records == [{"a": 1}, {"b": 2}]
-    assert len(complaints) == 1
-    assert f"{path}:3" in complaints[0]
+    assert len(warnings) == 1
+    assert f"{path}:3" in warnings[0]
 
 
 def test_writing_goes_on_behind_a_cut_off_line(tmp_path: Path) -> None:
@@ -38,17 +38,17 @@ def test_writing_goes_on_behind_a_cut_off_line(tmp_path: Path) -> None:
 def test_hostile_bytes_are_a_complaint(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b'\xff\xfe\x00\n[1]\n{"a": 1}\n')
-    records, complaints = read(path)
+    records, warnings = read(path)
     assert records == [{"a": 1}]
-    assert len(complaints) == 2
+    assert len(warnings) == 2
 
 
 def test_a_line_too_deep_to_read_is_a_complaint(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b"[" * 100_000 + b'\n{"a": 1}\n')
-    records, complaints = read(path)
-    assert (records, len(complaints)) == ([{"a": 1}], 1)
-    assert len(complaints[0]) < 300
+    records, warnings = read(path)
+    assert (records, len(warnings)) == ([{"a": 1}], 1)
+    assert len(warnings[0]) < 300
 
 
 def test_a_follower_complains_once_and_goes_on(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_follower_complains_once_and_goes_on(tmp_path: Path) -> None:
     follower = Follower(path)
     assert follower.poll() == [{"a": 1}]
     assert follower.poll() == []
-    assert len(follower.complaints) == 3
+    assert len(follower.warnings) == 3
 
 
 def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_filesystem_that_knows_no_locks_keeps_nobody_out_and_that_is_said(
     monkeypatch.setattr("seatrial.util.journal.fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "")))
     with (tmp_path / "j").open("a") as file:
         assert lock(file.fileno(), PATH)
-    assert "runs/today: no locks here" in capsys.readouterr().err
+    assert "runs/today: the file system has no locks" in capsys.readouterr().err
 
 
 def test_a_lock_that_fails_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

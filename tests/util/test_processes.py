@@ -138,7 +138,7 @@ def test_what_cannot_start_says_so(tmp_path: Path) -> None:
 
 def test_a_child_that_starts_no_others_is_ended_soon(tmp_path: Path) -> None:
     child = processes.start(["sleep", "600"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
-    processes.end(child)
+    processes.terminate(child)
     assert child.poll() == -signal.SIGTERM
 
 
@@ -146,6 +146,6 @@ def test_a_child_that_does_not_end_is_not_waited_for(tmp_path: Path) -> None:
     argv = ["bash", "-c", "trap '' TERM; echo ready; sleep 600"]
     child = processes.start(argv, env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
     until(lambda: (tmp_path / "out").read_text() == "ready\n")
-    processes.end(child, wait_s=0.1)
+    processes.terminate(child, wait_s=0.1)
     assert child.poll() is None
     processes.stop(child, grace_s=0.1)

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from seatrial.util.signals import STOPS, SigtermWatch, end_on_sigterm, interrupt_once, signals_deferred
+from seatrial.util.signals import STOP_SIGNALS, SigtermWatch, end_on_sigterm, interrupt_once, signals_deferred
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """What each test sets is taken back."""
-    before = {number: signal.getsignal(number) for number in STOPS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
@@ -28,12 +28,12 @@ def send(number: signal.Signals) -> None:
     time.sleep(0.1)  # Python runs a handler between two of its own instructions
 
 
-@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_stop_interrupts_and_the_second_is_ignored(number: signal.Signals) -> None:
     interrupt_once()
     with pytest.raises(KeyboardInterrupt):
         send(number)
-    for stop in STOPS:
+    for stop in STOP_SIGNALS:
         os.kill(os.getpid(), stop)
 
 
@@ -48,7 +48,7 @@ def test_what_must_end_is_not_interrupted() -> None:
     interrupt_once()
     handler = signal.getsignal(signal.SIGTERM)
     with signals_deferred():
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is handler
 

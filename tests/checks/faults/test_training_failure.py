@@ -49,8 +49,8 @@ checks:
 CULPRIT = "rank 3 (node1/rank3, pid 41)"
 CAUSES: dict[Fault, str] = {
     "error": f"train.failing_job: RuntimeError: {ERROR_MESSAGE}",
-    "kill": "killed by SIGKILL in train.failing_job: step 20: loss 3.517",
-    "stop": "no sign of life for 6 s; last heard of in train.failing_job",
+    "kill": "killed by SIGKILL; last status: train.failing_job",
+    "stop": "no heartbeat for 6 s; last status: train.failing_job",
 }
 COMMITTED = 1_000.0
 ALLOWED = {"teardown_s": 30.0, "KillWait": 2.0}

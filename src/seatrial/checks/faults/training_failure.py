@@ -55,7 +55,7 @@ METRICS = {
     "leftover_processes.*": "count",
 }
 # What must be told of each fault, in the words of launch/root_cause.py.
-_CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no sign of life"}
+_CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
 # What our launcher set for this check, and not for the runs that it starts. GLOO_SOCKET_IFNAME, where it is "lo", too.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _LOOK_EVERY_S = 0.2
