@@ -112,9 +112,9 @@ def heartbeats(run_dir: Path, job: str, attempt: int = 1) -> Iterator[dict[str, 
 
 
 def ranks_in_check(run_dir: Path, job: str, check: str, ranks: int) -> list[dict[str, Any]]:
-    """The ranks' heartbeats once all of them are at ``check``."""
-    found = list(heartbeats(run_dir, job))
-    return found if len(found) == ranks and all(heartbeat["status"] == check for heartbeat in found) else []
+    """Return the heartbeats of all ranks if all are in ``check``, else an empty list."""
+    current = list(heartbeats(run_dir, job))
+    return current if len(current) == ranks and all(rank["status"] == check for rank in current) else []
 
 
 def run_host_only(folder: Path) -> tuple[Path, str]:

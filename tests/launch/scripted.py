@@ -1,4 +1,4 @@
-"""A job whose ranks write what a script says, in a real process: for what a real worker does too seldom to wait for."""
+"""A job whose ranks are played by a script in a real process, for events that are rare in a real worker."""
 
 from __future__ import annotations
 
@@ -40,23 +40,27 @@ ALONE, TOGETHER = "train.cnn", "nodes.reachable"
 
 
 @dataclass
-class Heard:
-    """A listener that remembers."""
+class RecordingListener:
+    """A listener that records all events."""
 
     measurements: list[Measurement] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    statuses: list[str] = field(default_factory=list)
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, words: str) -> None:
-        self.words.append(words)
+    def current_check(self, text: str) -> None:
+        self.statuses.append(text)
 
     def measured(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
 
     @property
     def errors(self) -> list[tuple[str, str, str]]:
-        return [(one.check, one.subject, one.error) for one in self.measurements if one.error]
+        return [
+            (measurement.check, measurement.subject, measurement.error)
+            for measurement in self.measurements
+            if measurement.error
+        ]
 
 
 class Scripted:
@@ -79,8 +83,8 @@ class Scripted:
         return LocalLauncher().start(rendered, folder)
 
 
-class UnderTorchrun(LocalLauncher):
-    """The real torchrun, with a script in place of the worker; it knows its ``rank``."""
+class TorchrunScript(LocalLauncher):
+    """The real torchrun with a script as worker; the script has the variable ``rank``."""
 
     def __init__(self, script: str) -> None:
         self._script = script
@@ -118,9 +122,9 @@ def job(
 
 
 def played(
-    launcher: Scripted | UnderTorchrun, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
-) -> tuple[list[JobResult], Heard]:
-    """The result of each attempt, and what was heard meanwhile."""
-    heard = Heard()
+    launcher: Scripted | TorchrunScript, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
+) -> tuple[list[JobResult], RecordingListener]:
+    """The result of each attempt, and what was listener meanwhile."""
+    listener = RecordingListener()
     limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
-    return list(run_job(launcher, job, run_dir, limits, catalog(), heard)), heard
+    return list(run_job(launcher, job, run_dir, limits, catalog(), listener)), listener

@@ -32,11 +32,11 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path / "small")], check=True)
 
 
-def test_a_node_with_another_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     two.wrong_munge_key("node1")
-    words = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
-    code, _, err = started(two, trial, tmp_path / "run", *words).finish()
+    options = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
+    code, _, err = started(two, trial, tmp_path / "run", *options).finish()
     assert code == 3, err
     (reason,) = set(errors(load(tmp_path / "run")).values())
     # either srun comes to it first, or the controller, which hears nothing of that node
@@ -50,7 +50,7 @@ def test_a_node_with_another_munge_key(make_cluster: Callable[..., Cluster], tri
     assert nothing_is_left(two)
 
 
-def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_unknown_interface_fails_preflight(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     """It is needed where the first node's name does not resolve on another."""
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
@@ -64,7 +64,7 @@ def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], tri
     assert nothing_is_left(two)
 
 
-def test_an_interface_in_place_of_a_name(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_rendezvous_by_interface_address(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
@@ -73,7 +73,7 @@ def test_an_interface_in_place_of_a_name(make_cluster: Callable[..., Cluster], t
     assert code == 0, err
 
 
-def test_a_run_directory_that_fills_up(
+def test_run_directory_fills_up_during_the_run(
     small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
 ) -> None:
     two = make_cluster(2)
@@ -87,9 +87,7 @@ def test_a_run_directory_that_fills_up(
     assert nothing_is_left(two)
 
 
-def test_a_run_directory_that_is_full_from_the_start(
-    small: Path, make_cluster: Callable[..., Cluster], trial: Path
-) -> None:
+def test_run_directory_full_at_start(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
     two = make_cluster(2)
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = started(two, trial, small / "run").finish()
@@ -99,7 +97,7 @@ def test_a_run_directory_that_is_full_from_the_start(
     assert nothing_is_left(two)
 
 
-def test_a_run_directory_that_is_read_only(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
+def test_read_only_run_directory(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
     two = make_cluster(2)
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     code, _, err = started(two, trial, small / "run").finish()
@@ -109,9 +107,7 @@ def test_a_run_directory_that_is_read_only(small: Path, make_cluster: Callable[.
     assert nothing_is_left(two)
 
 
-def test_a_run_directory_that_one_node_may_only_read(
-    make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
-) -> None:
+def test_run_directory_read_only_on_one_node(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     (tmp_path / "runs").mkdir()
     (tmp_path / "scratch").mkdir()

@@ -43,12 +43,12 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path)
 
 
-def test_there_is_a_rank_for_every_process_of_the_job(tmp_path: Path) -> None:
+def test_one_rank_per_process_of_the_job(tmp_path: Path) -> None:
     two = job(ALONE).model_copy(update={"nodes": 2, "ranks_per_node": 3})
     assert [rank.number for rank in ranks_in(tmp_path, two)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_rank_that_has_written_nothing_was_not_seen(written: Written) -> None:
+def test_rank_without_output_has_no_last_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
     assert (rank.last_seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
@@ -56,23 +56,23 @@ def test_a_rank_that_has_written_nothing_was_not_seen(written: Written) -> None:
     assert rank.name == "rank 1"
 
 
-def test_a_rank_goes_from_one_check_to_the_next_to_its_end(written: Written) -> None:
+def test_rank_state_from_start_to_done(written: Written) -> None:
     rank = written.rank
     written.start(ALONE)
     assert rank.read() == []
     assert (rank.current, rank.subject, rank.last_seen is not None) == (ALONE, "n0/gpu1", True)
     written.measured(ALONE)
-    assert [one.check for one in rank.read()] == [ALONE]
+    assert [item.check for item in rank.read()] == [ALONE]
     assert rank.current is None
     assert rank.read() == [], "a measurement is returned once"
     written.start(TOGETHER)
     written.measured(TOGETHER)
     written.write(done=2.0)
-    assert [one.check for one in rank.read()] == [TOGETHER]
+    assert [item.check for item in rank.read()] == [TOGETHER]
     assert (rank.done, rank.is_working, rank.damage) == (True, False, "")
 
 
-def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
+def test_name_has_the_known_details(written: Written) -> None:
     written.heartbeat("starting")
     written.rank.read()
     assert written.rank.name == "rank 1 (n0, pid 4711)"
@@ -81,7 +81,7 @@ def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
     assert written.rank.name == "rank 1 (n0/gpu1, pid 4711)"
 
 
-def test_an_error_before_the_end_means_that_the_rank_leaves(written: Written) -> None:
+def test_rank_is_exiting_after_an_error(written: Written) -> None:
     written.start(ALONE)
     written.measured(ALONE, error="CUDA error")
     written.rank.read()
@@ -91,14 +91,14 @@ def test_an_error_before_the_end_means_that_the_rank_leaves(written: Written) ->
     assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it went on"
 
 
-def test_the_end_on_sigterm_is_read_from_the_heartbeat(written: Written) -> None:
+def test_termination_is_read_from_the_heartbeat(written: Written) -> None:
     written.start(ALONE)
     written.heartbeat(TERMINATING)
     written.rank.read()
     assert (written.rank.is_terminating, written.rank.is_working) == (True, False)
 
 
-def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -> None:
+def test_last_status_has_progress_only_of_the_same_check(written: Written) -> None:
     written.start(ALONE)
     written.heartbeat(ALONE, "step 3 of 4")
     written.rank.read()
@@ -122,7 +122,7 @@ def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -
         b"no JSON",
     ],
 )
-def test_a_line_that_no_rank_of_this_job_writes_is_damage(line: bytes, written: Written) -> None:
+def test_invalid_record_is_damage(line: bytes, written: Written) -> None:
     written.start(ALONE)
     written.raw(line)
     assert written.rank.read() == []
@@ -131,7 +131,7 @@ def test_a_line_that_no_rank_of_this_job_writes_is_damage(line: bytes, written: 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"pid": "x"}'])
-def test_a_heartbeat_that_cannot_be_read_changes_nothing(text: str, written: Written) -> None:
+def test_unreadable_heartbeat_is_ignored(text: str, written: Written) -> None:
     written.heartbeat(ALONE)
     written.rank.read()
     before = written.rank.heartbeat
@@ -141,7 +141,7 @@ def test_a_heartbeat_that_cannot_be_read_changes_nothing(text: str, written: Wri
     assert (written.rank.heartbeat, written.rank.damage) == (before, "")
 
 
-def test_only_a_new_heartbeat_counts_as_seen(written: Written) -> None:
+def test_unchanged_heartbeat_does_not_update_last_seen(written: Written) -> None:
     written.heartbeat(ALONE)
     written.rank.read()
     written.rank.last_seen = -1.0

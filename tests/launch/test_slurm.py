@@ -74,7 +74,7 @@ def rendered(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_script_is_the_one_that_was_read_and_approved(name: str) -> None:
+def test_script_matches_golden_file(name: str) -> None:
     golden = GOLDEN / f"{name}.sbatch"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(rendered(name))
@@ -90,7 +90,7 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_values_that_a_shell_would_read_stay_words(tmp_path: Path) -> None:
+def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
     """The export lines of a hostile environment, run by a real shell, give back what was set."""
     hostile = {"A": "$(touch pwned)", "B": "`touch pwned`; touch pwned", "C": 'it\'s "both"', "D": "a\nb"}
     text = SlurmLauncher(Config(name="t", checks={})).render(RANKS.model_copy(update={"env": hostile}), tmp_path).text
@@ -117,7 +117,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", [*VALID.values(), *BROKEN.values()], ids=[*VALID, *BROKEN])
-def test_an_environment_file_is_tried_before_it_is_relied_on(text: str, tmp_path: Path) -> None:
+def test_preflight_checks_the_environment_file(text: str, tmp_path: Path) -> None:
     source = tmp_path / "it's our env.sh"
     source.write_text(f"export FOUND=yes; {text}\n")
     settings = Config(name="t", checks={}, environment=Environment(source=str(source)))
@@ -138,11 +138,11 @@ def _bash(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_value_with_blanks_and_quotes_is_one_value_of_the_header(tmp_path: Path) -> None:
+def test_header_values_with_spaces_and_quotes(tmp_path: Path) -> None:
     hostile = Slurm(partition='it\'s $(a) "b" #c', constraint="a&b|c")
     text = SlurmLauncher(Config(name="t", checks={}, slurm=hostile)).render(NODES, tmp_path).text
     header = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
-    words = [word for line in header for word in shlex.split(line)]
-    assert '--partition=it\'s $(a) "b" #c' in words
-    assert "--constraint=a&b|c" in words
-    assert len(words) == len(header)
+    arguments = [argument for line in header for argument in shlex.split(line)]
+    assert '--partition=it\'s $(a) "b" #c' in arguments
+    assert "--constraint=a&b|c" in arguments
+    assert len(arguments) == len(header)

@@ -65,13 +65,16 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
     assert code == 0, err
     record = load(out)
     assert record.decision.value is DecisionValue.ACCEPTED
-    assert {one.launcher for one in record.results} == {"slurm"}
-    assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
-    ranks = {one.subject for one in record.measurements if one.check == CHECK}
+    assert {result.launcher for result in record.results} == {"slurm"}
+    assert {measurement.subject for measurement in record.measurements if measurement.check == "host.inventory"} == {
+        "node0",
+        "node1",
+    }
+    ranks = {measurement.subject for measurement in record.measurements if measurement.check == CHECK}
     assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
     assert "2 nodes" in output
-    assert [one.nodelist for one in record.results] == ["node[0-1]", "node[0-1]"]
-    assert len({one.scheduler_id for one in record.results}) == 2
+    assert [result.nodelist for result in record.results] == ["node[0-1]", "node[0-1]"]
+    assert len({result.scheduler_id for result in record.results}) == 2
     assert "#SBATCH --nodelist='node[0-1]'" in (out / "jobs/ranks/attempt1/command.sh").read_text()
     assert nothing_is_left(sound)
     script = (out / "jobs" / "ranks" / "attempt1" / "command.sh").read_text()
@@ -99,7 +102,7 @@ def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tm
     sound.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
-    assert JobState.HUNG in {one.state for one in record.results}
+    assert JobState.HUNG in {result.state for result in record.results}
     assert "node1/rank2" in errors(record)[CHECK]
     assert nothing_is_left(sound)
 
@@ -111,42 +114,42 @@ def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert nothing_is_left(sound)
-    assert {one.check for one in load(out).measurements} == {"host.inventory"}
+    assert {item.check for item in load(out).measurements} == {"host.inventory"}
 
 
-def test_a_job_that_cannot_start_ends_with_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_job_that_cannot_start_reports_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:
     two.drain("node1", "fan broken")
     out = tmp_path / "run"
     code, _, err = started(two, trial, out, "--set", "slurm.queue_s=3").finish()
     assert code == 3
     reasons = errors(load(out))
     assert set(reasons) == {"host.inventory", CHECK, "nodes.reachable"}
-    told = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # either, by how far Slurm has come
-    assert all("PENDING" in reason and any(words in reason for words in told) for reason in reasons.values())
+    expected = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # depends on the state of Slurm
+    assert all("PENDING" in reason and any(text in reason for text in expected) for reason in reasons.values())
     assert "waiting: Slurm job" in err
     assert nothing_is_left(two)
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "expected"),
     [
         ("slurm.partition=nosuch", "no such partition"),
         ("slurm.constraint=moon", "no node has that feature"),
         ("cluster.nodes=64", "PENDING: PartitionConfig; waiting will not help"),
     ],
 )
-def test_what_slurm_refuses_is_told_with_the_next_command(
-    sound: Cluster, trial: Path, tmp_path: Path, setting: str, words: str
+def test_refused_submission_names_the_next_command(
+    sound: Cluster, trial: Path, tmp_path: Path, setting: str, expected: str
 ) -> None:
     out = tmp_path / "run"
     program = Program("run", trial, "--launcher", "slurm", "--set", setting, "--out", out, env=sound.env)
     code, _, err = program.finish()
     assert code == 3, err
-    assert all(words in reason and "Run first:" in reason for reason in errors(load(out)).values())
+    assert all(expected in reason and "Run first:" in reason for reason in errors(load(out)).values())
     assert nothing_is_left(sound)
 
 
-def test_a_controller_that_is_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_controller_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2, extra="MessageTimeout=2")
     two.stop_controller()
     code, _, err = started(two, trial, tmp_path / "run").finish()
@@ -156,7 +159,7 @@ def test_a_controller_that_is_down(make_cluster: Callable[..., Cluster], trial: 
 
 
 @pytest.mark.timeout(450)
-def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_node_failure_during_the_job(two: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(two, trial, out, *SOON, *ONLY)
     heartbeats = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))

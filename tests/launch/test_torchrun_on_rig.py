@@ -25,8 +25,8 @@ checks:
 def prepared(folder: Path) -> Path:
     """A run directory for two nodes of two processes, as ``render torchrun --out`` makes it."""
     (folder / "two.yaml").write_text(TRIAL)
-    words = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
-    code, out, err = call("render", "torchrun", folder / "two.yaml", *words)
+    options = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
+    code, out, err = call("render", "torchrun", folder / "two.yaml", *options)
     assert code == 0, err
     scripts = [(folder / "run" / "jobs" / name / "torchrun.sh").read_text() for name in ("nodes", "ranks")]
     assert out == "".join(f"{text}\n" for text in scripts)
@@ -42,12 +42,12 @@ def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_what_was_started_by_hand_is_collected_by_resume(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_resume_collects_ranks_started_by_the_user(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """What nobody has started is an ERROR that says how to, and can be made up for."""
     two, run_dir = make_cluster(2), prepared(tmp_path)
     by_hand(two, run_dir, "nodes")
     assert run("run", "--resume", run_dir)[0] == 3
-    errors = {one.check: one.message for one in load(run_dir).verdicts if one.outcome is Outcome.ERROR}
+    errors = {item.check: item.message for item in load(run_dir).verdicts if item.outcome is Outcome.ERROR}
     assert set(errors) == {"collectives.all_reduce"}
     assert f"Run on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
     by_hand(two, run_dir, "ranks")
@@ -55,7 +55,12 @@ def test_what_was_started_by_hand_is_collected_by_resume(make_cluster: Callable[
     assert code == 0, err
     record = load(run_dir)
     assert record.decision.value is DecisionValue.ACCEPTED
-    ranks = {one.subject for one in record.measurements if one.check == "collectives.all_reduce"}
+    ranks = {
+        measurement.subject for measurement in record.measurements if measurement.check == "collectives.all_reduce"
+    }
     assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
-    assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
+    assert {measurement.subject for measurement in record.measurements if measurement.check == "host.inventory"} == {
+        "node0",
+        "node1",
+    }
     assert "2 nodes × 2 processes · torchrun" in out

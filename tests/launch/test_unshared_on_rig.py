@@ -44,8 +44,8 @@ class Site:
     def started(self, seconds: float = 1, *more: str, first: str = "") -> Program:
         trial = self.folder / "two.yaml"
         trial.write_text(TRIAL.replace("SECONDS", str(seconds)))
-        words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
-        return Program("run", trial, *words, "--out", self.out, env=self.cluster.env, first=first)
+        options = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
+        return Program("run", trial, *options, "--out", self.out, env=self.cluster.env, first=first)
 
     def left_on_nodes(self) -> str:
         return "".join(
@@ -60,14 +60,14 @@ def make_site(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[
 
 
 @pytest.mark.parametrize("without", [("node0", "node1"), ("node1",), ("node0",)])
-def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
+def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
     site = make_site(*without)
     code, _, err = site.started().finish()
     assert code == 0, err
     record = load(site.out)
     assert record.decision.value is DecisionValue.ACCEPTED
-    assert len([one for one in record.measurements if one.check == CHECK]) == 4
-    assert Outcome.WARN in {one.outcome for one in record.verdicts if one.metric == "paths_not_shared"}
+    assert len([measurement for measurement in record.measurements if measurement.check == CHECK]) == 4
+    assert Outcome.WARN in {verdict.outcome for verdict in record.verdicts if verdict.metric == "paths_not_shared"}
     attempt = site.out / "jobs" / "ranks" / "attempt1"
     assert {path.name for path in attempt.glob("rank?.jsonl")} == {f"rank{number}.jsonl" for number in range(4)}
     assert list(attempt.glob("logs/node1/**/stderr.log"))
@@ -80,7 +80,7 @@ def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, 
     assert sampled == {"node0", "node1"}
 
 
-def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
+def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
     victim = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
@@ -95,7 +95,7 @@ def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site
     assert nothing_is_left(site.cluster)
 
 
-def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
+def test_stopped_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60, *SOON, *ONLY)
     victim = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
@@ -107,18 +107,18 @@ def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_sit
     assert nothing_is_left(site.cluster)
 
 
-def test_ctrl_c_leaves_nothing_in_the_queue_nor_on_the_nodes(make_site: Callable[..., Site]) -> None:
+def test_ctrl_c_leaves_no_job_and_no_files_on_nodes(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
     until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
-    assert {one.check for one in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
+    assert {item.check for item in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
 
 
-def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site]) -> None:
+def test_failed_fetch_is_an_error(make_site: Callable[..., Site]) -> None:
     """The nodes may not open connections to the login node: a firewall that is common between the two."""
     site = make_site()
     login = site.cluster.run_on("node0", ["getent", "hosts", "ctl"]).stdout.split()[0]

@@ -1,4 +1,4 @@
-"""What the trials that ship with seatrial promise in words is in their numbers."""
+"""The shipped trials have the durations and thresholds that their comments state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def burn_in() -> dict[str, CheckSettings]:
     return resolve("burn-in", environ={}, known=KNOWN).config.checks
 
 
-def test_a_burn_in_burns_for_as_long_as_it_says_and_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
+def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
     reduce, ddp = burn_in["collectives.all_reduce"], burn_in["train.ddp"]
     a_size = CollectiveOptions.model_validate(reduce.options).min_seconds_per_size
     training = DdpOptions.model_validate(ddp.options).min_seconds
@@ -28,7 +28,7 @@ def test_a_burn_in_burns_for_as_long_as_it_says_and_within_its_limits(burn_in: d
         assert 2 * seconds < (limit or 0)  # as much again for set-up, a slow start and the last round
 
 
-def test_a_burn_in_asks_for_all_that_the_acceptance_asks_of_hardware(burn_in: dict[str, CheckSettings]) -> None:
+def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:
     acceptance = resolve("acceptance", environ={}, known=KNOWN).config.checks
     for name in ("collectives.all_reduce", "train.ddp"):
         assert burn_in[name].expect == acceptance[name].expect

@@ -1,4 +1,4 @@
-"""What several tests of the pipeline start from."""
+"""Objects that several pipeline tests share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ JOB = Job(
 HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
 
 
-class Quiet:
-    """Nobody watches."""
+class SilentShow:
+    """Shows nothing; records warnings and retry reasons."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -33,7 +33,7 @@ class Quiet:
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, words: str) -> None: ...
+    def current_check(self, text: str) -> None: ...
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
@@ -52,4 +52,4 @@ def request(**cluster: int) -> Request:
 
 
 def collected(run_dir: RunDir) -> Collected:
-    return Collected(run_dir, run_dir.request.config, Quiet())
+    return Collected(run_dir, run_dir.request.config, SilentShow())
