@@ -32,7 +32,7 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real filesystem with 64 KiB, and a way to make it read-only."""
+    """A real file system of 64 KiB that can be made read-only."""
     mount = tmp_path / "disk"
     mount.mkdir()
     if os.geteuid() != 0:
@@ -44,18 +44,18 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run in which nothing was wrong."""
+    """The run directory of a passing trial."""
     return run_host_only(tmp_path_factory.mktemp("accepted"))[0]
 
 
 @pytest.fixture
 def out(accepted: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of the passing run directory."""
     return shutil.copytree(accepted, tmp_path / "out")
 
 
 def refused(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """The message of a call that must end with a usage error, in one line."""
+    """Run a command that must end with a usage error; return its message as one line."""
     return told_to_a_user(call(*arguments, env=env, cwd=cwd))
 
 
@@ -92,7 +92,7 @@ def test_malformed_trial_file(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_trial_file_leaves_no_run_directory(tmp_path: Path, text: str, expected: str) -> None:
-    """The rest of them stand in test_config.py."""
+    """Other malformed files are in tests/config."""
     path = tmp_path / "hostile.yaml"
     path.write_text(text)
     err = refused("run", path, cwd=tmp_path)
@@ -136,7 +136,7 @@ def test_disk_full_at_start(trial: Path, tiny_disk: Path) -> None:
 
 @pytest.mark.parametrize("leave", [8 << 10, 16 << 10, 40 << 10])
 def test_disk_fills_up_during_the_run(trial: Path, tiny_disk: Path, leave: int) -> None:
-    """Too little for the job, for the measurement or for the reports: each ends INCOMPLETE and says why."""
+    """No space for the job, the measurements or the reports: INCOMPLETE with the reason."""
     _fill(tiny_disk, leave=leave)
     out = tiny_disk / "out"
     code, output, err = call("run", trial, "--out", out)
@@ -345,7 +345,7 @@ def test_closed_stdout_is_not_rejected(trial: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def _unwritable(what: str) -> Iterator[int]:
-    """A descriptor to which nothing can be written."""
+    """A file descriptor that cannot be written."""
     if what.startswith("/"):
         descriptor = os.open(what, os.O_WRONLY)
     else:
@@ -364,7 +364,7 @@ def test_environment_variables_of_another_job(tmp_path: Path) -> None:
 
 
 def test_worker_without_torch(tmp_path: Path) -> None:
-    """A python that cannot import torch: what needs none is measured, the rest is an ERROR with that reason."""
+    """A Python without torch: checks that need torch are an ERROR, the others are measured."""
     blocker = tmp_path / "site" / "torch"
     blocker.mkdir(parents=True)
     (blocker / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")

@@ -1,4 +1,4 @@
-"""What a worker makes of its job before and after it measures."""
+"""The worker: contexts, retries, error counters."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_error_counters_are_read_around_gpu_checks(device: str, run: str, tmp_pa
         assert set(counters.values()) == {None}
         return
     fact: Any = counters["device.gemm"]
-    assert fact["increased"].items() >= increased.items()  # beside what RDMA ports of this machine may count
+    assert fact["increased"].items() >= increased.items()  # RDMA ports of this host may add more
     assert fact["read"] >= 12
     assert (counters["device.burn"], counters["filesystem.speed"]) == (None, None)
     values = {metric.name: (metric.value, metric.subject.partition("/")[2]) for metric in measurements[0].metrics}

@@ -27,8 +27,8 @@ def measured(rank, check, error=None, at=None):
     write(rank, measurement=fields)
 def done(rank): write(rank, done=time.time())
 def heartbeat(rank, status, progress=""):
-    sign = {"pid": os.getpid(), "node": "n0", "status": status, "progress": progress, "time": time.time()}
-    open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(sign))
+    record = {"pid": os.getpid(), "node": "n0", "status": status, "progress": progress, "time": time.time()}
+    open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(record))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
 def beat(seconds, *ranks, status="train.cnn"):
     end = time.time() + seconds
@@ -124,7 +124,7 @@ def job(
 def played(
     launcher: Scripted | TorchrunScript, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
 ) -> tuple[list[JobResult], RecordingListener]:
-    """The result of each attempt, and what was listener meanwhile."""
+    """Run the job; return the result of each attempt and the recorded events."""
     listener = RecordingListener()
     limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
     return list(run_job(launcher, job, run_dir, limits, catalog(), listener)), listener

@@ -1,4 +1,4 @@
-"""Sites in which no trial can go well: each ends with a message that names what is wrong, and with an empty queue."""
+"""Misconfigured sites: each trial ends with a message that names the error, and with an empty queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 4 MiB, which the login node and all nodes of a cluster that is made later share."""
+    """A file system of 4 MiB that the login node and all nodes share."""
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path / "small")], check=True)
     yield tmp_path / "small"
@@ -39,19 +39,19 @@ def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], tri
     code, _, err = started(two, trial, tmp_path / "run", *options).finish()
     assert code == 3, err
     (reason,) = set(errors(load(tmp_path / "run")).values())
-    # either srun comes to it first, or the controller, which hears nothing of that node
+    # depends on whether srun or the controller detects the node first
     first = reason.rpartition("Run first: ")[2]
     if "node1 is DOWN+NOT_RESPONDING" in reason:
-        assert "1 of 2 nodes can take jobs" in reason
+        assert "1 of 2 nodes are usable" in reason
         assert first == "scontrol show job 1; sinfo -R"
     else:
-        assert reason.startswith("node1: srun cannot start anything there: Zero Bytes")
+        assert reason.startswith("node1: srun cannot start a task on this node: Zero Bytes")
         assert first.startswith("sinfo -R; munge -n | ssh node1 unmunge")
     assert nothing_is_left(two)
 
 
 def test_unknown_interface_fails_preflight(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    """It is needed where the first node's name does not resolve on another."""
+    """slurm.interface is used if a node cannot resolve the first node's name."""
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
@@ -59,7 +59,7 @@ def test_unknown_interface_fails_preflight(make_cluster: Callable[..., Cluster],
     code, _, err = started(two, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
     assert code == 3, err
     reason = errors(load(out))["nodes.reachable"]
-    assert "node0, node1: slurm.interface: ib7 is not there, or has no IPv4 address" in reason
+    assert "node0, node1: slurm.interface: ib7 does not exist or has no IPv4 address" in reason
     assert "Run first: srun --nodelist=node0 ip -br address" in reason
     assert nothing_is_left(two)
 

@@ -1,4 +1,4 @@
-"""The collector against a stand-in for srun that runs the step here: one node, whose folder is ours."""
+"""The collector with a fake srun that runs steps on this host, as one node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exec "$@"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A node's own run directory, with one attempt at a job in it."""
+    """The run directory on a node, with one attempt."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)

@@ -21,7 +21,7 @@ from tests.launch.scripted import RecordingListener, job
 from tests.processes import Program, alive, call, heartbeats, load, ranks_in_check, until
 
 CHECK = "collectives.all_reduce"
-# heartbeat_timeout_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
+# heartbeat_timeout_s: on a busy host torchrun takes seconds to end after its ranks; see SOON
 TRIAL = """
 limits: {heartbeat_timeout_s: 20}
 checks:
@@ -29,7 +29,7 @@ checks:
   collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 3}}
   nodes.reachable:
 """
-SOON = ("--set", "limits.heartbeat_timeout_s=6")  # for those that wait for silence
+SOON = ("--set", "limits.heartbeat_timeout_s=6")  # for tests that wait for a missing heartbeat
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def alone(trial: Path) -> Path:
-    """Of the same check, with no other before or after it."""
+    """The trial with CHECK only."""
     trial.write_text("\n".join(line for line in TRIAL.splitlines() if line[:2] != "  " or CHECK in line))
     return trial
 
 
 def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHECK) -> tuple[int, str, list[int]]:
-    """Run the trial, send a signal to rank 1 in the middle of a check, and let the trial end."""
+    """Run the trial and send a signal to rank 1 during ``check``; return exit code, output and remaining pids."""
     program = Program("run", trial, "--out", out, *more)
-    victim = until(lambda: ranks_in_check(out, "ranks", check, 2))[1]["pid"]
-    os.kill(victim, number)
+    pid = until(lambda: ranks_in_check(out, "ranks", check, 2))[1]["pid"]
+    os.kill(pid, number)
     code, output, _ = program.finish()
     return code, output, program.left_behind()
 
@@ -80,14 +80,14 @@ def test_killed_rank_is_the_cause_and_other_checks_run_again(trial: Path, tmp_pa
     assert again.decision.value is DecisionValue.ACCEPTED
     before = {measurement.started for measurement in record.measurements if not measurement.error}
     kept = [measurement.check for measurement in again.measurements if measurement.started in before]
-    assert sorted(kept) == ["host.inventory", "nodes.reachable", "nodes.reachable"], "measured once, kept"
+    assert sorted(kept) == ["host.inventory", "nodes.reachable", "nodes.reachable"], "measured once"
     assert [session.command[1] for session in again.sessions] == ["run", "run"]
     assert again.seconds > record.seconds, "the time of both sessions counts"
     assert [job.name for job in again.jobs] == [job.name for job in record.jobs]
 
 
 def test_rank_ended_by_sigterm_is_the_cause(alone: Path, tmp_path: Path) -> None:
-    """SIGTERM, which a worker handles; signals that it cannot are those of test_root_cause.py, under torchrun too."""
+    """SIGTERM, which a worker handles; other signals are in test_root_cause.py."""
     out = tmp_path / "run"
     code, output, left = broken_by(signal.SIGTERM, alone, out)
     assert (code, left) == (3, [])
@@ -139,7 +139,7 @@ def test_stopped_torchrun_is_detected_after_its_ranks_end(alone: Path, tmp_path:
     record = load(out)
     assert record.results[-1].state is JobState.HUNG
     assert "all ranks ended" in record.results[-1].cause
-    assert record.decision.value is DecisionValue.INCOMPLETE, "all was measured, and yet something is wrong"
+    assert record.decision.value is DecisionValue.INCOMPLETE, "although all checks were measured"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_all_processes_and_writes_reports(trial: Path, tmp_path: Pat
 
 
 def test_ranks_end_with_torchrun(alone: Path, tmp_path: Path) -> None:
-    """torchrun is killed while the trial itself is stopped and cannot tidy up behind it."""
+    """torchrun is killed while seatrial is stopped and cannot end the ranks."""
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out)
     ranks = [heartbeat["pid"] for heartbeat in until(lambda: ranks_in_check(out, "ranks", CHECK, 2))]
@@ -201,7 +201,7 @@ def test_rank_orphaned_before_its_start_exits(tmp_path: Path) -> None:
 
 
 def test_environment_of_other_jobs_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options of another torchrun in our environment, and a folder called seatrial where we were started."""
+    """PET_* variables and a folder named seatrial in the current directory."""
     (tmp_path / "cwd" / "seatrial").mkdir(parents=True)
     (tmp_path / "cwd" / "seatrial" / "__init__.py").write_text("raise SystemExit('not the package')")
     monkeypatch.chdir(tmp_path / "cwd")
@@ -226,5 +226,5 @@ def test_killed_trial_leaves_no_process_and_can_be_resumed(alone: Path, tmp_path
     journal.write_text(journal.read_text() + '{"measurement": {"check": "nodes.rea')
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert f"{journal}:" in err, "the cut-off line is named"
+    assert f"{journal}:" in err, "the truncated line is named"
     assert load(out).decision.value is DecisionValue.ACCEPTED

@@ -1,4 +1,4 @@
-"""A job that outlives the seatrial that submitted it: the next one in its directory ends it, and nothing is mixed."""
+"""A Slurm job that outlives a killed run: the next run in its directory cancels it, and results are not mixed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def test_next_run_cancels_the_job_of_a_killed_run(make_cluster: Callable[..., Cl
     two, out = make_cluster(2), tmp_path / "it's a run"
     (tmp_path / "two.yaml").write_text(TRIAL)
     program = Program("run", tmp_path / "two.yaml", "--launcher", "slurm", "--nodes", "2", "--out", out, env=two.env)
-    victim = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
-    two.run_on("node1", ["kill", "-STOP", str(victim["pid"])])  # so that the job does not end by itself
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
+    two.run_on("node1", ["kill", "-STOP", str(rank["pid"])])  # keeps the job running
     program.process.kill()
     program.finish()
     job_id = (out / "jobs/ranks/attempt1/slurm_job_id").read_text()
     assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [job_id]
-    held = ["sbatch", "--parsable", "--job-name=seatrial-ranks", "--hold", "--wrap", "sleep 300"]
-    stranger = two.run(held).stdout.strip()
+    held_job = ["sbatch", "--parsable", "--job-name=seatrial-ranks", "--hold", "--wrap", "sleep 300"]
+    other_job = two.run(held_job).stdout.strip()
 
     code, _, err = Program("run", "--resume", out, env=two.env).finish()
     assert code == 0, err
     assert f"job {job_id} of an earlier run in" in err
     assert "JobState=CANCELLED" in two.run(["scontrol", "show", "job", job_id]).stdout
-    assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [stranger]
+    assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [other_job]
     record = load(out)
     assert record.decision.value is DecisionValue.ACCEPTED
     assert [result.attempt for result in record.results if result.job == "ranks"] == [2]

@@ -1,4 +1,4 @@
-"""The state of a rank, by its journal and its heartbeat."""
+"""The state of a rank from its journal and heartbeat."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Written:
         self.write(measurement={"check": check, "subject": "n0/gpu1", "rank": rank, "error": error})
 
     def heartbeat(self, status: str, progress: str = "") -> None:
-        sign = {"pid": 4711, "node": "n0", "status": status, "progress": progress, "time": 1.0}
-        (self.folder / "rank1.heartbeat.json").write_text(json.dumps(sign))
+        heartbeat = {"pid": 4711, "node": "n0", "status": status, "progress": progress, "time": 1.0}
+        (self.folder / "rank1.heartbeat.json").write_text(json.dumps(heartbeat))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_rank_is_exiting_after_an_error(written: Written) -> None:
     assert (written.rank.failed, written.rank.is_exiting) == (True, True)
     written.start(TOGETHER)
     written.rank.read()
-    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it went on"
+    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it started another check"
 
 
 def test_termination_is_read_from_the_heartbeat(written: Written) -> None:

@@ -29,8 +29,8 @@ ENDED = "W1121 11:57:40.321000 33 api.py:1017] Sending process {pid} closing sig
 def write_rank(folder: Path, rank: int, *records: dict[str, object], status: str = TOGETHER, at: float = 100.0) -> None:
     lines = [{"start": TOGETHER, "subject": f"n0/rank{rank}"}, *records]
     (folder / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sign = {"pid": 100 + rank, "node": "n0", "status": status, "progress": "", "time": at}
-    (folder / f"rank{rank}.heartbeat.json").write_text(json.dumps(sign))
+    heartbeat = {"pid": 100 + rank, "node": "n0", "status": status, "progress": "", "time": at}
+    (folder / f"rank{rank}.heartbeat.json").write_text(json.dumps(heartbeat))
 
 
 def error(rank: int, text: str, at: float) -> dict[str, object]:
@@ -122,7 +122,7 @@ def test_sigterm_during_startup_is_the_cause_if_no_other_is_known(tmp_path: Path
 
 
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
-    """A log of 8 GiB (a hole, on disk nothing) takes neither memory nor time."""
+    """A sparse log of 8 GiB is read without its size in memory."""
     log = tmp_path / "logs" / "x" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
     for path in (log, tmp_path / "launcher.err"):
@@ -175,7 +175,7 @@ def test_rank_ended_by_torchrun_did_not_exit_early(tmp_path: Path) -> None:
     assert cause_of(tmp_path, {0: 1}, ended_by_torchrun=(1,)).rank == 0
 
 
-# As srun 22.05 wrote it: tests/fixtures/slurm-22.05/srun-bad-exit-kills.err
+# output of srun 22.05: tests/fixtures/slurm-22.05/srun-bad-exit-kills.err
 _KILLS = """srun: error: node1: task 1: {end}
 srun: launch/slurm: _step_signal: Terminating StepId=12.0
 0: slurmstepd-node0: error: *** STEP 12.0 ON node0 CANCELLED AT 2026-11-21T10:13:25 ***
@@ -221,7 +221,7 @@ def test_killed_torchrun_is_attributed_to_its_node(tmp_path: Path) -> None:
 
 
 def test_reset_node_is_the_cause_not_its_peers(tmp_path: Path) -> None:
-    """srun 22.05, of two nodes of which one was reset and its slurmd came back."""
+    """Output of srun 22.05 after a reset of one of two nodes."""
     write_rank(tmp_path, 0, error(0, "Connection reset by peer", at=50.0))
     write_rank(tmp_path, 1)
     (tmp_path / "launcher.err").write_text(
@@ -273,8 +273,8 @@ def test_first_failed_rank_under_torchrun(cause: str, tmp_path: Path) -> None:
 
 
 def test_lost_connection_under_torchrun_is_not_the_cause(tmp_path: Path) -> None:
-    """The peer tells of it, and ends, before torchrun has looked."""
-    # the peer waits for it: on a busy machine it might be the first to end
+    """The peer reports the lost connection and exits before torchrun polls."""
+    # the peer waits, so that it never ends first on a busy host
     script = (
         f"start(rank, {TOGETHER!r})\ngone = f'{{folder}}/gone'\nif rank == 1: open(gone, 'w').close(); os._exit(3)\n"
         f"while not os.path.exists(gone): time.sleep(0.01)\n{LATE}"

@@ -1,4 +1,4 @@
-"""The lines of bash that several launchers share; their golden files are in test_slurm.py and test_torchrun.py."""
+"""Script parts that several launchers share."""
 
 from __future__ import annotations
 

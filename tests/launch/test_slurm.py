@@ -1,4 +1,4 @@
-"""Rendering is pure: what ``render slurm`` prints is what ``run`` submits, held by golden files and by shellcheck."""
+"""Rendered sbatch scripts, tested by golden files and shellcheck."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
 
 
 def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
-    """The export lines of a hostile environment, run by a real shell, give back what was set."""
+    """A real shell reads the exported values unchanged."""
     hostile = {"A": "$(touch pwned)", "B": "`touch pwned`; touch pwned", "C": 'it\'s "both"', "D": "a\nb"}
     text = SlurmLauncher(Config(name="t", checks={})).render(RANKS.model_copy(update={"env": hostile}), tmp_path).text
     start = text.index("export A=")

@@ -1,4 +1,4 @@
-"""What is made of Slurm's answers, and of none, while a job waits, runs and ends. Slurm is a stand-in."""
+"""States of a Slurm job, with a fake Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Slurm launcher on a real cluster: trials across nodes, and what can go wrong on the way."""
+"""The Slurm launcher on a real cluster: trials across nodes, and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
 CHECK = "collectives.all_reduce"
-# The sum is made for ten seconds, however soon its median is known: a test strikes while it is made.
+# all-reduce runs for ten seconds, so that a test can send signals meanwhile
 TRIAL = """
 slurm: {queue_s: 90}
 checks:
@@ -24,9 +24,9 @@ checks:
   collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 10}}
   nodes.reachable:
 """
-# Where silence is waited for. Elsewhere torchrun may take seconds to end after its ranks: other tests have both cores.
+# for tests that wait for a missing heartbeat; otherwise torchrun may take seconds to end after its ranks
 SOON = ("--set", "limits.heartbeat_timeout_s=12")
-ONLY = ("--only", CHECK)  # where what comes before and after it shows nothing more
+ONLY = ("--only", CHECK)  # for tests that need no other check
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
 def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out)
-    victim = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
-    assert victim["node"] == "node1"
-    sound.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
+    assert rank["node"] == "node1"
+    sound.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert set(errors(record)) == {CHECK}
@@ -98,8 +98,8 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
 def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out, *SOON, *ONLY)
-    victim = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
-    sound.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
+    sound.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert JobState.HUNG in {result.state for result in record.results}
@@ -114,7 +114,7 @@ def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert nothing_is_left(sound)
-    assert {item.check for item in load(out).measurements} == {"host.inventory"}
+    assert {measurement.check for measurement in load(out).measurements} == {"host.inventory"}
 
 
 def test_job_that_cannot_start_reports_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:

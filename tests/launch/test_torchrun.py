@@ -1,4 +1,4 @@
-"""The scripts that a person starts on each node."""
+"""Scripts of the torchrun launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that a person starts by hand on each node, and that `run --resume` collects afterwards."""
+"""Jobs that the user starts with torchrun on each node; `run --resume` collects their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ checks:
 
 
 def prepared(folder: Path) -> Path:
-    """A run directory for two nodes of two processes, as ``render torchrun --out`` makes it."""
+    """Render a run directory for two nodes with two processes each."""
     (folder / "two.yaml").write_text(TRIAL)
     options = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
     code, out, err = call("render", "torchrun", folder / "two.yaml", *options)
@@ -34,7 +34,7 @@ def prepared(folder: Path) -> Path:
 
 
 def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
-    """What a person does: the script on each node, with its number, at the same time."""
+    """Run the script on each node at the same time."""
     command = ["env", "MASTER_ADDR=node0", "bash", str(run_dir / "jobs" / job / "torchrun.sh")]
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda node: cluster.run_on(node, [*command, node.removeprefix("node")], 120), cluster.nodes)
@@ -43,7 +43,7 @@ def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
 
 
 def test_resume_collects_ranks_started_by_the_user(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """What nobody has started is an ERROR that says how to, and can be made up for."""
+    """A job that was not started is an ERROR with the command; --resume after the start completes it."""
     two, run_dir = make_cluster(2), prepared(tmp_path)
     by_hand(two, run_dir, "nodes")
     assert run("run", "--resume", run_dir)[0] == 3

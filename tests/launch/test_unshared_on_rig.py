@@ -1,4 +1,4 @@
-"""A run directory that only the login node has: what the nodes wrote comes home through srun."""
+"""A run directory on the login node only: results are fetched through srun."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site],
 def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
-    victim = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
-    assert victim["node"] == "node1"
-    site.cluster.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
+    assert rank["node"] == "node1"
+    site.cluster.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
     assert program.finish()[0] == 3
     reasons = errors(load(site.out))
     assert set(reasons) == {CHECK}
@@ -98,8 +98,8 @@ def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callabl
 def test_stopped_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60, *SOON, *ONLY)
-    victim = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
-    site.cluster.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
+    site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
     assert "node1/rank2" in errors(load(site.out))[CHECK]
     assert list((site.out / "jobs" / "ranks" / "attempt1").glob("logs/node1/**/stderr.log"))
@@ -113,22 +113,22 @@ def test_ctrl_c_leaves_no_job_and_no_files_on_nodes(make_site: Callable[..., Sit
     until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
-    assert {item.check for item in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
+    assert {measurement.check for measurement in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
 
 
 def test_failed_fetch_is_an_error(make_site: Callable[..., Site]) -> None:
-    """The nodes may not open connections to the login node: a firewall that is common between the two."""
+    """A firewall rejects connections from the nodes to the login node."""
     site = make_site()
     login = site.cluster.run_on("node0", ["getent", "hosts", "ctl"]).stdout.split()[0]
     closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
     for node in site.cluster.nodes:
         site.cluster.run_on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
-    soon = "from seatrial.launch import collect; collect.SILENCE_S = 12"  # of a minute
+    soon = "from seatrial.launch import collect; collect.NO_DATA_TIMEOUT_S = 12"
     code, _, err = site.started(1, "--only", "host.inventory", first=soon).finish()
     assert code == 3, err
     reason = errors(load(site.out))["host.inventory"]
-    assert "could not be fetched through srun: no node has sent anything for 12 s" in reason
+    assert "through srun failed: no data from any node for 12 s" in reason
     assert f"in {site.scratch}/seatrial-1" in reason
     assert nothing_is_left(site.cluster)

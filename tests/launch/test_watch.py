@@ -243,7 +243,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A group whose processes do not hear SIGKILL: what version 1 of control groups freezes is in state D."""
+    """A cgroup v1 freezer: its processes are in state D and ignore SIGKILL."""
     if os.geteuid() != 0 or not (FREEZER / "cgroup.procs").exists():
         pytest.skip("needs root, and the freezer of cgroup v1")
     group = FREEZER / f"seatrial-test-{os.getpid()}"

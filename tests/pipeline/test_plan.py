@@ -31,7 +31,7 @@ def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float
 
 
 class Reserved(Options):
-    """Of a check that looks at nodes as our jobs see them."""
+    """Options with a reservation."""
 
     reservation: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a run would do is shown without starting anything."""
+"""Previews of a run, which start nothing."""
 
 from __future__ import annotations
 

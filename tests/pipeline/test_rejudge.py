@@ -1,4 +1,4 @@
-"""Records judged again; baselines learned from them are in tests/judge/test_site_baseline.py."""
+"""Rejudged records; learning of baselines is tested in tests/judge/test_site_baseline.py."""
 
 from __future__ import annotations
 

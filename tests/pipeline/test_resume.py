@@ -1,4 +1,4 @@
-"""What an earlier session left, and what is measured again."""
+"""Resuming: measurements of earlier sessions that count, and those that are repeated."""
 
 from __future__ import annotations
 

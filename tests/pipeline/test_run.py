@@ -82,7 +82,7 @@ for rank in {ranks}:
 
 
 class Played(Scripted):
-    """Plays a script for each job by its name, and ends in Ctrl-C after that of the job ``stopped``."""
+    """Runs a script per job name; raises KeyboardInterrupt after the job ``stopped``."""
 
     def __init__(self, scripts: Mapping[str, str], stopped: str = "") -> None:
         self._by_job, self._stopped = scripts, stopped
@@ -111,7 +111,7 @@ def played(
     with monkeypatch.context() as patch:
         patch.setattr("seatrial.pipeline.run.launcher_for", lambda settings, placement: launcher)
         trial = run(run_dir, show)
-    os.close(run_dir._journal.fileno())  # as the end of the process would
+    os.close(run_dir._journal.fileno())  # releases the lock
     return trial, show
 
 

@@ -25,7 +25,7 @@ def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]
     assert a_size >= 60
     assert training >= 1200
     for seconds, limit in ((a_size * len(default_sizes("all_reduce").gpu), reduce.limit_s), (training, ddp.limit_s)):
-        assert 2 * seconds < (limit or 0)  # as much again for set-up, a slow start and the last round
+        assert 2 * seconds < (limit or 0)  # the other half is for set-up, a slow start and the last round
 
 
 def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:

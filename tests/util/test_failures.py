@@ -1,4 +1,4 @@
-"""Which failure explains the others."""
+"""Selection of the first failure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MESSAGE = Failure(1, 1, reported=True, order=1)
         [MESSAGE],
         [Failure(1, 0, reported=True, order=1)],
         [Failure(1, None, reported=True, order=1)],
-        [Failure(1, 3, reported=False, order=1)],  # it exits because of its peer
-        [Failure(1, -signal.SIGABRT, reported=False, order=1)],  # so does this one
+        [Failure(1, 3, reported=False, order=1)],  # exits because of its peer
+        [Failure(1, -signal.SIGABRT, reported=False, order=1)],  # aborts because of its peer
         [Failure(1, -signal.SIGTERM, reported=False, order=1), Failure(3, 143, reported=False, order=2)],
         [Failure(1, -signal.SIGSEGV, reported=False, order=10)],
     ],

@@ -1,4 +1,4 @@
-"""Signals that ask this process to end."""
+"""Signals that stop this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seatrial.util.signals import STOP_SIGNALS, SigtermWatch, end_on_sigterm, in
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """What each test sets is taken back."""
+    """Restore the signal handlers after each test."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     signal.set_wakeup_fd(-1)
@@ -25,7 +25,7 @@ def handlers() -> Iterator[None]:
 
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
-    time.sleep(0.1)  # Python runs a handler between two of its own instructions
+    time.sleep(0.1)  # Python runs a handler between two bytecode instructions
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

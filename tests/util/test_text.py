@@ -1,4 +1,4 @@
-"""Long lists are cut, and say by how much."""
+"""Shortened lists."""
 
 from __future__ import annotations
 

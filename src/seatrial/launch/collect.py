@@ -3,8 +3,8 @@
 A transport runs commands on the nodes. While the job runs, a script on each node sends changed files every two seconds;
 at the end it sends all files with a manifest. Files are unpacked into the run directory at their usual paths.
 
-No file is lost or counted twice: a file atomically replaces its earlier version, a damaged or incomplete package is
-sent again by the next run of the script, and the job keeps its files until all have arrived.
+A file atomically replaces its earlier version. The next run of the script sends a damaged or incomplete package again.
+The job keeps its files until all have arrived.
 """
 
 from __future__ import annotations

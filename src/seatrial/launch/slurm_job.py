@@ -64,7 +64,7 @@ class SlurmJob:
         outage_s = time.monotonic() - self._last_response
         if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
             reason = f"the state of Slurm job {self.id} is unknown for {outage_s:.0f} s: {self._query_error}"
-            return Waiting(reason=f"{reason}. Run first: scontrol ping", permanent=outage_s > _OUTAGE_LIMIT_S)
+            return Waiting(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S)
         if job is None or _is_over(job):
             return None
         if job.pending:

@@ -1,7 +1,7 @@
 """Child processes: the only caller of subprocess. Each child gets its own session and a tag in its environment.
 
-The tag identifies all descendants of a child, also those in other sessions (torchrun starts each rank in one) or
-without a parent, so that ``stop`` ends all of them.
+``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in one)
+or without a parent.
 """
 
 from __future__ import annotations
