@@ -256,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--gpus", type=int, metavar="N")
     parser.add_argument("--mpirun", type=shlex.split, default=[], help="starts nccl-tests, a process a GPU")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
-    parser.add_argument("--buffers", choices=("torch", "nccl", "nccl_registered"), default="torch", help="of seatrial")
+    parser.add_argument("--buffers", choices=("torch", "nccl", "registered"), default="torch", help="of seatrial")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:

@@ -1,4 +1,4 @@
-"""What the documents say is true: they are followed here."""
+"""The documents are followed: commands, links, code and options."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools import metrics_page
 
 from seatrial.checks import catalog
 from seatrial.checks.fabric._collective import CollectiveOptions
+from seatrial.cli.examples import EXAMPLES
 from seatrial.config.layers import CheckSchema, resolve
+from seatrial.model import Outcome
+from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    found = re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
-    assert found, f"{document} has no {language} block"
-    return found
+    code = re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
+    assert code, f"{document} has no {language} block"
+    return code
 
 
 def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
     guide = ROOT / "docs" / "add-a-check.md"
     shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
-    check, test = blocks(guide, "python")
-    (tmp_path / "seatrial" / "checks" / "host" / "processes.py").write_text(check)
+    node_check, test, cluster_check = blocks(guide, "python")
+    checks = tmp_path / "seatrial" / "checks" / "host"
+    (checks / "processes.py").write_text(node_check)
+    (checks / "free_memory.py").write_text(cluster_check)
     (tmp_path / "test_host_processes.py").write_text(test)
     (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0])
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
@@ -43,12 +49,17 @@ def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "host.processes" in done.stdout
-    assert "PASS" in done.stdout
+    (trial,) = tmp_path.glob("seatrial-runs/*/trial.json")
+    verdicts = {(v.check, v.metric): v.outcome for v in load_trial(trial).verdicts}
+    assert verdicts == {
+        ("host.processes", "pid_max"): Outcome.PASS,
+        ("nodes.free_memory", "smallest_share"): Outcome.SKIP,  # one node
+    }
     listed = subprocess.run(
         [sys.executable, "-m", "seatrial", "checks"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
-    assert "Room for processes" in listed.stdout
+    assert "Limit for process IDs" in listed.stdout
+    assert "Free memory of all nodes" in listed.stdout
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_host_processes.py"]
     tested = subprocess.run(pytest_run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "2 passed" in tested.stdout, tested.stdout
@@ -65,15 +76,15 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     for trial, options in re.findall(r"seatrial run ([a-z-]+) (--only [^\n`#]+)", document.read_text()):
-        has = resolve(trial, environ={}, known=known).config.checks
+        has = resolve(trial, environ={}, schemas=known).config.checks
         for pattern in ",".join(re.findall(r"--only (\S+)", options)).split(","):
             assert fnmatch.filter(has, pattern), f"{document.name}: {trial} has no {pattern}"
 
 
-def test_the_readme_names_every_word_outcome_and_exit_code() -> None:
+def test_the_readme_names_every_command_and_outcome() -> None:
     text = (ROOT / "README.md").read_text()
-    for word in ("run", "discover", "checks", "render", "judge", "report", "explain", "schema"):
-        assert f"seatrial {word}" in text, word
+    for command in EXAMPLES:
+        assert f"seatrial {command}" in text or command in ("seatrial", "learn"), command
     for outcome in ("PASS", "WARN", "FAIL", "SKIP", "UNJUDGED", "ERROR", "ACCEPTED", "REJECTED", "INCOMPLETE"):
         assert outcome in text
     for target in ("make trial", "make test"):
@@ -85,5 +96,12 @@ def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> Non
     shown = tmp_path / "shown.yaml"
     shown.write_text(blocks(ROOT / "docs" / "collectives.md", "yaml")[0])
     known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
-    options = resolve(str(shown), environ={}, known=known).config.checks["collectives.all_gather"].options
+    options = resolve(str(shown), environ={}, schemas=known).config.checks["collectives.all_gather"].options
     assert CollectiveOptions.model_validate(options).sizes == tuple(2**power for power in range(3, 34))
+
+
+def test_the_list_of_metrics_is_generated_and_every_meaning_is_used() -> None:
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run: python tools/metrics_page.py"
+    metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
+    used = {metrics_page.meaning(check, metric) for check, metric in metrics}
+    assert set(metrics_page._MEANINGS.values()) - used == set()

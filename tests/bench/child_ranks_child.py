@@ -1,4 +1,4 @@
-"""What a child may do, good and bad; see anew_driver."""
+"""A child process that succeeds or fails in different ways; see child_ranks_driver."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import time
 
 task = json.loads(sys.argv[1])
 rank = int(os.environ["RANK"])
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CONTRAST", "NCCL_GRAPH_MIXING_SUPPORT", "NCCL_DEBUG_FILE")
-match task["deed"]:
-    case "tell":
-        print("a library's own words")
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "EXTRA", "NCCL_GRAPH_MIXING_SUPPORT", "NCCL_DEBUG_FILE")
+match task["behaviour"]:
+    case "succeed":
+        print("output of a library")
         print(json.dumps({name: os.environ[name] for name in NAMES if name in os.environ}))
-    case "fail_on_one" if rank == 1:
+    case "fail_on_rank1" if rank == 1:
         raise SystemExit("out of order")
-    case "fail_or_tell" if os.environ["LOCAL_RANK"] == "1":
+    case "fail_or_succeed" if os.environ["LOCAL_RANK"] == "1":
         raise SystemExit("out of order")
-    case "fail_or_tell":
+    case "fail_or_succeed":
         time.sleep(2.0)
         print("null")
-    case "fail_on_one" | "hang":
+    case "fail_on_rank1" | "hang":
         time.sleep(600)
-    case "say_nothing":
+    case "print_nothing":
         pass
-    case "babble":
+    case "print_text":
         print("no JSON at all")

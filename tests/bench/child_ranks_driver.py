@@ -1,4 +1,4 @@
-"""``torchrun … anew_driver.py OUT``: has children do what anew_child knows, and one contrast; see OUT/rank<N>.json."""
+"""``torchrun … child_ranks_driver.py OUT``: runs child ranks with several tasks; each rank writes OUT/rank<N>.json."""
 
 from __future__ import annotations
 
@@ -11,35 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.bench import child_ranks
-from seatrial.bench.group import close_group, disable_graph_mixing, enable_nccl_log, exit_without_teardown, open_group
+from seatrial.bench.group import (
+    close_group,
+    disable_graph_mixing,
+    enable_nccl_log,
+    exit_without_teardown,
+    open_group,
+)
 
 LIMIT_S = 2.0
-CONTRAST = {
-    "groups": {"all": [[0, 1]]},
+CHILD = "tests.bench.child_ranks_child"
+NCCL_SETTINGS_TASK = {
+    "groups": {"all_ranks": [[0, 1]]},
     "size": 2**16,
     "seconds": 0.1,
     "path_sizes": [2**10],
 }
 
-CHOICES = [
+ALGORITHM_REQUESTS = [
     {"operation": operation, "size": 1000, "dtype": "bfloat16", "buffers": "torch"}
     for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_receive")
 ]
 
 
-def ask(module: str, out: Path, limit_s: float, split: Any = None, **task: Any) -> dict[str, Any]:
+def run(module: str, out: Path, limit_s: float, child_groups: Any = None, **task: Any) -> dict[str, Any]:
     started = time.monotonic()
-    answers = child_ranks.run_child_ranks(
+    results = child_ranks.run_child_ranks(
         module,
         task,
-        {"CONTRAST": "this one"},
+        {"EXTRA": "of the child"},
         device="cpu",
         local_rank=int(os.environ["LOCAL_RANK"]),
         file_prefix=out,
         limit_s=limit_s,
-        groups=split,
+        groups=child_groups,
     )
-    return {"answers": [asdict(one) for one in answers], "seconds": time.monotonic() - started}
+    return {"results": [asdict(result) for result in results], "seconds": time.monotonic() - started}
 
 
 def main(out: Path) -> None:
@@ -47,17 +54,15 @@ def main(out: Path) -> None:
     disable_graph_mixing()
     open_group("cpu", timeout_s=60)
     records = {}
-    for deed in ("tell", "fail_on_one", "hang", "say_nothing", "babble"):
-        limit_s = LIMIT_S if deed == "hang" else 60
-        records[deed] = ask("tests.bench.child_ranks_child", out / deed, limit_s, deed=deed)
-    records["in_groups"] = ask("tests.bench.child_ranks_child", out / "in_groups", 60, [[1], [0]], deed="tell")
-    records["one_alone"] = ask("tests.bench.child_ranks_child", out / "one_alone", 60, [[1]], deed="tell")
-    # the other group is not its peer: it tells on, though slowly
-    records["one_group_fails"] = ask(
-        "tests.bench.child_ranks_child", out / "fails", 60, [[1], [0]], deed="fail_or_tell"
-    )
-    records["contrast"] = ask("seatrial.bench.nccl_settings", out / "contrast", 60, **CONTRAST)
-    records["choices"] = ask("seatrial.bench.algorithms", out / "choices", 60, asks=CHOICES)
+    for behaviour in ("succeed", "fail_on_rank1", "hang", "print_nothing", "print_text"):
+        limit_s = LIMIT_S if behaviour == "hang" else 60
+        records[behaviour] = run(CHILD, out / behaviour, limit_s, behaviour=behaviour)
+    records["two_groups"] = run(CHILD, out / "two_groups", 60, [[1], [0]], behaviour="succeed")
+    records["one_group"] = run(CHILD, out / "one_group", 60, [[1]], behaviour="succeed")
+    # The child of the other group ends 2 s later, and is not affected by the failure
+    records["one_group_fails"] = run(CHILD, out / "fails", 60, [[1], [0]], behaviour="fail_or_succeed")
+    records["nccl_settings"] = run("seatrial.bench.nccl_settings", out / "nccl_settings", 60, **NCCL_SETTINGS_TASK)
+    records["algorithms"] = run("seatrial.bench.algorithms", out / "algorithms", 60, requests=ALGORITHM_REQUESTS)
     close_group()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))
     exit_without_teardown()

@@ -1,4 +1,4 @@
-"""Real gloo groups of two and three ranks in which every operation is checked, as it is and when it does nothing."""
+"""Real gloo groups of two and three ranks: data checks of every operation, after it ran and without running it."""
 
 from __future__ import annotations
 
@@ -18,56 +18,58 @@ from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, Operation
 from seatrial.bench.torch_api import TorchApi
 
-SIZES = (2, 3)
-COUNT = 600  # elements, in whole blocks for two ranks and three
+WORLD_SIZES = (2, 3)
+COUNT = 600  # elements: whole blocks for two and three ranks
 
 
-class TwoBuffers(TorchApi):
-    """gloo with the operations out of place that only NCCL has: copied, then in place."""
+class OutOfPlaceApi(TorchApi):
+    """gloo with out-of-place variants, which only NCCL has: copies the input, then runs in place."""
 
     def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        return _after_copying(sent, received, super().all_reduce(received, received))
+        return _copy_and_run(sent, received, super().all_reduce(received, received))
 
     def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        return _after_copying(sent, received, super().broadcast(received, received, root))
+        return _copy_and_run(sent, received, super().broadcast(received, received, root))
 
     def reduce(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        return _after_copying(sent, received, super().reduce(received, received, root))
+        return _copy_and_run(sent, received, super().reduce(received, received, root))
 
 
-def _after_copying(sent: torch.Tensor, received: torch.Tensor, run: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
+def _copy_and_run(sent: torch.Tensor, received: torch.Tensor, run: Callable[[], None]) -> Callable[[], None]:
+    def copy_and_run() -> None:
         received.copy_(sent)
         run()
 
-    return both
+    return copy_and_run
 
 
-def checked(operation: Operation, dtype: torch.dtype) -> dict[str, Any]:
-    """What is wrong after it ran, and what is wrong when then nothing runs, by rank."""
-    made = operation.prepare(COUNT, lambda count: torch.empty(count, dtype=dtype))
-    told = {"done": _check_result(made, made.run), "nothing": _check_result(made, lambda: None)}
-    wrong = {word: {rank: asdict(one) for rank, one in found.items()} for word, found in told.items()}
-    return {**wrong, "received": made.received.numel()}
+def check(operation: Operation, dtype: torch.dtype) -> dict[str, Any]:
+    """Mismatches by rank after the operation, and after doing nothing instead."""
+    prepared = operation.prepare(COUNT, lambda count: torch.empty(count, dtype=dtype))
+    results = {"run": _check_result(prepared, prepared.run), "skipped": _check_result(prepared, lambda: None)}
+    mismatches = {
+        name: {rank: asdict(mismatch) for rank, mismatch in by_rank.items()} for name, by_rank in results.items()
+    }
+    return {**mismatches, "received": prepared.received.numel()}
 
 
-def exchanged() -> dict[int, bool]:
-    """Who of two partners sees that nothing was exchanged."""
+def check_pairs() -> dict[int, bool]:
+    """Whether each of two partners detects that no data was sent, by rank."""
     with patch.object(dist, "batch_isend_irecv", lambda _: []):
-        lines = pairs.measure_pairs({0: 1, 1: 0}, 4 * COUNT, "cpu", 0.01)
-    return {line.rank: bool(line.mismatch and line.mismatch.wrong == COUNT) for line in lines}
+        timings = pairs.measure_pairs({0: 1, 1: 0}, 4 * COUNT, "cpu", 0.01)
+    return {timing.rank: bool(timing.mismatch and timing.mismatch.wrong == COUNT) for timing in timings}
 
 
 def main() -> str:
-    """On one rank: what it saw of every operation, as JSON."""
+    """On one rank: the results of all operations, as JSON."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     open_group("cpu", 60)
-    found: dict[str, Any] = {"pairs": exchanged()}
-    with patch.object(operations, "collective_api", TwoBuffers):
-        for name, usual in OPERATIONS.items():
-            for one in filter(None, (usual, usual.in_place_variant())):
-                place = "in place" if one.in_place else "out of place"
-                for dtype, kind in DTYPES.items():
-                    found[f"{name} {place} {dtype}"] = checked(one, kind)
+    results: dict[str, Any] = {"pairs": check_pairs()}
+    with patch.object(operations, "collective_api", OutOfPlaceApi):
+        for name, default in OPERATIONS.items():
+            for operation in filter(None, (default, default.in_place_variant())):
+                placement = "in place" if operation.in_place else "out of place"
+                for dtype, torch_dtype in DTYPES.items():
+                    results[f"{name} {placement} {dtype}"] = check(operation, torch_dtype)
     close_group()
-    return json.dumps(found)
+    return json.dumps(results)

@@ -1,4 +1,4 @@
-"""One rank of a real gloo group: every operation in every type, right, and then with one bit flipped on its way."""
+"""One rank of a real gloo group: every operation in every type, correct, and with one flipped bit in the result."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, Operation, PreparedOperation
 from seatrial.bench.rank import gather
 
-SIZE = 1003 * 4  # bytes: no whole number of blocks for three ranks
+SIZE = 1003 * 4  # bytes: not a whole number of blocks for three ranks
 
 
-def broken(operation: Operation) -> Operation:
-    """The same, with a bit of what rank 0 received flipped after each run."""
+def corrupted(operation: Operation) -> Operation:
+    """The operation, flipping a bit of the data that rank 0 received after each run."""
 
-    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-        made = operation.prepare_with(sent, received)
+    def prepare(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
+        prepared = operation.prepare_with(sent, received)
 
         def run() -> None:
-            made.run()
+            prepared.run()
             if dist.get_rank() == 0:
-                made.received.view(torch.int32)[5] ^= 1 << 9
+                prepared.received.view(torch.int32)[5] ^= 1 << 9
 
-        return replace(made, run=run)
+        return replace(prepared, run=run)
 
-    return replace(operation, prepare_with=prepare_on)
+    return replace(operation, prepare_with=prepare)
 
 
 @contextmanager
-def as_a_graph(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
-    """Stands for a CUDA graph of so many operations where there is no GPU."""
+def fake_graph(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
+    """Stands for a CUDA graph of ``count`` operations on a machine without a GPU."""
 
     def replay() -> None:
         for _ in range(count):
@@ -49,26 +49,28 @@ def as_a_graph(operation: Callable[[], object], count: int) -> Iterator[Callable
 
 
 def main() -> str:
-    """On one rank: what each operation brought, as JSON."""
+    """On one rank: the results of every operation, as JSON."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     open_group("cpu", 60)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
+
+    def measure(key: str, function: Callable[..., Any], operation: Operation, dtype: str = "float32") -> None:
+        results[key] = asdict(function(operation, SIZE, dtype, "cpu", 0.01))
+
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
-            found[f"{name} {dtype}"] = asdict(collectives.measure_back_to_back(operation, SIZE, dtype, "cpu", 0.01))
-        if (other := operation.in_place_variant()) and other.in_place:
-            made = other.prepare(12, torch.empty)
-            found[f"{name} offsets"] = gather(abs(made.sent.data_ptr() - made.received.data_ptr()))
-            found[f"{name} elsewhere"] = asdict(collectives.measure_back_to_back(other, SIZE, "float32", "cpu", 0.01))
-        found[f"{name} one by one"] = asdict(
-            collectives.measure_each_operation(operation, SIZE, "float32", "cpu", 0.01)
-        )
-        with patch.object(collectives, "_captured", as_a_graph), patch.object(collectives, "OPERATIONS_PER_GRAPH", 2):
-            for word, one in (("", operation), (" broken", broken(operation))):
-                result = collectives.measure_cuda_graph(one, SIZE, "float32", "cpu", 0.01)
-                found[f"{name}{word} replayed"] = asdict(result)
-        found[f"{name} broken"] = asdict(
-            collectives.measure_back_to_back(broken(operation), SIZE, "float32", "cpu", 0.01)
-        )
+            measure(f"{name} {dtype}", collectives.measure_back_to_back, operation, dtype)
+        if (variant := operation.in_place_variant()) and variant.in_place:
+            prepared = variant.prepare(12, torch.empty)
+            results[f"{name} offsets"] = gather(abs(prepared.sent.data_ptr() - prepared.received.data_ptr()))
+            measure(f"{name} in place", collectives.measure_back_to_back, variant)
+        measure(f"{name} each operation", collectives.measure_each_operation, operation)
+        with (
+            patch.object(collectives, "_captured", fake_graph),
+            patch.object(collectives, "OPERATIONS_PER_GRAPH", 2),
+        ):
+            measure(f"{name} graph", collectives.measure_cuda_graph, operation)
+            measure(f"{name} corrupted graph", collectives.measure_cuda_graph, corrupted(operation))
+        measure(f"{name} corrupted", collectives.measure_back_to_back, corrupted(operation))
     close_group()
-    return json.dumps(found)
+    return json.dumps(results)

@@ -1,4 +1,4 @@
-"""What the process that asked can read, of one that answers and of those that cannot."""
+"""Output and exit code of child processes that succeed and that fail."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
 
 PROGRAM = """
 from pathlib import Path
-from seatrial.bench import child_answer
-from seatrial.model import NoRoom, SeatrialError, UsageError
+from seatrial.bench import child_result
+from seatrial.model import DiskFullError, SeatrialError, UsageError
 from seatrial.train import disk
 
 def run(task):
-    print("a library's own words")
-    with disk.explained(Path(task["out"])):
+    print("output of a library")
+    with disk.convert_disk_full(Path(task["out"])):
         {}
 
-child_answer.serve(run)
+child_result.child_main(run)
 """
 
 
 TASK = json.dumps({"out": "."})
 
 
-def ended(deed: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", PROGRAM.replace("{}", deed), TASK]
+def run_child(statement: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", PROGRAM.replace("{}", statement), TASK]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_an_answer_stands_alone_on_standard_output() -> None:
-    found = ended("return {'steps': 3}")
-    assert (found.returncode, json.loads(found.stdout)) == (0, {"steps": 3})
-    assert found.stderr == "a library's own words\n"
+def test_stdout_has_the_result_only() -> None:
+    ended = run_child("return {'steps': 3}")
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, {"steps": 3})
+    assert ended.stderr == "output of a library\n"
 
 
 @pytest.mark.parametrize(
-    ("deed", "code", "last"),
+    ("statement", "code", "last"),
     [
         ("raise UsageError('no such model')", EXIT_USAGE_ERROR, "UsageError: no such model"),
-        ("raise NoRoom('on /tmp')", EXIT_DISK_FULL, "NoRoom: on /tmp"),
-        ("raise OSError(28, 'No space left')", EXIT_DISK_FULL, "NoRoom: cannot write .: [Errno 28] No space left. On "),
-        # cut short, and there is room: whatever it was, no full disk
+        ("raise DiskFullError('on /tmp')", EXIT_DISK_FULL, "DiskFullError: on /tmp"),
+        ("raise OSError(28, 'No space left')", EXIT_DISK_FULL, "DiskFullError: "),
+        # a short write on a disk with free space is not a full disk
         ("raise RuntimeError('3 requested and 1 written')", 1, "RuntimeError: 3 requested and 1 written"),
         ("raise OSError(5, 'Input/output error')", 1, "OSError: [Errno 5] Input/output error"),
         ("raise SeatrialError('step 2')", 1, "SeatrialError: step 2"),
         ("raise ValueError('three')", 1, "ValueError: three"),
     ],
 )
-def test_why_there_is_none_is_said_last(deed: str, code: int, last: str) -> None:
-    found = ended(deed)
-    assert (found.returncode, found.stdout) == (code, "")
-    assert found.stderr.splitlines()[-1].startswith(last)
+def test_error_is_the_last_line_of_stderr(statement: str, code: int, last: str) -> None:
+    ended = run_child(statement)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr.splitlines()[-1].startswith(last)
 
 
-@pytest.mark.parametrize("deed", ["return 3", "raise NoRoom('on /tmp')"])
-def test_a_disk_that_takes_not_even_the_words_is_told_by_the_code(deed: str) -> None:
+@pytest.mark.parametrize("statement", ["return 3", "raise DiskFullError('on /tmp')"])
+def test_exit_code_reports_a_disk_too_full_for_the_message(statement: str) -> None:
     with open("/dev/full", "w") as full:
-        argv = [sys.executable, "-c", PROGRAM.replace("{}", deed), TASK]
+        argv = [sys.executable, "-c", PROGRAM.replace("{}", statement), TASK]
         assert subprocess.run(argv, stdout=full, stderr=full, timeout=60, check=False).returncode == EXIT_DISK_FULL

@@ -10,51 +10,51 @@ from seatrial.bench.data_check import ExpectedPart, fill_input, fill_with_nan, v
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def summed(ranks: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """What an all-reduce leaves, by adding up the ranks' buffers one after another in their own type."""
+def sum_of_inputs(ranks: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Result of an all-reduce: the sum of the ranks' inputs, in their type."""
     total = torch.zeros(count, dtype=dtype)
     for rank in range(ranks):
-        mine = torch.empty(count, dtype=dtype)
-        fill_input(mine, rank, ranks)
-        total += mine
+        buffer = torch.empty(count, dtype=dtype)
+        fill_input(buffer, rank, ranks)
+        total += buffer
     return total
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 64, 1000])
-def test_the_exact_sum_is_right_in_any_order(dtype: torch.dtype, ranks: int) -> None:
-    assert verify(summed(ranks, 1001, dtype), ranks) is None
+def test_sum_is_verified(dtype: torch.dtype, ranks: int) -> None:
+    assert verify(sum_of_inputs(ranks, 1001, dtype), ranks) is None
 
 
-def contributions(ranks: int, count: int, dtype: torch.dtype) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """What each rank has to add, by rank and position; float32 holds all values of the other types."""
+def all_inputs(ranks: int, count: int, dtype: torch.dtype) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Inputs by rank and position; float32 represents all values of the other types."""
     filled = np.empty((ranks, count), dtype=np.float32)
-    mine = torch.empty(count, dtype=dtype)
+    buffer = torch.empty(count, dtype=dtype)
     for rank in range(ranks):
-        fill_input(mine, rank, ranks)
-        filled[rank] = mine.float().numpy()
+        fill_input(buffer, rank, ranks)
+        filled[rank] = buffer.float().numpy()
     return filled
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 64, 256, 4096])
-def test_no_partial_sum_can_round(dtype: torch.dtype, ranks: int) -> None:
-    magnitude = np.abs(contributions(ranks, 2048, dtype)).sum(axis=0, dtype=np.float64)
+def test_partial_sums_are_exact(dtype: torch.dtype, ranks: int) -> None:
+    magnitude = np.abs(all_inputs(ranks, 2048, dtype)).sum(axis=0, dtype=np.float64)
     assert 0 < magnitude.max() <= 2 / torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 8, 9, 16, 64, 100, 256, 1024, 4096])
-def test_no_rank_of_a_sum_can_be_left_out_or_stand_for_another(dtype: torch.dtype, ranks: int) -> None:
-    """Each adds something within 2,048 positions, and no two add the same."""
-    filled = contributions(ranks, 2048, dtype)
+def test_inputs_of_a_sum_differ_between_all_ranks(dtype: torch.dtype, ranks: int) -> None:
+    """Every rank contributes within 2,048 positions, and no two ranks contribute the same."""
+    filled = all_inputs(ranks, 2048, dtype)
     assert filled.any(axis=1).all()
     assert len({row.tobytes() for row in filled}) == ranks
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [16, 128, 4096])
-def test_what_is_moved_differs_between_all_ranks_at_every_position(dtype: torch.dtype, ranks: int) -> None:
+def test_moved_data_differs_between_all_ranks_at_every_position(dtype: torch.dtype, ranks: int) -> None:
     filled = torch.empty((ranks, 64), dtype=dtype)
     for rank in range(ranks):
         fill_input(filled[rank], rank, 1)
@@ -63,27 +63,27 @@ def test_what_is_moved_differs_between_all_ranks_at_every_position(dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_moved_has_every_bit_both_ways(dtype: torch.dtype) -> None:
-    mine = torch.empty(100_000, dtype=dtype)
-    fill_input(mine, 3, 1)
-    assert mine.isfinite().all()
-    bits = mine.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
+def test_moved_data_has_every_bit_0_and_1(dtype: torch.dtype) -> None:
+    buffer = torch.empty(100_000, dtype=dtype)
+    fill_input(buffer, 3, 1)
+    assert buffer.isfinite().all()
+    bits = buffer.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
     assert np.bitwise_or.reduce(bits) == -1
     assert np.bitwise_and.reduce(bits) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("added", [1, 2, 300])
-def test_what_is_not_overwritten_is_wrong_everywhere(dtype: torch.dtype, added: int) -> None:
-    buffer = torch.empty(70_000, dtype=dtype)  # more than all bits of two bytes
+@pytest.mark.parametrize("summed_ranks", [1, 2, 300])
+def test_data_that_is_not_overwritten_is_wrong_everywhere(dtype: torch.dtype, summed_ranks: int) -> None:
+    buffer = torch.empty(70_000, dtype=dtype)  # more elements than 2-byte values
     fill_with_nan(buffer)
     assert buffer.isnan().all()
-    found = verify(buffer, added, [ExpectedPart(70_000, 0, rank=1)])
-    assert found
-    assert (found.wrong, found.got) == (70_000, "nan")
+    mismatch = verify(buffer, summed_ranks, [ExpectedPart(70_000, 0, rank=1)])
+    assert mismatch
+    assert (mismatch.wrong, mismatch.got) == (70_000, "nan")
 
 
-def test_contributions_differ_by_rank_and_position() -> None:
+def test_inputs_differ_by_rank_and_position() -> None:
     buffers = [torch.empty(100_000) for _ in range(8)]
     for rank, buffer in enumerate(buffers):
         fill_input(buffer, rank, 8)
@@ -94,73 +94,73 @@ def test_contributions_differ_by_rank_and_position() -> None:
 
 
 @pytest.mark.parametrize("bit", range(32))
-def test_any_flipped_bit_is_found_and_named(bit: int) -> None:
-    buffer = summed(4, 1000, torch.float32)
+def test_any_flipped_bit_is_found(bit: int) -> None:
+    buffer = sum_of_inputs(4, 1000, torch.float32)
     expected = buffer[613].item()
     bits = buffer.numpy().view(np.uint32)
     bits[613] ^= np.uint32(1 << bit)
-    found = verify(buffer, 4)
-    assert found
-    assert (found.wrong, found.offset, found.xor) == (1, 613, f"0x{1 << bit:08x}")
-    assert (found.expected, found.got) == (str(expected), str(buffer[613].item()))
+    mismatch = verify(buffer, 4)
+    assert mismatch
+    assert (mismatch.wrong, mismatch.offset, mismatch.xor) == (1, 613, f"0x{1 << bit:08x}")
+    assert (mismatch.expected, mismatch.got) == (str(expected), str(buffer[613].item()))
 
 
-def test_a_sign_bit_of_half_precision_and_nan_are_found() -> None:
-    buffer = summed(2, 64, torch.bfloat16)
+def test_sign_bit_of_bfloat16_and_nan_are_found() -> None:
+    buffer = sum_of_inputs(2, 64, torch.bfloat16)
     buffer[9] *= -1
     buffer[40:] = float("nan")
-    found = verify(buffer, 2)
-    assert found
-    assert (found.wrong, found.offset, found.xor) == (25, 9, "0x8000")
+    mismatch = verify(buffer, 2)
+    assert mismatch
+    assert (mismatch.wrong, mismatch.offset, mismatch.xor) == (25, 9, "0x8000")
 
 
-def test_even_the_sign_of_zero_counts() -> None:
-    buffer = summed(3, 200, torch.bfloat16)
+def test_sign_of_zero_is_compared() -> None:
+    buffer = sum_of_inputs(3, 200, torch.bfloat16)
     zero = buffer.tolist().index(0)
     buffer[zero] = -0.0
-    found = verify(buffer, 3)
-    assert found
-    assert (found.offset, found.xor) == (zero, "0x8000")
+    mismatch = verify(buffer, 3)
+    assert mismatch
+    assert (mismatch.offset, mismatch.xor) == (zero, "0x8000")
 
 
-def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = summed(3, 1000, torch.float32)
+def test_result_does_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = sum_of_inputs(3, 1000, torch.float32)
     monkeypatch.setattr(data_check, "CHUNK_ELEMENTS", 64)
-    assert torch.equal(summed(3, 1000, torch.float32), whole)
-    whole[130] += 1
-    whole[999] += 1
-    found = verify(whole, 3)
-    assert found
-    assert (found.wrong, found.offset) == (2, 130)
+    assert torch.equal(sum_of_inputs(3, 1000, torch.float32), buffer)
+    buffer[130] += 1
+    buffer[999] += 1
+    mismatch = verify(buffer, 3)
+    assert mismatch
+    assert (mismatch.wrong, mismatch.offset) == (2, 130)
 
 
 @pytest.mark.parametrize("block", [2**power for power in range(1, 14)])
-def test_blocks_in_each_others_place_are_found(block: int) -> None:
-    buffer = summed(4, 2**14, torch.float32)
+def test_swapped_blocks_are_found(block: int) -> None:
+    buffer = sum_of_inputs(4, 2**14, torch.float32)
     assert verify(torch.cat([buffer[block : 2 * block], buffer[:block], buffer[2 * block :]]), 4)
 
 
-def test_a_missing_or_doubled_rank_is_found() -> None:
-    assert verify(summed(4, 100, torch.float32) * 3 / 4, 4)
-    own = torch.empty(100)
-    fill_input(own, 2, 4)
-    other = torch.empty(100)
-    fill_input(other, 3, 4)
-    assert verify(summed(4, 100, torch.float32) - own + other, 4)
+def test_missing_or_duplicated_rank_is_found() -> None:
+    assert verify(sum_of_inputs(4, 100, torch.float32) * 3 / 4, 4)
+    left_out = torch.empty(100)
+    fill_input(left_out, 2, 4)
+    duplicated = torch.empty(100)
+    fill_input(duplicated, 3, 4)
+    assert verify(sum_of_inputs(4, 100, torch.float32) - left_out + duplicated, 4)
 
 
-def test_parts_are_verified_each_by_its_own_ranks_and_positions() -> None:
-    mine = torch.empty(90)
-    fill_input(mine, 2, 1)
+def test_parts_are_verified_by_their_rank_and_position() -> None:
+    buffer = torch.empty(90)
+    fill_input(buffer, 2, 1)
     blocks = [ExpectedPart(30, 30, 2), ExpectedPart(30, 0, 2)]
-    gathered = torch.cat([mine[30:60], mine[:30]])
+    gathered = torch.cat([buffer[30:60], buffer[:30]])
     assert verify(gathered, 1, blocks) is None
     gathered.view(torch.int32)[41] ^= 1 << 7
-    found = verify(gathered, 1, blocks)
-    assert found
-    assert (found.wrong, found.offset) == (1, 41)
-    assert verify(torch.cat([mine[:30], mine[30:60]]), 1, blocks), "blocks in each other's place"
-    assert verify(torch.cat([mine[30:60], mine[:30]]), 1, [ExpectedPart(30, 30, 2), ExpectedPart(30, 0, 1)]), (
-        "of another rank"
+    mismatch = verify(gathered, 1, blocks)
+    assert mismatch
+    assert (mismatch.wrong, mismatch.offset) == (1, 41)
+    assert verify(torch.cat([buffer[:30], buffer[30:60]]), 1, blocks), "swapped blocks"
+    assert verify(torch.cat([buffer[30:60], buffer[:30]]), 1, [ExpectedPart(30, 30, 2), ExpectedPart(30, 0, 1)]), (
+        "part of another rank"
     )
-    assert verify(gathered, 1, []) is None, "where nothing is received, nothing is wrong"
+    assert verify(gathered, 1, []) is None, "nothing received"

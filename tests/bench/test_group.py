@@ -23,7 +23,7 @@ def torchrun_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("torchrun_environment")
-def test_opens_gloo_on_a_cpu_with_all_its_cores_and_closes_it_twice() -> None:
+def test_open_gloo_group_with_all_cores_and_close_it_twice() -> None:
     torch.set_num_threads(1)
     open_group("cpu", timeout_s=30)
     assert (dist.get_backend(), dist.get_world_size()) == ("gloo", 1)
@@ -34,7 +34,7 @@ def test_opens_gloo_on_a_cpu_with_all_its_cores_and_closes_it_twice() -> None:
 
 
 @pytest.mark.usefixtures("torchrun_environment")
-def test_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_divided_among_the_processes_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7 if pid == 0 else 1)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     open_group("cpu", timeout_s=30)
@@ -43,13 +43,13 @@ def test_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("torchrun_environment")
 @pytest.mark.parametrize("device", ["cuda", "meta"])
-def test_a_device_without_a_backend_or_index_is_refused(device: str) -> None:
+def test_device_without_backend_or_index_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match=f"'{device}'.*cuda:N"):
         open_group(device, timeout_s=30)
     assert not dist.is_initialized()
 
 
-def test_outside_torchrun_it_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_variable_of_torchrun_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="RANK"):
         open_group("cpu", timeout_s=30)

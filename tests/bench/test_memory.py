@@ -8,8 +8,8 @@ import torch
 from seatrial.bench import memory
 from seatrial.bench.memory import FIXED_PATTERNS, PatternError, run_pattern_test, time_copy, time_triad
 
-WORDS = 512  # of a block
-VICTIM, INDEX = 2, 77
+WORDS = 512  # per block
+FAULTY_BLOCK, INDEX = 2, 77
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "BLOCK_BYTES", 8 * WORDS)
 
 
-class Flipping:
-    """``fill`` with a bit of one block that does not keep what was written: it flips once all is written."""
+class FlippedBit:
+    """``fill``, flipping one bit of a block after all blocks are written."""
 
     def __init__(self, fill: Any, bit: int, blocks: int) -> None:
         self.fill, self.bit, self.blocks, self.written = fill, bit, blocks, list[torch.Tensor]()
@@ -28,7 +28,7 @@ class Flipping:
         if len(self.written) < self.blocks:
             self.written.append(block)
             if len(self.written) == self.blocks:
-                self.written[VICTIM][INDEX] ^= -(2**63) if self.bit == 63 else 1 << self.bit
+                self.written[FAULTY_BLOCK][INDEX] ^= -(2**63) if self.bit == 63 else 1 << self.bit
         return filled
 
 
@@ -38,27 +38,27 @@ def flip(monkeypatch: pytest.MonkeyPatch, pattern: str, bit: int, blocks: int) -
         memory,
         "_patterns",
         lambda device: (
-            (name, Flipping(fill, bit, blocks) if name == pattern else fill) for name, fill in real(device)
+            (name, FlippedBit(fill, bit, blocks) if name == pattern else fill) for name, fill in real(device)
         ),
     )
 
 
-def test_good_memory_keeps_everything_to_the_last_word() -> None:
-    tested = run_pattern_test(4 * 8 * WORDS + 8 * 3 + 5, "cpu")
-    assert tested.errors == ()
-    assert tested.size == 4 * 8 * WORDS + 8 * 3
-    assert tested.free_bytes > tested.size
+def test_good_memory_has_no_errors() -> None:
+    result = run_pattern_test(4 * 8 * WORDS + 8 * 3 + 5, "cpu")
+    assert result.errors == ()
+    assert result.size == 4 * 8 * WORDS + 8 * 3
+    assert result.free_bytes > result.size
 
 
 @pytest.mark.parametrize("bit", [0, 31, 63])
 @pytest.mark.parametrize("pattern", ["0x0000000000000000", "0xffffffffffffffff", "0x5555555555555555", "random"])
-def test_a_flipped_bit_is_found_and_placed(pattern: str, bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipped_bit_is_found_with_its_offset(pattern: str, bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(monkeypatch, pattern, bit, blocks=4)
-    offset = 8 * (VICTIM * WORDS + INDEX)
+    offset = 8 * (FAULTY_BLOCK * WORDS + INDEX)
     assert run_pattern_test(4 * 8 * WORDS, "cpu").errors == (PatternError(pattern, 1, offset, f"{1 << bit:#018x}"),)
 
 
-def test_the_first_of_several_and_their_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_offset_and_number_of_wrong_words(monkeypatch: pytest.MonkeyPatch) -> None:
     real = memory._fill_with
 
     def faulty(word: int, block: torch.Tensor, number: int) -> torch.Tensor:
@@ -73,8 +73,8 @@ def test_the_first_of_several_and_their_number_are_told(monkeypatch: pytest.Monk
     assert run_pattern_test(3 * 8 * WORDS, "cpu").errors == (PatternError("0x0000000000000000", 9, 72, f"{4:#018x}"),)
 
 
-def test_two_addresses_for_one_word_are_found_by_the_random_pattern_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address line too few: block 0 and block 2 are the same memory."""
+def test_aliased_blocks_are_found_by_the_random_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing address line: blocks 0 and 2 are the same memory."""
     real, made = torch.empty, list[torch.Tensor]()
 
     def empty(count: int, **options: Any) -> torch.Tensor:
@@ -82,28 +82,28 @@ def test_two_addresses_for_one_word_are_found_by_the_random_pattern_alone(monkey
         return made[-1]
 
     monkeypatch.setattr(torch, "empty", empty)
-    (wrong,) = run_pattern_test(4 * 8 * WORDS, "cpu").errors
-    assert (wrong.pattern, wrong.offset) == ("random", 0)
-    assert wrong.words == WORDS
+    (error,) = run_pattern_test(4 * 8 * WORDS, "cpu").errors
+    assert (error.pattern, error.offset) == ("random", 0)
+    assert error.words == WORDS
 
 
-def test_patterns_have_every_bit_both_ways() -> None:
+def test_patterns_have_every_bit_0_and_1() -> None:
     for bit in range(64):
         assert {word >> bit & 1 for word in FIXED_PATTERNS} == {0, 1}
     words = dict(memory._patterns("cpu"))["random"](torch.empty(4096, dtype=torch.int64), 3)
     assert 0.4 < float((words < 0).double().mean()) < 0.6
 
 
-def test_random_words_depend_on_the_block_and_come_again() -> None:
+def test_random_words_depend_on_the_block_and_are_reproducible() -> None:
     fill = dict(memory._patterns("cpu"))["random"]
-    one, other, again = (fill(torch.empty(64, dtype=torch.int64), number).clone() for number in (1, 2, 1))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
+    first, other, repeated = (fill(torch.empty(64, dtype=torch.int64), number).clone() for number in (1, 2, 1))
+    assert torch.equal(first, repeated)
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("time_it", [time_copy, time_triad])
-def test_bandwidth_is_measured_on_data_that_was_written(time_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh zeros on a CPU are all one page: reading them measures the cache."""
+def test_bandwidth_is_measured_on_random_data(time_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New arrays of zeros on a CPU share one page, so reading them would measure the cache."""
     real, made = torch.rand, list[torch.Tensor]()
 
     def rand(count: int, **options: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""An operation that does nothing is never found right: every one, in place and out of place, in real groups."""
+"""Data checks detect an operation that moves no data: all operations, in and out of place, in real groups."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from seatrial.bench.operations import OPERATIONS
 from tests.bench import missing_transfer_driver
 from tests.train import ranks as groups
 
-PLACED = [
-    (name, "in place" if one.in_place else "out of place")
-    for name, usual in OPERATIONS.items()
-    for one in (usual, usual.in_place_variant())
-    if one
+VARIANTS = [
+    (name, "in place" if operation.in_place else "out of place")
+    for name, default in OPERATIONS.items()
+    for operation in (default, default.in_place_variant())
+    if operation
 ]
-CASES = list(product(missing_transfer_driver.SIZES, PLACED, DTYPES))
+CASES = list(product(missing_transfer_driver.WORLD_SIZES, VARIANTS, DTYPES))
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, dict[str, Any]]:
+def results() -> dict[int, dict[str, Any]]:
+    """Results of rank 0, by world size."""
     return {
         size: json.loads(groups.heard(groups.run(size, missing_transfer_driver.main))[0])
-        for size in missing_transfer_driver.SIZES
+        for size in missing_transfer_driver.WORLD_SIZES
     }
 
 
-def who_receives(name: str, place: str, ranks: int) -> list[str]:
-    """The ranks with data afterwards that they did not have before: the root of a broadcast in place has its own."""
-    everybody = [str(rank) for rank in range(ranks)]
-    return {"reduce": ["0"], "broadcast": everybody[place == "in place" :]}.get(name, everybody)
+def receiving_ranks(name: str, placement: str, ranks: int) -> list[str]:
+    """The ranks that receive data; the root of an in-place broadcast has its data already."""
+    all_ranks = [str(rank) for rank in range(ranks)]
+    return {"reduce": ["0"], "broadcast": all_ranks[placement == "in place" :]}.get(name, all_ranks)
 
 
-@pytest.mark.parametrize(("ranks", "placed", "dtype"), CASES)
-def test_every_rank_sees_that_nothing_moved(
-    found: dict[int, dict[str, Any]], ranks: int, placed: tuple[str, str], dtype: str
+@pytest.mark.parametrize(("ranks", "variant", "dtype"), CASES)
+def test_every_receiving_rank_detects_missing_data(
+    results: dict[int, dict[str, Any]], ranks: int, variant: tuple[str, str], dtype: str
 ) -> None:
-    told = found[ranks][f"{' '.join(placed)} {dtype}"]
-    assert told["done"] == {}
-    assert list(told["nothing"]) == who_receives(*placed, ranks)
-    # in place some is there already: the own block, or a sum that happens to be what the rank itself adds
-    own = (
-        missing_transfer_driver.COUNT // ranks
-        if placed == ("all_gather", "in place")
-        else 12 * (placed[1] == "in place")
-    )
-    assert all(0 <= told["received"] - one["wrong"] <= own for one in told["nothing"].values())
+    result = results[ranks][f"{' '.join(variant)} {dtype}"]
+    assert result["run"] == {}
+    assert list(result["skipped"]) == receiving_ranks(*variant, ranks)
+    # In place some elements are correct: the rank's own block, or sums that equal the rank's input
+    correct = missing_transfer_driver.COUNT // ranks
+    if variant != ("all_gather", "in place"):
+        correct = 12 * (variant[1] == "in place")
+    assert all(0 <= result["received"] - mismatch["wrong"] <= correct for mismatch in result["skipped"].values())
 
 
-@pytest.mark.parametrize("ranks", missing_transfer_driver.SIZES)
-def test_partners_see_that_nothing_was_exchanged(found: dict[int, dict[str, Any]], ranks: int) -> None:
-    assert found[ranks]["pairs"] == {"0": True, "1": True}
+@pytest.mark.parametrize("ranks", missing_transfer_driver.WORLD_SIZES)
+def test_pairs_detect_missing_data(results: dict[int, dict[str, Any]], ranks: int) -> None:
+    assert results[ranks]["pairs"] == {"0": True, "1": True}
 
 
-def test_all_that_has_two_placements_is_here() -> None:
-    both = {name for name, _ in PLACED if [one for one, _ in PLACED].count(name) == 2}
-    assert both == {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"}
+def test_operations_with_two_variants() -> None:
+    names = [name for name, _ in VARIANTS]
+    two_variants = {name for name in names if names.count(name) == 2}
+    assert two_variants == {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"}

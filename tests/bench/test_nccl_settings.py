@@ -13,12 +13,17 @@ from seatrial.bench.collectives import Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.subgroups import GroupResult
 
-TASK: dict[str, Any] = {"groups": {"all": [[0, 1]]}, "size": 4000, "seconds": 0.1, "path_sizes": [400, 4000, 40000]}
+TASK: dict[str, Any] = {
+    "groups": {"all_ranks": [[0, 1]]},
+    "size": 4000,
+    "seconds": 0.1,
+    "path_sizes": [400, 4000, 40000],
+}
 
 
 @pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]:
-    """Bytes of each sum outside the timed ones, of a process group of this process alone; timed ones are given."""
+def untimed_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]:
+    """Sizes of the untimed all-reduces, in a process group of this process only; timed results are faked."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     sizes: list[int] = []
     bad = Mismatch(3, 0, "1", "2", "3")
@@ -30,15 +35,17 @@ def sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]
     dist.destroy_process_group()
 
 
-def test_each_size_is_summed_once_and_groups_are_measured(sums: list[int], tmp_path: Path) -> None:
+def test_each_size_runs_once_and_groups_are_measured(untimed_sizes: list[int], tmp_path: Path) -> None:
     answer = nccl_settings.run(TASK, "cpu")
-    assert sums == [4000, 400, 40000]
-    assert answer["busbw"]["all"] == [pytest.approx((4.0, 2.0))]  # 4000 B in 1 and 2 us, by two ranks
-    assert (answer["wrong"], answer["not_allocated"], answer["log_bytes"]) == (3, [], 0)
+    assert untimed_sizes == [4000, 400, 40000]
+    assert answer["busbw"]["all_ranks"] == [pytest.approx((4.0, 2.0))]  # 4000 B in 1 and 2 us, by two ranks
+    assert (answer["wrong_elements"], answer["not_allocated"], answer["log_bytes"]) == (3, [], 0)
     assert answer["log"] == str(tmp_path / "nccl.log")
 
 
-def test_sizes_beyond_half_of_the_free_memory_are_left_out(sums: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_above_half_of_the_free_memory_are_not_allocated(
+    untimed_sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nccl_settings, "min_free_memory", lambda _device: 8000.0)
     assert nccl_settings.run(TASK, "cpu")["not_allocated"] == [40000]
-    assert sums == [4000, 400]
+    assert untimed_sizes == [4000, 400]

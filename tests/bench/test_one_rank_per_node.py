@@ -21,8 +21,8 @@ from seatrial.bench.one_rank_per_node import (
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A group of this one process."""
+def single_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of this process only."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -34,14 +34,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     close_group()
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, names: list[str], rank: int) -> None:
-    """Let the gather bring what processes on nodes of these names would say."""
+def fake_nodes(monkeypatch: pytest.MonkeyPatch, names: list[str], rank: int) -> None:
+    """Let gather return the node names of several processes."""
     monkeypatch.setattr(one_rank_per_node, "gather", lambda value: names)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
 
 
 @pytest.mark.parametrize(
-    ("rank", "at_least", "expected"),
+    ("rank", "min_count", "expected"),
     [
         (0, 1, Participants(("a", "b"), 0, True)),
         (1, 1, Participants(("a", "b"), -1, True)),
@@ -49,45 +49,45 @@ def pretend(monkeypatch: pytest.MonkeyPatch, names: list[str], rank: int) -> Non
         (3, 2, Participants(("a", "b"), -1, True)),
     ],
 )
-def test_the_lowest_rank_of_each_node_acts(
-    monkeypatch: pytest.MonkeyPatch, rank: int, at_least: int, expected: Participants
+def test_lowest_rank_of_each_node_participates(
+    monkeypatch: pytest.MonkeyPatch, rank: int, min_count: int, expected: Participants
 ) -> None:
-    pretend(monkeypatch, ["a", "a", "b", "b"], rank)
-    assert select_participants(["a", "a", "b", "b"][rank], at_least) == expected
+    fake_nodes(monkeypatch, ["a", "a", "b", "b"], rank)
+    assert select_participants(["a", "a", "b", "b"][rank], min_count) == expected
 
 
-def test_nodes_may_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, ["a", "b", "a", "b"], 1)
+def test_ranks_may_alternate_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nodes(monkeypatch, ["a", "b", "a", "b"], 1)
     assert select_participants("b") == Participants(("a", "b"), 1, True)
 
 
-@pytest.mark.parametrize(("rank", "me"), [(0, 0), (1, 1), (2, -1)])
-def test_on_one_node_the_first_ranks_act_where_one_is_too_few(
-    monkeypatch: pytest.MonkeyPatch, rank: int, me: int
+@pytest.mark.parametrize(("rank", "index"), [(0, 0), (1, 1), (2, -1)])
+def test_first_ranks_of_one_node_participate_if_one_is_too_few(
+    monkeypatch: pytest.MonkeyPatch, rank: int, index: int
 ) -> None:
-    pretend(monkeypatch, ["a", "a", "a"], rank)
-    assert select_participants("a", min_count=2) == Participants(("a/rank0", "a/rank1"), me, False)
+    fake_nodes(monkeypatch, ["a", "a", "a"], rank)
+    assert select_participants("a", min_count=2) == Participants(("a/rank0", "a/rank1"), index, False)
     assert select_participants("a").names == ("a",)
 
 
-def test_the_leader_is_the_first_actor_alone() -> None:
+def test_first_participant_only() -> None:
     assert Participants(("a", "b"), 0, True).first_only == Participants(("a",), 0, True)
     assert Participants(("a", "b"), 1, True).first_only == Participants(("a",), -1, True)
 
 
-@pytest.mark.usefixtures("alone")
-def test_work_that_returns_nothing_is_done_all_the_same() -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_results_may_be_none() -> None:
     assert select_participants("a").run_on_all(lambda: None) == [None]
     assert select_participants("a").run_on_all(lambda: 7) == [7]
 
 
-@pytest.mark.usefixtures("alone")
-def test_who_does_not_act_does_not_work() -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_other_ranks_do_not_run_the_work() -> None:
     assert Participants((), -1, False).run_on_all(lambda: pytest.fail("worked")) == []
 
 
-@pytest.mark.usefixtures("alone")
-def test_an_error_of_the_system_is_told_with_the_name() -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_os_error_is_reported_with_the_participants_name() -> None:
     def work() -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/mnt/x")
 
@@ -96,37 +96,37 @@ def test_an_error_of_the_system_is_told_with_the_name() -> None:
     assert not raised.value.timed_out
 
 
-@pytest.mark.usefixtures("alone")
-def test_work_that_hangs_is_given_up() -> None:
-    began = time.monotonic()
+@pytest.mark.usefixtures("single_process_group")
+def test_hanging_work_times_out() -> None:
+    started = time.monotonic()
     with pytest.raises(ParticipantError, match=r"no answer within 0\.1 s \(a\)") as raised:
         select_participants("a").run_on_all(lambda: time.sleep(600), seconds=0.1)
     assert raised.value.timed_out
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - started < 60
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_timeout_that_the_work_itself_raises_is_no_hang() -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_timeout_error_of_the_work_is_not_a_hang() -> None:
     def work() -> None:
-        raise TimeoutError("the lock did not come")
+        raise TimeoutError("lock is busy")
 
-    with pytest.raises(ParticipantError, match="the lock did not come") as raised:
+    with pytest.raises(ParticipantError, match="lock is busy") as raised:
         select_participants("a").run_on_all(work)
     assert not raised.value.timed_out
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_fault_of_our_own_is_not_taken_for_one_of_the_machine() -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_programming_errors_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         select_participants("a").run_on_all(lambda: 1 / 0)
 
 
-@pytest.mark.usefixtures("alone")
-def test_without_nccl_there_is_no_version() -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_no_nccl_version_without_nccl() -> None:
     assert one_rank_per_node.nccl_version() is None
 
 
-def test_names_with_one_reason_stand_together() -> None:
+def test_names_are_grouped_by_reason() -> None:
     assert group_by_reason({"a": "full", "b": "gone", "c": "full"}) == "full (a, c); gone (b)"
 
 
@@ -139,5 +139,5 @@ def test_names_with_one_reason_stand_together() -> None:
         (ValueError(), "ValueError"),
     ],
 )
-def test_a_reason_is_one_line(error: Any, text: str) -> None:
+def test_error_text_is_one_line(error: Any, text: str) -> None:
     assert error_text(error) == text

@@ -15,76 +15,76 @@ from tests.train import ranks
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(ranks.heard(ranks.run(3, operations_driver.main, seconds=240))[0])
-    return told
+def results() -> dict[str, Any]:
+    of_rank0: dict[str, Any] = json.loads(ranks.heard(ranks.run(3, operations_driver.main, seconds=240))[0])
+    return of_rank0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_brings_exactly_what_it_should(found: dict[str, Any], name: str, dtype: str) -> None:
-    assert found[f"{name} {dtype}"]["mismatches"] == {}
+def test_result_of_every_operation_is_exact(results: dict[str, Any], name: str, dtype: str) -> None:
+    assert results[f"{name} {dtype}"]["mismatches"] == {}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_bit_flipped_on_the_way_is_found_where_it_is(found: dict[str, Any], name: str) -> None:
-    mismatches = found[f"{name} broken"]["mismatches"]
+def test_flipped_bit_is_found_with_its_offset(results: dict[str, Any], name: str) -> None:
+    mismatches = results[f"{name} corrupted"]["mismatches"]
     assert mismatches["0"]["offset"] == 5
     assert mismatches["0"]["xor"] == "0x00000200"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_data_of_a_graph_is_checked(found: dict[str, Any], name: str) -> None:
-    assert found[f"{name} replayed"]["mismatches"] == {}
-    assert found[f"{name} broken replayed"]["mismatches"]["0"]["offset"] == 5
+def test_data_of_a_graph_is_checked(results: dict[str, Any], name: str) -> None:
+    assert results[f"{name} graph"]["mismatches"] == {}
+    assert results[f"{name} corrupted graph"]["mismatches"]["0"]["offset"] == 5
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_one_by_one_have_a_time_each(found: dict[str, Any], name: str) -> None:
-    timings = found[f"{name} one by one"]["timings"]
+def test_each_operation_is_timed(results: dict[str, Any], name: str) -> None:
+    timings = results[f"{name} each operation"]["timings"]
     assert timings["per_window"] == 1
     assert {len(window) for window in timings["windows"]} == {3}  # ranks
-    assert found[f"{name} one by one"]["mismatches"] == {}
+    assert results[f"{name} each operation"]["mismatches"] == {}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_sizes_are_whole_blocks_and_stated_exactly(found: dict[str, Any], name: str) -> None:
-    size = found[f"{name} float32"]["size"]
+def test_exact_size_has_whole_blocks(results: dict[str, Any], name: str) -> None:
+    size = results[f"{name} float32"]["size"]
     assert size == (
         996 * 4 if OPERATIONS[name].one_block_per_rank else 1003 * 4
     )  # blocks of 16 B, as nccl-tests rounds
 
 
-def test_a_block_holds_an_element_even_where_nccl_tests_measures_nothing() -> None:
+def test_block_has_at_least_one_element() -> None:
     assert OPERATIONS["all_gather"].element_count(8, 4, 4) == 4
     assert OPERATIONS["all_gather"].element_count(8 * 4, 4, 4) == 8
     assert OPERATIONS["all_gather"].element_count(100, 2, 3) == 48
 
 
-def test_a_size_that_is_no_whole_blocks_is_called_what_it_is() -> None:
+def test_nominal_size() -> None:
     gather = OPERATIONS["all_gather"]
     assert [gather.nominal_size(size, 4, 8) for size in (8, 16, 32, 100, 2**20)] == [32, 32, 32, 96, 2**20]
-    assert gather.nominal_size(2**30, 4, 3) == 2**30  # 16 B less
+    assert gather.nominal_size(2**30, 4, 3) == 2**30  # exact size is 16 B smaller
     assert gather.nominal_size(gather.nominal_size(8, 2, 7), 2, 7) == 14
     assert OPERATIONS["all_reduce"].nominal_size(8, 4, 8) == 8
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
-def test_in_place_brings_the_same(found: dict[str, Any], name: str) -> None:
-    assert found[f"{name} offsets"] == [0, 16, 32]  # each rank's block where NCCL takes it for in place
-    assert found[f"{name} elsewhere"]["mismatches"] == {}
-    assert found[f"{name} elsewhere"]["size"] == 996 * 4
-    other = OPERATIONS[name].in_place_variant()
-    assert other
-    assert other.in_place
-    assert other.in_place_variant() is None
+def test_in_place_variant_is_exact(results: dict[str, Any], name: str) -> None:
+    assert results[f"{name} offsets"] == [0, 16, 32]  # the offsets of the ranks' blocks that NCCL expects
+    assert results[f"{name} in place"]["mismatches"] == {}
+    assert results[f"{name} in place"]["size"] == 996 * 4
+    variant = OPERATIONS[name].in_place_variant()
+    assert variant
+    assert variant.in_place
+    assert variant.in_place_variant() is None
 
 
-def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
-    others = ("path", "pairs", "gpu_pairs", "each_node", "rails", "contrast", "scaling")
-    of_other_kinds = {f"collectives.{name}" for name in others}
+def test_every_operation_has_a_check() -> None:
+    others = ("transport", "pairs", "gpu_pairs", "each_node", "rails", "nccl_settings", "scaling")
+    other_checks = {f"collectives.{name}" for name in others}
     assert {f"collectives.{name}" for name in OPERATIONS} == {
-        name for name in catalog() if name.startswith("collectives.") and name not in of_other_kinds
+        name for name in catalog() if name.startswith("collectives.") and name not in other_checks
     }
 
 
@@ -101,5 +101,5 @@ def test_every_operation_has_a_check_and_every_check_an_operation() -> None:
         ("send_receive", 1.0),
     ],
 )
-def test_factors_are_those_of_nccl_tests(name: str, factor: float) -> None:
+def test_busbw_factors_match_nccl_tests(name: str, factor: float) -> None:
     assert OPERATIONS[name].busbw_factor(4) == factor

@@ -12,10 +12,10 @@ from seatrial.model import SeatrialError
 
 
 class Nvml:
-    """NVML of a machine with one GPU, with what is asked of it here. ``masks`` None: it does not tell."""
+    """Fake NVML of a machine with one GPU; ``masks`` None: the CPU affinity is not supported."""
 
     class NVMLError(Exception):
-        """NVML's own."""
+        """As pynvml.NVMLError."""
 
     def __init__(self, masks: list[int] | None = None) -> None:
         self._masks, self.open = masks, 0
@@ -34,8 +34,8 @@ class Nvml:
     def nvmlDeviceGetIndex(self, handle: str) -> int:
         return {"GPU-abc": 3}[handle]
 
-    def nvmlDeviceGetCpuAffinity(self, handle: str, words: int) -> list[int]:
-        assert (handle, words) == ("GPU-abc", 2)
+    def nvmlDeviceGetCpuAffinity(self, handle: str, mask_count: int) -> list[int]:
+        assert (handle, mask_count) == ("GPU-abc", 2)
         if self._masks is None:
             raise self.NVMLError("Not Supported")
         return self._masks
@@ -54,29 +54,29 @@ def load(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def load_gpu(uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(uuid=uuid, name="NVIDIA H200 MIG 1g.18gb")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    properties = SimpleNamespace(uuid=uuid, name="NVIDIA H200 MIG 1g.18gb")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
-def test_a_gpu_is_found_by_its_uuid_and_nvml_is_closed_again(nvml: Nvml) -> None:
+def test_nvml_index_is_found_by_uuid(nvml: Nvml) -> None:
     assert rank.nvml_index("cuda:0") == 3
     assert nvml.open == 0
     assert rank.nvml_index("cpu") is None
 
 
-def test_a_slice_that_nvml_has_not_as_a_gpu_is_named(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_gpu("slice", monkeypatch)
-    with pytest.raises(SeatrialError, match=r"no GPU-slice, .* 1g.18gb\): Not Found. Is it a MIG slice"):
+def test_mig_instance_is_refused(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_gpu("instance", monkeypatch)
+    with pytest.raises(SeatrialError, match=r"GPU-instance .*1g\.18gb.*Not Found.*MIG"):
         rank.nvml_index("cuda:0")
     assert nvml.open == 0
 
 
-def test_the_cpus_beside_a_gpu_are_those_of_nvmls_masks(nvml: Nvml) -> None:
+def test_numa_cpus_come_from_nvmls_masks(nvml: Nvml) -> None:
     assert rank.numa_cpus("cuda:0") == {0, 2, 127}
 
 
-def test_an_nvml_that_does_not_tell_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_cpu_affinity_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = load(Nvml(None), monkeypatch)
-    with pytest.raises(SeatrialError, match="which CPUs are beside cuda:0: Not Supported"):
+    with pytest.raises(SeatrialError, match="cuda:0: Not Supported"):
         rank.numa_cpus("cuda:0")
     assert nvml.open == 0

@@ -23,20 +23,20 @@ from seatrial.bench.timing import (
 COLD_S = 0.4
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float]) -> list[int]:
-    """Windows take what ``clock`` says, an operation; the sizes of the windows in the order asked for."""
+def fake_windows(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float]) -> list[int]:
+    """Take the times of windows from ``clock``; the requested window sizes in order."""
     sizes: list[int] = []
 
-    def window(operation: Callable[[], object], size: int, *, device: str, inside: object) -> float:
+    def window(operation: Callable[[], object], size: int, *, device: str, context: object) -> float:
         sizes.append(size)
         return next(clock)
 
-    monkeypatch.setattr(timing, "_window", window)
+    monkeypatch.setattr(timing, "_time_window", window)
     return sizes
 
 
 class Clock:
-    """Stands in for the host's: time passes only where a test lets it."""
+    """A fake host clock that advances only when a test calls ``spend``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -46,56 +46,56 @@ class Clock:
         self.now += seconds
 
 
-def test_a_real_sleep_is_timed_as_long_as_it_takes() -> None:
-    naps: list[float] = []
+def test_time_of_a_real_sleep() -> None:
+    sleeps: list[float] = []
 
-    def nap() -> None:  # which is longer than asked for, where others have the processors
-        began = time.perf_counter()
+    def sleep() -> None:  # takes longer than requested on a busy machine
+        started = time.perf_counter()
         time.sleep(0.004)
-        naps.append(time.perf_counter() - began)
+        sleeps.append(time.perf_counter() - started)
 
-    timed = time_on_device(nap, "cpu", 0.3, warmup_s=0.05)
-    measured = naps[-len(timed.windows) * timed.per_window :]
-    means = [fmean(measured[at : at + timed.per_window]) for at in range(0, len(measured), timed.per_window)]
-    assert 0.004 <= median(means) <= timed.median < 1.5 * median(means)
+    result = time_on_device(sleep, "cpu", 0.3, warmup_s=0.05)
+    measured = sleeps[-len(result.windows) * result.per_window :]
+    means = [fmean(measured[at : at + result.per_window]) for at in range(0, len(measured), result.per_window)]
+    assert 0.004 <= median(means) <= result.median < 1.5 * median(means)
 
 
-def test_windows_are_long_against_what_starting_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_operations_per_window(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    timed = time_on_device(lambda: clock.spend(0.004), "cpu", 0.3, warmup_s=0.05)
-    assert timed.median == pytest.approx(0.004)
-    assert timed.per_window == 13  # of 0.05 s
+    result = time_on_device(lambda: clock.spend(0.004), "cpu", 0.3, warmup_s=0.05)
+    assert result.median == pytest.approx(0.004)
+    assert result.per_window == 13  # of 0.05 s
 
 
-def test_the_first_operation_does_not_size_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries, buffers and peer access are set up in it, even where no time is left for heating up."""
-    sizes = clocked(monkeypatch, chain((COLD_S,), repeat(0.001)))
-    timed = time_on_device(lambda: None, "cpu", 1.0, warmup_s=0.0)
+def test_first_operation_does_not_determine_the_window_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loads libraries and sets up buffers and peer access, also without warm-up time."""
+    sizes = fake_windows(monkeypatch, chain((COLD_S,), repeat(0.001)))
+    result = time_on_device(lambda: None, "cpu", 1.0, warmup_s=0.0)
     assert sizes[:4] == [1, 1, 50, 50]
-    assert timed.per_window == 50
-    assert COLD_S not in timed.windows
+    assert result.per_window == 50
+    assert COLD_S not in result.windows
 
 
-def test_steady_windows_end_early_and_unsteady_ones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocked(monkeypatch, repeat(0.001))
+def test_constant_times_end_early_and_the_number_of_windows_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_windows(monkeypatch, repeat(0.001))
     assert len(time_on_device(lambda: None, "cpu", 60.0, warmup_s=0.0).windows) == MIN_WINDOWS
-    clocked(monkeypatch, (0.001 * (1 + number % 2) for number in count()))
+    fake_windows(monkeypatch, (0.001 * (1 + number % 2) for number in count()))
     assert len(time_on_device(lambda: None, "cpu", 60.0, warmup_s=0.0).windows) == MAX_WINDOWS
 
 
-def test_a_burn_goes_on_however_steady_it_is_and_looks_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, looks = Clock(monkeypatch), list[int]()
-    timed = time_on_device(
-        lambda: clock.spend(0.01), "cpu", 0.1, min_seconds=0.9, warmup_s=0.0, after_window=lambda: looks.append(1)
+def test_burn_lasts_min_seconds_and_calls_after_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = Clock(monkeypatch), list[int]()
+    result = time_on_device(
+        lambda: clock.spend(0.01), "cpu", 0.1, min_seconds=0.9, warmup_s=0.0, after_window=lambda: calls.append(1)
     )
-    assert 0.9 <= sum(timed.windows) * timed.per_window < 1
-    assert len(looks) == len(timed.windows)
+    assert 0.9 <= sum(result.windows) * result.per_window < 1
+    assert len(calls) == len(result.windows)
 
 
-def test_what_happens_in_between_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_window_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    timed = time_on_device(lambda: clock.spend(0.01), "cpu", 0.5, warmup_s=0.0, after_window=lambda: clock.spend(0.1))
-    assert timed.median == pytest.approx(0.01)
+    result = time_on_device(lambda: clock.spend(0.01), "cpu", 0.5, warmup_s=0.0, after_window=lambda: clock.spend(0.1))
+    assert result.median == pytest.approx(0.01)
 
 
 def test_drift_compares_the_last_third_with_the_first() -> None:
@@ -103,16 +103,16 @@ def test_drift_compares_the_last_third_with_the_first() -> None:
     assert DeviceTiming((1.0,), 1, 0.0, 0.0).drift == 0
 
 
-def test_the_work_goes_on_after_the_last_window() -> None:
-    timed = time_on_device(lambda: time.sleep(0.01), "cpu", 0.1, warmup_s=0.1, trailing_s=0.2)
-    assert timed.started < timed.ended <= timed.load_ended - 0.2
+def test_load_continues_after_the_last_window() -> None:
+    result = time_on_device(lambda: time.sleep(0.01), "cpu", 0.1, warmup_s=0.1, trailing_s=0.2)
+    assert result.started < result.ended <= result.load_ended - 0.2
 
 
-def test_every_window_is_inside_what_belongs_around_it() -> None:
+def test_window_context_is_entered_for_every_window() -> None:
     entered: list[int] = []
 
     @contextmanager
-    def inside() -> Iterator[None]:
+    def context() -> Iterator[None]:
         entered.append(0)
         yield
 
@@ -120,29 +120,29 @@ def test_every_window_is_inside_what_belongs_around_it() -> None:
         entered[-1] += 1
         time.sleep(0.01)
 
-    timed = time_on_device(operation, "cpu", 0.2, warmup_s=0.0, window_context=inside)
-    assert entered[-len(timed.windows) :] == [timed.per_window] * len(timed.windows)
+    result = time_on_device(operation, "cpu", 0.2, warmup_s=0.0, window_context=context)
+    assert entered[-len(result.windows) :] == [result.per_window] * len(result.windows)
 
 
-def test_all_are_at_work_in_every_window_of_every_other() -> None:
+def test_loads_cover_the_windows_of_all_processes() -> None:
     first = DeviceTiming((1.0,), 1, warmup_s=2.0, started=10.0, ended=20.0, load_ended=22.0)
     assert ran_concurrently([first, DeviceTiming((1.0,), 1, warmup_s=2.0, started=11.0, ended=21.0, load_ended=23.0)])
     assert not ran_concurrently(
         [first, DeviceTiming((1.0,), 1, warmup_s=2.0, started=12.5, ended=20.0, load_ended=23.0)]
-    )  # came late
+    )  # load started late
     assert not ran_concurrently(
         [first, DeviceTiming((1.0,), 1, warmup_s=5.0, started=10.0, ended=19.0, load_ended=19.5)]
-    )  # left early
+    )  # load ended early
 
 
-def test_few_windows_settle_nothing() -> None:
+def test_few_windows_do_not_converge() -> None:
     assert not median_converged([1.0] * (MIN_WINDOWS - 1))
     assert median_converged([1.0] * MIN_WINDOWS)
     assert not median_converged([1.0, 1.03] * 20)
     assert DeviceTiming((1.0,) * 5, 1, 0.0, 0.0).describe()["ci95_of_median_s"] is None
 
 
-def test_events_are_recorded_on_the_device_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_recorded_on_the_timed_device(monkeypatch: pytest.MonkeyPatch) -> None:
     current, recorded = ["cuda:0"], []
 
     @contextmanager
@@ -165,7 +165,7 @@ def test_events_are_recorded_on_the_device_that_works(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    timed = time_on_device(lambda: None, "cuda:3", 1.0, warmup_s=0.0)
+    result = time_on_device(lambda: None, "cuda:3", 1.0, warmup_s=0.0)
     assert set(recorded) == {"cuda:3"}
-    assert (timed.per_window, set(timed.windows)) == (1, {0.1})
+    assert (result.per_window, set(result.windows)) == (1, {0.1})
     assert current == ["cuda:0"]

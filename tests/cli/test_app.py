@@ -1,22 +1,70 @@
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from seatrial.cli.examples import EXAMPLES
 from tests.processes import call
 
-WORDS = ["run", "discover", "checks", "render", "train", "evaluate", "judge", "report", "explain", "schema", "baseline"]
+COMMANDS = [
+    "run",
+    "discover",
+    "checks",
+    "render",
+    "train",
+    "evaluate",
+    "judge",
+    "report",
+    "explain",
+    "schema",
+    "migrate",
+    "baseline",
+]
 
 
-def test_the_words_are_those_of_the_contract() -> None:
+def test_the_commands_are_those_of_the_contract() -> None:
     _, out, _ = call("--help")
-    assert re.findall(r"^│ ([a-z-]+) ", out.partition(" Commands ")[2], re.MULTILINE) == list(WORDS)
-    assert "auto, local or slurm" in call("run", "--help")[1]
-    assert "local, slurm, or torchrun" in call("render", "--help")[1]
+    assert re.findall(r"^│ ([a-z]+) ", out.partition(" Commands ")[2], re.MULTILINE) == COMMANDS
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS if name != "baseline"), ("baseline", "learn")])
+def test_every_help_text_has_an_example_that_starts_with_its_command(command: tuple[str, ...]) -> None:
+    code, out, _ = call(*command, "-h")
+    assert code == 0
+    examples = re.findall(r"^ \$ seatrial (.*)", out.partition("Example")[2], re.MULTILINE)
+    assert examples
+    assert all(example.startswith(" ".join(command)) for example in examples)
+
+
+@pytest.mark.parametrize(
+    "example", [text for texts in EXAMPLES.values() for text in re.findall(r"^\$ (.*)", texts, re.MULTILINE)]
+)
+def test_every_option_of_an_example_exists(example: str) -> None:
+    words = shlex.split(example)[1:]
+    command = words[:2] if words[0] == "baseline" else words[:1]
+    if words == ["COMMAND", "-h"]:
+        return
+    _, out, _ = call(*command, "-h")
+    assert all(option in out for option in words if option.startswith("--"))
+
+
+def test_the_shell_completes_commands() -> None:
+    environment = {"_SEATRIAL_COMPLETE": "complete_bash", "COMP_WORDS": "seatrial mig", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("seatrial")],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["migrate"]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +83,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent
         ["sh", "-c", shell, sys.executable],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        preexec_fn=_heed_all,
+        preexec_fn=_default_signal_handlers,
     )
     assert process.stdin
     process.stdin.write(b"nothing wrong\n" * 100_000)  # more than a pipe holds: it has been reading for a while
@@ -45,6 +93,6 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent
     assert process.returncode == code
 
 
-def _heed_all() -> None:
+def _default_signal_handlers() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -11,7 +11,7 @@ from tests.report import samples
 
 
 def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(samples.rejected(), as_json=True, where=Path("report.html"))
+    print_result(samples.rejected(), as_json=True, report=Path("report.html"))
     out, err = capsys.readouterr()
     assert Trial.model_validate_json(out) == samples.rejected()
     assert err == ""
@@ -21,7 +21,7 @@ def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("where", [Path("runs/report.html"), None])
 def test_the_report_is_named_only_where_there_is_one(where: Path | None, capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(samples.rejected(), as_json=False, where=where)
+    print_result(samples.rejected(), as_json=False, report=where)
     out = capsys.readouterr().out
     assert "REJECTED" in out
     assert ("Report: runs/report.html" in out) is (where is not None)

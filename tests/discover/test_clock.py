@@ -9,27 +9,27 @@ import pytest
 from seatrial.discover import clock
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the layout of 64-bit Linux")
-def test_the_structure_has_the_layout_that_the_kernel_fills() -> None:
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="layout of 64-bit Linux only")
+def test_the_structure_has_the_kernels_layout() -> None:
     timex = clock._Timex()
     assert ctypes.sizeof(timex) == 208
     state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
     if state < 0:
         pytest.skip("this kernel or container refuses adjtimex")
-    assert 9_000 <= timex.tick <= 11_000  # microseconds between ticks of 100 Hz, as adjtimex(2) allows it
+    assert 9_000 <= timex.tick <= 11_000  # microseconds between ticks of 100 Hz, within the range of adjtimex(2)
     unsynchronised = bool(timex.status & 0x1040)  # STA_UNSYNC | STA_CLOCKERR
     synchronised, max_error_s = clock.adjtimex()
     assert synchronised is not unsynchronised
     assert max_error_s == pytest.approx(timex.maxerror / 1e6, abs=1)
 
 
-def test_this_machine_answers() -> None:
+def test_this_machine() -> None:
     facts = clock.read()
     assert (facts.synchronised is None) == ("synchronised" in facts.unreadable)
     assert (facts.max_error_s is None) == (facts.synchronised is None)
 
 
-def test_a_kernel_that_refuses_leaves_it_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_permission_the_state_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse() -> tuple[bool, float]:
         raise OSError("adjtimex: Operation not permitted")
 

@@ -14,7 +14,7 @@ Addresses = dict[str, tuple[str, ...]]
 
 @pytest.fixture
 def assigned(monkeypatch: pytest.MonkeyPatch) -> Addresses:
-    """What the kernel says of addresses: fill it in."""
+    """The interface addresses, to be changed by the test."""
     addresses: Addresses = {"eno1": ("10.0.4.3", "fe80::1"), "lo": ("127.0.0.1",)}
     monkeypatch.setattr(fabric, "interface_addresses", lambda: addresses)
     return addresses
@@ -34,10 +34,10 @@ def test_a_physical_interface(root: Path) -> None:
     assert nic.unreadable == {}
 
 
-def test_virtual_interfaces_are_shown_where_they_carry_an_address(root: Path, assigned: Addresses) -> None:
+def test_virtual_interfaces_are_reported_if_they_have_a_routable_address(root: Path, assigned: Addresses) -> None:
     for name in ("bond0", "cali123", "veth9"):
         trees.write(root, {f"sys/class/net/{name}/mtu": "1500\n"})
-    trees.write(root, {"sys/class/net/bonding_masters": "bond0\n"})  # a file among the folders
+    trees.write(root, {"sys/class/net/bonding_masters": "bond0\n"})  # a regular file
     assigned |= {"bond0": ("10.1.1.1",), "cali123": ("fe80::ecee",)}
     facts = fabric.read_nics(root)
     assert [nic.name for nic in facts.interfaces] == ["bond0", "eno1"]
@@ -46,16 +46,16 @@ def test_virtual_interfaces_are_shown_where_they_carry_an_address(root: Path, as
 
 
 @pytest.mark.usefixtures("assigned")
-def test_hostile_interfaces_are_reported_and_survive_json(root: Path) -> None:
+def test_unreadable_fields_of_interfaces_are_reported(root: Path) -> None:
     trees.nic(root, "eno2", speed="-1\n")
     trees.nic(root, os.fsdecode(b"x\xff\x1b"), speed="fast\n")
     (root / "sys/class/net/eno2/mtu").unlink()
     (root / "sys/class/net/eno2/mtu").mkdir()
     facts = fabric.read_nics(root)
-    named = {nic.name: nic for nic in facts.interfaces}
-    assert named["eno2"].unreadable["speed_mbps"] == "the driver does not know its speed"
-    assert "Is a directory" in named["eno2"].unreadable["mtu"]
-    assert "found 'fast'" in named[r"x\udcff\x1b"].unreadable["speed_mbps"]
+    by_name = {nic.name: nic for nic in facts.interfaces}
+    assert "speed: -1" in by_name["eno2"].unreadable["speed_mbps"]
+    assert "Is a directory" in by_name["eno2"].unreadable["mtu"]
+    assert "'fast'" in by_name[r"x\udcff\x1b"].unreadable["speed_mbps"]
     assert json.loads(facts.model_dump_json())
 
 
@@ -82,7 +82,7 @@ def test_eight_hcas_and_a_roce_port(root: Path) -> None:
     assert (facts.inaccessible_devices, facts.peermem, facts.status_readable) == ([], True, True)
 
 
-def test_devices_that_a_container_shows_and_cannot_open(root: Path) -> None:
+def test_devices_without_device_node_are_inaccessible(root: Path) -> None:
     trees.eight_mlx5(root)
     for index in range(8):
         (root / f"dev/infiniband/uverbs{index}").unlink()
@@ -91,7 +91,7 @@ def test_devices_that_a_container_shows_and_cannot_open(root: Path) -> None:
     assert facts.status_readable
 
 
-def test_without_the_module_ib_uverbs_all_devices_are_closed(root: Path) -> None:
+def test_without_the_module_ib_uverbs_all_devices_are_inaccessible(root: Path) -> None:
     trees.hca(root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
     (root / "sys/class/infiniband_verbs/uverbs0/ibdev").unlink()
     (root / "sys/class/infiniband_verbs/uverbs0").rmdir()
@@ -99,19 +99,19 @@ def test_without_the_module_ib_uverbs_all_devices_are_closed(root: Path) -> None
     assert fabric.read_rdma(root).inaccessible_devices == ["mlx5_0"]
 
 
-def test_no_rdma_is_known(root: Path) -> None:
+def test_no_rdma_devices(root: Path) -> None:
     facts = fabric.read_rdma(root)
     assert (facts.devices, facts.status_readable, facts.unreadable) == ((), True, {})
 
 
-def test_without_sys_rdma_is_unknown(tmp_path: Path) -> None:
+def test_without_sys_the_rdma_status_is_unreadable(tmp_path: Path) -> None:
     facts = fabric.read_rdma(tmp_path)
     assert not facts.status_readable
     assert "sys/class: No such file" in facts.unreadable["devices"]
 
 
 @pytest.mark.parametrize("garbage", ["", "ACTIVE", "4: ", "\x00\xff"])
-def test_a_port_in_no_known_state_makes_rdma_unknown_and_is_not_called_idle(root: Path, garbage: str) -> None:
+def test_a_port_without_readable_state_makes_the_rdma_status_unreadable(root: Path, garbage: str) -> None:
     trees.hca(root, "mlx5_0", garbage, "5: LinkUp", "400 Gb/sec (4X NDR)")
     facts = fabric.read_rdma(root)
     assert facts.devices[0].ports[0].state is None
@@ -119,7 +119,7 @@ def test_a_port_in_no_known_state_makes_rdma_unknown_and_is_not_called_idle(root
     assert (facts.status_readable, facts.inactive_ports) == (False, [])
 
 
-def test_a_device_without_a_folder_of_ports_makes_rdma_unknown(root: Path) -> None:
+def test_a_device_without_ports_folder_makes_the_rdma_status_unreadable(root: Path) -> None:
     trees.write(root, {"sys/class/infiniband/odd name/hca_type": "MT4129\n"})
     facts = fabric.read_rdma(root)
     assert not facts.status_readable

@@ -12,28 +12,28 @@ from seatrial.discover import file_readers
 from seatrial.discover.file_readers import FieldReader
 
 
-def test_a_field_that_cannot_be_read_is_none_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_field_is_none_and_its_error_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "speed").write_text("fast\n")
-    attempt = FieldReader()
-    assert attempt("mtu", lambda: file_readers.read_number(tmp_path / "mtu")) is None
-    assert attempt("loop", lambda: file_readers.read_line(tmp_path / "loop")) is None
-    assert attempt("speed", lambda: file_readers.read_number(tmp_path / "speed")) is None
-    assert attempt("folder", lambda: file_readers.read_line(tmp_path)) is None
-    assert attempt.unreadable == {
+    reader = FieldReader()
+    assert reader("mtu", lambda: file_readers.read_number(tmp_path / "mtu")) is None
+    assert reader("loop", lambda: file_readers.read_line(tmp_path / "loop")) is None
+    assert reader("speed", lambda: file_readers.read_number(tmp_path / "speed")) is None
+    assert reader("folder", lambda: file_readers.read_line(tmp_path)) is None
+    assert reader.unreadable == {
         "mtu": f"{tmp_path}/mtu: No such file or directory",
         "loop": f"{tmp_path}/loop: Too many levels of symbolic links",
-        "speed": f"{tmp_path}/speed: expected a whole number, found 'fast'",
+        "speed": f"{tmp_path}/speed: expected an integer, read 'fast'",
         "folder": f"{tmp_path}: Is a directory",
     }
 
 
-def test_an_error_of_our_own_is_not_taken_for_a_reading_error() -> None:
+def test_other_exceptions_are_raised() -> None:
     with pytest.raises(KeyError):
         FieldReader()("field", lambda: os.environ["NO_SUCH_VARIABLE"])
 
 
-def test_bytes_of_any_kind_become_printable_text(tmp_path: Path) -> None:
+def test_unprintable_bytes_become_escapes(tmp_path: Path) -> None:
     (tmp_path / "value").write_bytes(b"\xff\x1b[31mred\n")
     assert file_readers.read_line(tmp_path / "value") == r"\xff\x1b[31mred"
     name = os.fsdecode(b"eth\xff\n")
@@ -41,38 +41,38 @@ def test_bytes_of_any_kind_become_printable_text(tmp_path: Path) -> None:
     assert file_readers.printable("Zürich") == "Zürich"
 
 
-def test_an_empty_value_is_no_value(tmp_path: Path) -> None:
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match="empty is empty"):
         file_readers.read_line(tmp_path / "empty")
 
 
-def test_id_list() -> None:
+def test_parse_id_list() -> None:
     assert file_readers.parse_id_list("0-2,8,10-11") == [0, 1, 2, 8, 10, 11]
 
 
 @pytest.mark.parametrize("garbage", ["", "all", "0-", "1,,2", "0-99999999999"])
-def test_id_list_refuses_what_is_none(garbage: str) -> None:
+def test_parse_id_list_rejects_other_formats(garbage: str) -> None:
     with pytest.raises(ValueError, match="expected a list such as"):
         file_readers.parse_id_list(garbage)
 
 
-def test_start_hands_over_result_and_error() -> None:
+def test_start_in_thread_returns_the_result_or_raises_the_error() -> None:
     assert file_readers.start_in_thread(lambda: 7).result(5) == 7
     with pytest.raises(FileNotFoundError):
         file_readers.start_in_thread(lambda: os.stat("/no/such/file")).result(5)
 
 
-def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
+def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
     program = """
 import time
-from seatrial.discover.file_readers import start
+from seatrial.discover.file_readers import start_in_thread
 try:
-    start(lambda: time.sleep(600)).result(0.1)
+    start_in_thread(lambda: time.sleep(600)).result(0.1)
 except TimeoutError:
-    print("gave up")
+    print("timeout")
 """
-    began = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "gave up\n"
-    assert time.monotonic() - began < 30
+    started = time.monotonic()
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "timeout\n"
+    assert time.monotonic() - started < 30

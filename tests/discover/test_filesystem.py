@@ -18,7 +18,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_real_filesystems_are_shown_and_the_others_counted(root: Path) -> None:
+def test_filesystems_with_storage_are_reported_and_others_counted(root: Path) -> None:
     facts = filesystem.read(root)
     assert [(mount.target, mount.type) for mount in facts.filesystems] == [
         ("/", "ext4"),
@@ -29,18 +29,18 @@ def test_real_filesystems_are_shown_and_the_others_counted(root: Path) -> None:
         ("/shared", "nfs4"),
     ]
     assert facts.omitted_pseudo == 8
-    assert facts.omitted_duplicates == 1  # /scratch/bind/a: the same disk with the same options; /opt/b is read-only
+    assert facts.omitted_duplicates == 1  # /scratch/bind/a: same disk and options; /opt/b is read-only
     assert facts.unreadable == {}
 
 
-def test_options_of_mount_and_filesystem_are_joined(root: Path) -> None:
+def test_options_of_mount_and_filesystem_are_merged(root: Path) -> None:
     options = {mount.target: mount.options.split(",") for mount in filesystem.read(root).filesystems}
     assert {"rw", "vers=4.2", "nconnect=16"} <= set(options["/shared"])
     assert "ro" in options["/opt/b"]
     assert "rw" not in options["/opt/b"]
 
 
-def test_the_upper_of_two_mounts_counts() -> None:
+def test_the_later_mount_hides_the_earlier_one() -> None:
     lower = "25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw,size=64k\n"
     upper = "30 25 0:27 / /dev/shm rw - tmpfs tmpfs rw,size=16g\n"
     (entry,) = filesystem.mountinfo(lower + upper)
@@ -48,38 +48,38 @@ def test_the_upper_of_two_mounts_counts() -> None:
 
 
 @pytest.mark.parametrize("garbage", ["x", "1 2 0:1 / / rw ext4 /dev/sda rw", "1 2 0:1 / / rw - ext4"])
-def test_a_line_that_is_no_mount_is_reported(root: Path, garbage: str) -> None:
+def test_a_malformed_line_is_reported(root: Path, garbage: str) -> None:
     trees.write(root, {"proc/self/mountinfo": trees.MOUNTINFO + garbage + "\n"})
     facts = filesystem.read(root)
     assert facts.filesystems == ()
-    assert "expected a mount, found" in facts.unreadable["filesystems"]
+    assert "/proc/self/mountinfo: expected a mount" in facts.unreadable["filesystems"]
 
 
-def test_a_server_that_does_not_answer_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end, ask = Event(), filesystem.usage
+def test_a_mount_that_does_not_respond(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, real_usage = Event(), filesystem.usage
 
     def usage(root: Path, path: str) -> filesystem.Usage:
         if path == "/shared":
             end.wait(30)
-        return ask(root, path)
+        return real_usage(root, path)
 
     monkeypatch.setattr(filesystem, "usage", usage)
-    monkeypatch.setattr(filesystem, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(filesystem, "_RESPONSE_TIMEOUT_S", 1.0)
     facts = filesystem.read(root)
     end.set()
     (hung,) = [mount for mount in facts.filesystems if not mount.responding]
     assert (hung.target, hung.size_bytes) == ("/shared", None)
-    assert hung.unreadable == {"size_bytes": "no answer within 1 s"}
+    assert hung.unreadable == {"size_bytes": "no response within 1 s"}
 
 
-def test_free_is_what_an_ordinary_user_may_fill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_that_of_an_ordinary_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = os.statvfs_result((4096, 4096, 1000, 500, 450, 9, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _path: blocks)
     usage = filesystem.usage(root, "/tmp")
     assert (usage.size, usage.free) == (1000 * 4096, 450 * 4096)
 
 
-def test_a_folder_that_is_missing_has_no_room(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_has_no_space(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "dev/shm").rmdir()
     monkeypatch.setenv("HOME", "/nonexistent")
     facts = filesystem.read(root)
@@ -87,7 +87,7 @@ def test_a_folder_that_is_missing_has_no_room(root: Path, monkeypatch: pytest.Mo
     assert (facts.home.exists, facts.home.writable) == (False, False)
 
 
-def test_the_filesystem_of_a_folder_is_found_through_links(root: Path) -> None:
+def test_the_filesystem_type_is_resolved_through_symbolic_links(root: Path) -> None:
     (root / "tmp").rmdir()
     (root / "tmp").symlink_to(root / "scratch")
     facts = filesystem.read(root)
@@ -102,7 +102,7 @@ def test_tmpdir_is_the_temporary_folder(root: Path, monkeypatch: pytest.MonkeyPa
 
 def test_this_machine() -> None:
     facts = filesystem.read()
-    found = os.statvfs("/")
-    assert facts.root.size_bytes == found.f_blocks * found.f_frsize
+    stat = os.statvfs("/")
+    assert facts.root.size_bytes == stat.f_blocks * stat.f_frsize
     assert "/" in [mount.target for mount in facts.filesystems]
     assert all(mount.type not in ("proc", "sysfs") for mount in facts.filesystems)

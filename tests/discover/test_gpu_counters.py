@@ -11,7 +11,7 @@ from tests.fakes.nvml_under_load import BeforeAfter, gpu_under_load, nvlink_5, n
 
 
 def under_load(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, fake: FakeNvml | None = None) -> GpuErrorCounters:
-    """The counters of the second GPU of two, of whose answers those change in between that do."""
+    """The counters of the second of two GPUs; BeforeAfter answers change between ``begin`` and ``end``."""
     fake = (fake or nvml_with_events(gpu)).install(monkeypatch)
     fake.open = 1
     counters = GpuErrorCounters(fake, 1)
@@ -23,42 +23,42 @@ def under_load(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, fake: FakeNvml | N
     return counters
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> GpuErrorCounters:
+def counters_of(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> GpuErrorCounters:
     return under_load(monkeypatch, gpu_under_load(**answers))
 
 
-def test_nvlink_5_counts_in_fields_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvlink_5_counters_are_read_from_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     events, damaged, overrun = 215, 208, 207  # as nvml.h numbers them
     assert events == real.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS
-    seen = counted(monkeypatch, **nvlink_5({events: 2, damaged: 30, overrun: 4}))
-    assert (seen.before["nvlink_recoveries"], seen.before["nvlink_replays"]) == (2, 34)
-    assert (seen.increase("nvlink_recoveries"), seen.increase("nvlink_replays")) == (0, 0)
-    assert set(seen.unavailable) == {"nvlink_crc_flits", "nvlink_crc_data"}, "which NVLink 5 has not got"
+    counters = counters_of(monkeypatch, **nvlink_5({events: 2, damaged: 30, overrun: 4}))
+    assert (counters.before["nvlink_recoveries"], counters.before["nvlink_replays"]) == (2, 34)
+    assert (counters.increase("nvlink_recoveries"), counters.increase("nvlink_replays")) == (0, 0)
+    assert set(counters.unavailable) == {"nvlink_crc_flits", "nvlink_crc_data"}, "not supported by NVLink 5"
 
 
 @pytest.mark.parametrize("refused", [real.NVML_ERROR_NOT_SUPPORTED, real.NVML_ERROR_INVALID_ARGUMENT])
-def test_a_gpu_with_neither_form_lacks_them(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = counted(monkeypatch, **nvlink_5({}, refused))
-    assert seen.increase("nvlink_recoveries") is None
-    assert seen.unavailable["nvlink_recoveries"] == "Not Supported"
+def test_counters_without_either_query_are_unavailable(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = counters_of(monkeypatch, **nvlink_5({}, refused))
+    assert counters.increase("nvlink_recoveries") is None
+    assert counters.unavailable["nvlink_recoveries"] == "Not Supported"
 
 
-def test_a_field_that_fails_is_a_fault_and_nothing_that_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = counted(monkeypatch, **nvlink_5({}, real.NVML_ERROR_UNKNOWN))
-    assert set(seen.read_errors) == {"nvlink_recoveries", "nvlink_replays"}
-    assert not seen.unavailable.keys() & seen.read_errors.keys()
+def test_a_field_that_fails_is_a_read_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = counters_of(monkeypatch, **nvlink_5({}, real.NVML_ERROR_UNKNOWN))
+    assert set(counters.read_errors) == {"nvlink_recoveries", "nvlink_replays"}
+    assert not counters.unavailable.keys() & counters.read_errors.keys()
 
 
-def test_a_healthy_gpu_has_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = counted(monkeypatch)
-    assert seen.read_errors == {}
-    assert {name: seen.increase(name) for name in GPU_COUNTERS} == dict.fromkeys(GPU_COUNTERS, 0)
-    assert seen.before["pcie_replays"] == 3
-    assert (seen.unavailable, seen.unreadable, seen.gpu_lost) == ({}, {}, None)
+def test_a_healthy_gpu_has_no_increase_and_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = counters_of(monkeypatch)
+    assert counters.read_errors == {}
+    assert {name: counters.increase(name) for name in GPU_COUNTERS} == dict.fromkeys(GPU_COUNTERS, 0)
+    assert counters.before["pcie_replays"] == 3
+    assert (counters.unavailable, counters.unreadable, counters.gpu_lost) == ({}, {}, None)
 
 
 @pytest.mark.parametrize(
-    ("answers", "new"),
+    ("answers", "increases"),
     [
         ({"nvmlDeviceGetPcieReplayCounter": BeforeAfter(3, 10)}, {"pcie_replays": 7}),
         (
@@ -69,32 +69,32 @@ def test_a_healthy_gpu_has_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"nvmlDeviceGetTotalEccErrors": BeforeAfter(5, 6)}, {"ecc_corrected": 1, "ecc_uncorrected": 1}),
     ],
 )
-def test_what_grew_is_told(answers: dict[str, Any], new: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = under_load(monkeypatch, gpu_under_load(**answers))
-    assert {counter: seen.increase(counter) for counter in GPU_COUNTERS if seen.increase(counter)} == new
+def test_increases(answers: dict[str, Any], increases: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = under_load(monkeypatch, gpu_under_load(**answers))
+    assert {counter: counters.increase(counter) for counter in GPU_COUNTERS if counters.increase(counter)} == increases
 
 
-def test_ecc_is_read_since_the_driver_was_loaded_and_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_volatile_ecc_errors_are_read_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     def errors(kind: int, counter: int) -> int:
         assert counter == real.NVML_VOLATILE_ECC
         return {real.NVML_MEMORY_ERROR_TYPE_CORRECTED: 4, real.NVML_MEMORY_ERROR_TYPE_UNCORRECTED: 9}[kind]
 
-    seen = under_load(monkeypatch, gpu_under_load(nvmlDeviceGetTotalEccErrors=errors))
-    assert (seen.before["ecc_corrected"], seen.before["ecc_uncorrected"]) == (4, 9)
+    counters = under_load(monkeypatch, gpu_under_load(nvmlDeviceGetTotalEccErrors=errors))
+    assert (counters.before["ecc_corrected"], counters.before["ecc_uncorrected"]) == (4, 9)
 
 
-def test_nvlink_counters_are_summed_over_links_and_kept_apart_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvlink_counters_are_summed_over_links_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {
         real.NVML_NVLINK_ERROR_DL_REPLAY: 1,
         real.NVML_NVLINK_ERROR_DL_RECOVERY: 10,
         real.NVML_NVLINK_ERROR_DL_CRC_FLIT: 100,
         real.NVML_NVLINK_ERROR_DL_CRC_DATA: 1000,
     }
-    seen = under_load(
+    counters = under_load(
         monkeypatch, gpu_under_load(nvmlDeviceGetNvLinkErrorCounter=lambda link, kind: kinds[kind] * (link == 17))
     )
-    counted = {name: value for name, value in seen.before.items() if name.startswith("nvlink_")}
-    assert counted == {
+    nvlink_counters = {name: value for name, value in counters.before.items() if name.startswith("nvlink_")}
+    assert nvlink_counters == {
         "nvlink_replays": 1,
         "nvlink_recoveries": 10,
         "nvlink_crc_flits": 100,
@@ -103,18 +103,20 @@ def test_nvlink_counters_are_summed_over_links_and_kept_apart_by_kind(monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["InvalidArgument", "NotSupported", "Unknown"])
-def test_a_counter_of_nvlink_that_is_not_kept_is_told_from_a_fault(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_nvlink_counters_are_unavailable_and_others_read_errors(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def count(link: int, counter: int) -> int:
         if counter == real.NVML_NVLINK_ERROR_DL_REPLAY and link == 3:
             raise nvml_error(kind)
         return 0
 
-    seen = under_load(monkeypatch, gpu_under_load(nvmlDeviceGetNvLinkErrorCounter=count))
-    assert (seen.increase("nvlink_replays"), seen.increase("nvlink_recoveries")) == (None, 0)
-    assert ("nvlink_replays" in seen.unavailable) == (kind != "Unknown")
+    counters = under_load(monkeypatch, gpu_under_load(nvmlDeviceGetNvLinkErrorCounter=count))
+    assert (counters.increase("nvlink_replays"), counters.increase("nvlink_recoveries")) == (None, 0)
+    assert ("nvlink_replays" in counters.unavailable) == (kind != "Unknown")
 
 
-def test_a_link_that_goes_down_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_goes_down(monkeypatch: pytest.MonkeyPatch) -> None:
     up = BeforeAfter(18, 17)
 
     def state(link: int) -> int:
@@ -127,37 +129,37 @@ def test_a_link_that_goes_down_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     assert under_load(monkeypatch, gpu).increase("nvlinks_down") == 1
 
 
-def test_every_xid_is_taken_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_xids_are_read_from_the_event_set(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = gpu_under_load()
-    seen = under_load(monkeypatch, gpu, nvml_with_events(gpu, [63, 94, 48]))
-    assert seen.xids == [63, 94, 48]
-    assert seen.increase("xid") == 3
+    counters = under_load(monkeypatch, gpu, nvml_with_events(gpu, [63, 94, 48]))
+    assert counters.xids == [63, 94, 48]
+    assert counters.increase("xid") == 3
 
 
-def test_what_this_kind_of_gpu_lacks_is_told_apart_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = under_load(monkeypatch, gpu_under_load(geforce))
-    lacking = {"ecc_corrected", "ecc_uncorrected", "rows_remapped", "remap_pending", "remap_failed", "nvlinks_down"}
-    assert lacking < set(seen.unavailable)
-    assert all(seen.increase(counter) is None for counter in lacking)
-    assert seen.increase("pcie_replays") == 0
+def test_unsupported_counters_are_none_instead_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = under_load(monkeypatch, gpu_under_load(geforce))
+    unsupported = {"ecc_corrected", "ecc_uncorrected", "rows_remapped", "remap_pending", "remap_failed", "nvlinks_down"}
+    assert unsupported < set(counters.unavailable)
+    assert all(counters.increase(counter) is None for counter in unsupported)
+    assert counters.increase("pcie_replays") == 0
 
 
 @pytest.mark.parametrize("kind", ["NoPermission", "NotSupported"])
-def test_xids_that_may_not_be_read_are_lacking_with_the_reason(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = under_load(monkeypatch, gpu_under_load(nvmlDeviceRegisterEvents=nvml_error(kind)))
-    assert seen.increase("xid") is None
-    assert seen.unavailable["xid"] == str(nvml_error(kind))
+def test_xids_that_cannot_be_read_are_unavailable(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = under_load(monkeypatch, gpu_under_load(nvmlDeviceRegisterEvents=nvml_error(kind)))
+    assert counters.increase("xid") is None
+    assert counters.unavailable["xid"] == str(nvml_error(kind))
 
 
-def test_a_counter_that_stops_answering_is_a_fault_and_nothing_that_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_fails_at_the_end_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = BeforeAfter(0, nvml_error("Unknown"))
-    seen = under_load(monkeypatch, gpu_under_load(nvmlDeviceGetTotalEccErrors=broken))
-    assert seen.increase("ecc_uncorrected") is None
-    assert "ecc_uncorrected" in seen.unreadable
-    assert "ecc_uncorrected" not in seen.unavailable
+    counters = under_load(monkeypatch, gpu_under_load(nvmlDeviceGetTotalEccErrors=broken))
+    assert counters.increase("ecc_uncorrected") is None
+    assert "ecc_uncorrected" in counters.unreadable
+    assert "ecc_uncorrected" not in counters.unavailable
 
 
-def test_a_gpu_that_is_lost_under_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_lost_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = BeforeAfter((0, 0, 0, 0), nvml_error("GpuIsLost"))
     assert under_load(monkeypatch, gpu_under_load(nvmlDeviceGetRemappedRows=lost)).gpu_lost == str(
         nvml_error("GpuIsLost")

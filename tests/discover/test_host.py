@@ -20,7 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_this_machine_survives_json() -> None:
+def test_facts_of_this_machine_as_json() -> None:
     facts = host.read()
     assert facts.hostname.name == socket.gethostname()
     assert facts.os.kernel
@@ -35,9 +35,9 @@ def test_a_node(root: Path) -> None:
     assert facts.limits.ipc_lock is False
 
 
-def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
+def test_without_proc_and_sys_fields_are_unreadable(tmp_path: Path) -> None:
     facts = host.read(tmp_path)
-    unread = facts.unreadable()
+    unreadable = facts.unreadable()
     assert {
         "os.kernel",
         "cpu.threads",
@@ -45,20 +45,20 @@ def test_an_empty_machine_is_unread_and_not_invented(tmp_path: Path) -> None:
         "mounts.filesystems",
         "nics.interfaces",
         "rdma.devices",
-    } <= set(unread)
-    assert {"hostname.name", "limits.ipc_lock", "cpu.numa", "software.driver"} <= set(unread)
+    } <= set(unreadable)
+    assert {"hostname.name", "limits.ipc_lock", "cpu.numa", "software.driver"} <= set(unreadable)
     assert (facts.cpu.threads, facts.memory.total_bytes, facts.hostname.routable) == (None, None, False)
     assert json.loads(facts.model_dump_json())
 
 
-def test_what_is_unread_goes_by_the_names_of_things(root: Path) -> None:
+def test_unreadable_fields_have_the_name_of_their_device(root: Path) -> None:
     trees.hca(root, "mlx5_0", "garbage", "5: LinkUp", "400 Gb/sec (4X NDR)")
-    unread = host.read(root).unreadable()
-    assert "expected a state" in unread["rdma.devices.mlx5_0.ports.1.state"]
+    unreadable = host.read(root).unreadable()
+    assert "expected a state" in unreadable["rdma.devices.mlx5_0.ports.1.state"]
 
 
 @pytest.mark.parametrize(
-    ("addresses", "reachable"),
+    ("addresses", "routable"),
     [
         ((), False),
         (("127.0.1.1", "::1"), False),
@@ -67,37 +67,37 @@ def test_what_is_unread_goes_by_the_names_of_things(root: Path) -> None:
         (("2001:db8::7",), True),
     ],
 )
-def test_a_hostname_must_resolve_to_more_than_loopback(addresses: tuple[str, ...], reachable: bool) -> None:
-    assert host.HostnameFacts(name="node3", addresses=addresses).routable is reachable
+def test_a_routable_hostname_has_an_address_besides_loopback(addresses: tuple[str, ...], routable: bool) -> None:
+    assert host.HostnameFacts(name="node3", addresses=addresses).routable is routable
 
 
 def test_localhost_resolves_on_this_machine() -> None:
     assert "127.0.0.1" in host.resolve("localhost")
 
 
-def test_a_hostname_that_nobody_knows(tmp_path: Path) -> None:
+def test_a_hostname_that_does_not_resolve(tmp_path: Path) -> None:
     trees.write(tmp_path, {"proc/sys/kernel/hostname": "no-such-host.invalid\n"})
     facts = host.read(tmp_path).hostname
     assert facts.addresses == ()
     assert facts.unreadable["addresses"].startswith("no-such-host.invalid: ")
 
 
-def test_a_hostname_that_no_resolver_can_take(tmp_path: Path) -> None:
+def test_a_hostname_that_is_too_long(tmp_path: Path) -> None:
     trees.write(tmp_path, {"proc/sys/kernel/hostname": "x" * 300 + "\n"})
     assert "addresses" in host.read(tmp_path).hostname.unreadable
 
 
-def test_a_silent_name_server_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_does_not_respond(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "resolve", lambda _name: time.sleep(30))
-    monkeypatch.setattr(host, "_RESOLVE_S", 0.2)
-    assert host.read(root).hostname.unreadable == {"addresses": "node3 was not resolved within 0.2 s"}
+    monkeypatch.setattr(host, "_RESOLVE_TIMEOUT_S", 0.2)
+    assert host.read(root).hostname.unreadable == {"addresses": "node3 did not resolve within 0.2 s"}
 
 
 def test_limits_are_those_of_the_process() -> None:
     program = "from seatrial.discover import host; print(host.read().limits.model_dump_json())"
     command = f"ulimit -S -n 512; ulimit -H -n 2048; ulimit -l 64; exec '{sys.executable}' -c '{program}'"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-    limits = json.loads(ended.stdout)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    limits = json.loads(result.stdout)
     assert limits["nofile"] == {"soft": 512, "hard": 2048}
     assert limits["memlock"] == {"soft": 65536, "hard": 65536}
 
@@ -116,7 +116,7 @@ def test_the_capability_to_lock_memory(root: Path, capabilities: str, uid_map: s
     assert host.read(root).limits.ipc_lock is expected
 
 
-def test_the_container_around_us(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_runtime(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(variable, raising=False)
     assert host.read(root).os.container is None

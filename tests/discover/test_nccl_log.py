@@ -1,4 +1,4 @@
-"""Logs of real NCCL 2.28.9 on two H200: over NVLink, and as two nodes that have only sockets between them."""
+"""Logs of NCCL 2.28.9 on two H200: over NVLink, and as two nodes with sockets between them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ LOGS = FIXTURES / "nccl"
 
 
 def test_nvlink_within_a_node() -> None:
-    path = read(LOGS / "h200-nvlink-2.28.9.log")
-    assert set(path.transports) == {"P2P/CUMEM"}
-    assert path.transports["P2P/CUMEM"] >= 24
-    assert (path.version, path.network, path.nodes) == ("2.28.9+cuda13.0", "Socket", 1)
-    assert (path.channels, path.nvls_channels, path.plugin) == (24, 0, None)
-    assert path.settings == {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
-    assert not path.uses_sockets
-    assert not path.rdma_without_gpudirect
+    log = read(LOGS / "h200-nvlink-2.28.9.log")
+    assert set(log.transports) == {"P2P/CUMEM"}
+    assert log.transports["P2P/CUMEM"] >= 24
+    assert (log.version, log.network, log.nodes) == ("2.28.9+cuda13.0", "Socket", 1)
+    assert (log.channels, log.nvls_channels, log.plugin) == (24, 0, None)
+    assert log.settings == {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
+    assert not log.uses_sockets
+    assert not log.rdma_without_gpudirect
 
 
 def test_sockets_between_nodes() -> None:
-    path = read(LOGS / "h200-sockets-2.28.9.log")
-    assert set(path.transports) == {"NET/Socket"}
-    assert path.nodes == 2
-    assert path.uses_sockets
+    log = read(LOGS / "h200-sockets-2.28.9.log")
+    assert set(log.transports) == {"NET/Socket"}
+    assert log.nodes == 2
+    assert log.uses_sockets
 
 
-# Lines of the NCCL documentation and of public issues (NVIDIA/nccl), each with the path that it tells of
+# Lines of the NCCL documentation and of public issues (NVIDIA/nccl), each with its transport
 @pytest.mark.parametrize(
     ("via", "transport"),
     [
@@ -44,18 +44,18 @@ def test_sockets_between_nodes() -> None:
         ("NET/AWS Libfabric/3/GDRDMA", "NET/AWS Libfabric/GDRDMA"),
     ],
 )
-def test_which_device_it_is_makes_no_other_path(via: str, transport: str) -> None:
-    path = parse(f"n1:9:9 [3] NCCL INFO Channel 02/0 : 3[3000] -> 8[1000] [send] via {via}\n" * 2)
-    assert path.transports == {transport: 2}
+def test_transports_without_device_and_sharing(via: str, transport: str) -> None:
+    log = parse(f"n1:9:9 [3] NCCL INFO Channel 02/0 : 3[3000] -> 8[1000] [send] via {via}\n" * 2)
+    assert log.transports == {transport: 2}
 
 
-def test_rdma_without_gdr_is_told_apart() -> None:
+def test_rdma_without_gpudirect() -> None:
     line = "n1:9:9 [3] NCCL INFO Channel 02/0 : 3[3] -> 8[0] [receive] via NET/IB/0{}"
     assert parse(line.format("")).rdma_without_gpudirect
     assert not parse(line.format("/GDRDMA")).rdma_without_gpudirect
 
 
-def test_what_the_log_does_not_say_stays_unknown() -> None:
+def test_fields_that_are_not_logged_are_none() -> None:
     assert parse("nothing of interest\n") == NcclLog()
     with pytest.raises(OSError, match="nowhere"):
         read(Path("nowhere"))
@@ -64,7 +64,7 @@ def test_what_the_log_does_not_say_stays_unknown() -> None:
 # The formats of INFO(NCCL_TUNING, …) in src/enqueue.cc of NCCL 2.23 to 2.30, 2.20 to 2.22 (public issues
 # NVIDIA/nccl#1595, #1453) and of symmetric kernels since 2.27
 @pytest.mark.parametrize(
-    ("told", "choice"),
+    ("line", "choice"),
     [
         (
             "AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}",
@@ -94,38 +94,38 @@ def test_what_the_log_does_not_say_stays_unknown() -> None:
         ),
     ],
 )
-def test_what_it_chose_for_a_size(told: str, choice: AlgorithmChoice) -> None:
-    path = parse(f"n1:9:9 [0] NCCL INFO {told}\n" * 2)
-    assert path.choices == (choice,)
-    assert path.choice_for(choice.operation or "AllReduce", choice.size) == choice
-    assert path.choice_for("Broadcast", choice.size) == (None if choice.operation else choice)
-    assert path.choice_for("AllReduce", 7) is None
+def test_algorithm_choices(line: str, choice: AlgorithmChoice) -> None:
+    log = parse(f"n1:9:9 [0] NCCL INFO {line}\n" * 2)
+    assert log.choices == (choice,)
+    assert log.choice_for(choice.operation or "AllReduce", choice.size) == choice
+    assert log.choice_for("Broadcast", choice.size) == (None if choice.operation else choice)
+    assert log.choice_for("AllReduce", 7) is None
 
 
-def test_the_last_word_on_a_size_counts() -> None:
+def test_the_last_choice_for_a_size_counts() -> None:
     line = "n1:9:9 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..1}}\n"
-    chosen = parse(line.format("TREE") + line.format("RING")).choice_for("AllReduce", 4096)
-    assert chosen
-    assert chosen.algorithm == "RING"
+    choice = parse(line.format("TREE") + line.format("RING")).choice_for("AllReduce", 4096)
+    assert choice
+    assert choice.algorithm == "RING"
 
 
-def test_a_real_log_without_tuning_tells_of_no_choice() -> None:
+def test_a_log_without_tuning_has_no_choices() -> None:
     assert read(LOGS / "h200-nvlink-2.28.9.log").choices == ()
 
 
-def test_a_real_log_with_tuning_tells_of_every_size() -> None:
-    path = read(LOGS / "h200-nvlink-tuning-2.28.9.log")
-    small, large = path.choice_for("AllReduce", 2**20), path.choice_for("AllReduce", 2**30)
+def test_a_log_with_tuning_has_choices() -> None:
+    log = read(LOGS / "h200-nvlink-tuning-2.28.9.log")
+    small, large = log.choice_for("AllReduce", 2**20), log.choice_for("AllReduce", 2**30)
     assert small == AlgorithmChoice(operation="AllReduce", size=2**20, algorithm="RING", protocol="LL", channels=24)
     assert large == AlgorithmChoice(operation="AllReduce", size=2**30, algorithm="RING", protocol="SIMPLE", channels=24)
-    assert set(path.transports) == {"P2P/CUMEM"}
+    assert set(log.transports) == {"P2P/CUMEM"}
 
 
-def test_shared_memory_has_channels_of_one_number() -> None:
-    """``Channel 00 : 0[0] -> 1[1] via SHM/direct/direct``, where peer-to-peer has ``Channel 00/0``."""
-    path = read(LOGS / "h200-shm-tuning-2.28.9.log")
-    assert path.transports == {"SHM": 4}
-    assert path.settings["NCCL_P2P_DISABLE"] == "1"
+def test_shared_memory_logs_channels_without_a_second_number() -> None:
+    """``Channel 00 : 0[0] -> 1[1] via SHM/direct/direct``, while P2P logs ``Channel 00/0``."""
+    log = read(LOGS / "h200-shm-tuning-2.28.9.log")
+    assert log.transports == {"SHM": 4}
+    assert log.settings["NCCL_P2P_DISABLE"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_shared_memory_has_channels_of_one_number() -> None:
         (" ; OOB eth0:192.0.2.2<0>", ()),
     ],
 )
-def test_which_ports_it_uses(used: str, hcas: tuple[str, ...]) -> None:
+def test_rdma_ports_in_use(used: str, hcas: tuple[str, ...]) -> None:
     assert parse(f"n1:9:9 [3] NCCL INFO NET/IB : Using {used}\n").hcas == hcas
 
 
-# As in public issues and manuals: aws-ofi-nccl, Google's gIB, and NVIDIA's nccl-rdma-sharp-plugins
+# Lines of public issues and manuals: aws-ofi-nccl, Google's gIB, and NVIDIA's nccl-rdma-sharp-plugins
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("line", "version"),
     [
         ("NET/OFI Initializing aws-ofi-nccl 1.17.1", "aws-ofi-nccl 1.17.1"),
         ("NET/gIB : Initializing gIB v1.0.6", "gIB v1.0.6"),
@@ -152,12 +152,12 @@ def test_which_ports_it_uses(used: str, hcas: tuple[str, ...]) -> None:
         ("NET/Plugin: Loaded net plugin Libfabric (v10)", None),
     ],
 )
-def test_the_version_of_a_net_plugin_is_what_it_says_itself(said: str, version: str | None) -> None:
-    assert parse(f"n1:9:9 [3] NCCL INFO {said}\n").plugin_version == version
+def test_the_version_of_a_net_plugin(line: str, version: str | None) -> None:
+    assert parse(f"n1:9:9 [3] NCCL INFO {line}\n").plugin_version == version
 
 
-def test_a_part_of_a_log_is_read_alone() -> None:
-    log = LOGS / "h200-nvlink-tuning-2.28.9.log"
-    start = log.read_bytes().index(b"AllReduce: 10485760 Bytes") - len("vm:2416:2416 [0] NCCL INFO ")
-    (choice,) = read(log, 100, start).choices
+def test_read_a_part_of_a_log() -> None:
+    file = LOGS / "h200-nvlink-tuning-2.28.9.log"
+    start = file.read_bytes().index(b"AllReduce: 10485760 Bytes") - len("vm:2416:2416 [0] NCCL INFO ")
+    (choice,) = read(file, 100, start).choices
     assert choice.size == 10485760

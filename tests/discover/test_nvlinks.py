@@ -6,12 +6,12 @@ from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
 from seatrial.discover.nvml import Gpu, NvLink
 
-BEHIND_SWITCHES = tuple(NvLink(link=number, active=True, remote="switch") for number in range(18))
+SWITCH_LINKS = tuple(NvLink(link=number, active=True, remote="switch") for number in range(18))
 
 
 def machine(*rows: str, switched: int = 0) -> GpuFacts:
-    """GPUs with the ways between them, a row a GPU; the first ``switched`` hang on switches."""
-    gpus = tuple(Gpu(index=number, nvlinks=BEHIND_SWITCHES if number < switched else ()) for number in range(len(rows)))
+    """GPUs with this topology, one row per GPU; the first ``switched`` GPUs have links to NVSwitches."""
+    gpus = tuple(Gpu(index=number, nvlinks=SWITCH_LINKS if number < switched else ()) for number in range(len(rows)))
     return GpuFacts(gpus=gpus, topology=tuple(tuple(row.split()) for row in rows))
 
 
@@ -19,7 +19,7 @@ FOUR = machine("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X
 
 
 @pytest.mark.parametrize(
-    ("facts", "used", "found"),
+    ("facts", "indices", "types"),
     [
         (machine("X NV18", "NV18 X", switched=2), (0, 1), {NVLINK}),
         (machine("X NV4 NV4", "NV4 X NV4", "NV4 NV4 X"), (0, 1, 2), {NVLINK}),
@@ -31,10 +31,10 @@ FOUR = machine("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X
         (machine("X NODE", "NODE X"), (0, None), {UNKNOWN_LINK}),
     ],
 )
-def test_what_joins_any_two_of_the_gpus_in_use(facts: GpuFacts, used: tuple[int | None, ...], found: set[str]) -> None:
-    assert link_types(facts, used) == found
+def test_link_types(facts: GpuFacts, indices: tuple[int | None, ...], types: set[str]) -> None:
+    assert link_types(facts, indices) == types
 
 
-def test_a_gpu_that_has_lost_its_links_is_to_be_as_fast_as_the_others_of_its_switches() -> None:
-    lame = machine("X NV18 NODE", "NV18 X NODE", "NODE NODE X", switched=2)
-    assert link_types(lame, (0, 1, 2)) == {NVLINK}
+def test_a_gpu_without_active_links_has_the_link_type_of_its_switches() -> None:
+    one_without_links = machine("X NV18 NODE", "NV18 X NODE", "NODE NODE X", switched=2)
+    assert link_types(one_without_links, (0, 1, 2)) == {NVLINK}

@@ -1,4 +1,4 @@
-"""What NVML answers about one GPU, and what it refuses."""
+"""Fields and errors of one GPU through NVML."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.fakes.nvml import FakeNvml, fabric, h200, links, nvml_error, processe
         (real.nvmlClocksEventReasonSwThermalSlowdown, ("software thermal slowdown",)),
     ],
 )
-def test_clock_reasons_have_names(monkeypatch: pytest.MonkeyPatch, mask: int, names: tuple[str, ...]) -> None:
+def test_names_of_clocks_event_reasons(monkeypatch: pytest.MonkeyPatch, mask: int, names: tuple[str, ...]) -> None:
     FakeNvml(h200(nvmlDeviceGetCurrentClocksEventReasons=mask)).install(monkeypatch)
     assert gpu.read().gpus[0].clocks_event_reasons == names
 
 
-def test_a_link_whose_state_is_refused_is_unknown_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_with_unreadable_state_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     states = links(18)
 
     def state(link: int) -> int:
@@ -44,20 +44,20 @@ def test_a_link_whose_state_is_refused_is_unknown_not_absent(monkeypatch: pytest
     assert card.unreadable["nvlinks[5]"] == "Timeout"
 
 
-def test_an_inactive_link_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inactive_link_has_no_details(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(h200(**links(18, down=[3]))).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert (card.active_nvlinks, card.nvlink_states_readable) == (17, True)
     assert (card.nvlinks[3].active, card.nvlinks[3].version) == (False, None)
 
 
-def test_a_link_speed_that_is_refused_inside_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(questions: list[tuple[int, int]]) -> object:
-        values = (real.c_nvmlFieldValue_t * len(questions))()
+def test_an_error_inside_a_field_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speed_error(fields: list[tuple[int, int]]) -> object:
+        values = (real.c_nvmlFieldValue_t * len(fields))()
         values[0].nvmlReturn = real.NVML_ERROR_NOT_SUPPORTED
         return values
 
-    FakeNvml(h200(nvmlDeviceGetFieldValues=refused)).install(monkeypatch)
+    FakeNvml(h200(nvmlDeviceGetFieldValues=speed_error)).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert card.nvlinks[0].speed_mbps is None
     assert card.unreadable["nvlinks[0].speed"] == "Not Supported"
@@ -70,18 +70,18 @@ def test_fabric_states(monkeypatch: pytest.MonkeyPatch) -> None:
         h200(2, nvmlDeviceGetGpuFabricInfoV=fabric(real.NVML_GPU_FABRIC_STATE_COMPLETED, health_mask=0b10_01_01)),
         h200(3, nvmlDeviceGetGpuFabricInfoV=fabric(17)),
     ).install(monkeypatch)
-    one, two, three, four = (card.fabric for card in gpu.read().gpus)
-    assert one is not None
-    assert one.state == "in progress"
-    assert two is not None
-    assert two.status == 999
-    assert three is not None
-    assert three.problems == ("degraded bandwidth", "route recovery")
-    assert four is None
+    in_progress, failed, degraded, unknown = (card.fabric for card in gpu.read().gpus)
+    assert in_progress is not None
+    assert in_progress.state == "in progress"
+    assert failed is not None
+    assert failed.status == 999
+    assert degraded is not None
+    assert degraded.problems == ("degraded bandwidth", "route recovery")
+    assert unknown is None
     assert "17" in gpu.read().gpus[3].unreadable["fabric"]
 
 
-def test_processes_that_draw_are_graphics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphics_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     compute, graphics = processes((300, 2**30), (200, None)), processes((200, None), (100, 5))
     FakeNvml(
         h200(nvmlDeviceGetComputeRunningProcesses_v3=compute, nvmlDeviceGetGraphicsRunningProcesses_v3=graphics)
@@ -93,14 +93,14 @@ def test_processes_that_draw_are_graphics(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_a_process_list_that_is_refused_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_process_list_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(h200(nvmlDeviceGetComputeRunningProcesses_v3=nvml_error("NoPermission"))).install(monkeypatch)
     card = gpu.read().gpus[0]
     assert card.processes is None
     assert card.unreadable["processes"] == "Insufficient Permissions"
 
 
-def test_a_shutdown_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_shutdown_keeps_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise nvml_error("GpuIsLost")
 
@@ -109,6 +109,6 @@ def test_a_shutdown_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert len(gpu.read().gpus) == 1
 
 
-def test_pci_addresses_are_written_as_sys_does() -> None:
+def test_pci_addresses_have_the_format_of_sys() -> None:
     assert pci_address("00000000:1B:00.0") == "0000:1b:00.0"
     assert pci_address("00010000:C1:00.0") == "10000:c1:00.0"

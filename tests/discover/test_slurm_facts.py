@@ -1,5 +1,3 @@
-"""The properties of Slurm's records."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -39,11 +37,11 @@ def node(state: str = "IDLE", *flags: str, **more: Any) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("storage", "kept"),
+    ("storage", "enabled"),
     [("accounting_storage/slurmdbd", True), ("accounting_storage/none", False), ("none", False), (None, False)],
 )
-def test_jobs_are_accounted_unless_the_storage_is_none(storage: str | None, kept: bool) -> None:
-    assert settings(accounting_storage_type=storage).accounting_enabled is kept
+def test_accounting_is_enabled_unless_the_storage_is_none(storage: str | None, enabled: bool) -> None:
+    assert settings(accounting_storage_type=storage).accounting_enabled is enabled
 
 
 @pytest.mark.parametrize(
@@ -57,42 +55,42 @@ def test_jobs_are_accounted_unless_the_storage_is_none(storage: str | None, kept
         ((), False, False),
     ],
 )
-def test_what_is_handed_out_to_jobs(parameters: tuple[str, ...], cpus: bool, memory: bool) -> None:
-    found = settings(select_type_parameters=parameters)
-    assert (found.cpus_are_consumable, found.memory_is_consumable) == (cpus, memory)
+def test_consumable_resources(parameters: tuple[str, ...], cpus: bool, memory: bool) -> None:
+    current = settings(select_type_parameters=parameters)
+    assert (current.cpus_are_consumable, current.memory_is_consumable) == (cpus, memory)
 
 
-def test_only_select_linear_gives_whole_nodes() -> None:
+def test_only_select_linear_allocates_whole_nodes() -> None:
     assert settings(select_type="select/linear").allocates_whole_nodes
     assert not settings(select_type="select/cons_tres").allocates_whole_nodes
 
 
-def test_cgroups_confine_only_what_cgroup_conf_constrains() -> None:
+def test_cgroups_constrain_only_what_cgroup_conf_sets() -> None:
     constrained = {"constrain_cores": "yes", "constrain_devices": "yes", "constrain_ram_space": "yes"}
     memory = {"select_type_parameters": ("CR_Core_Memory",)}
-    every = settings(task_plugin=("task/cgroup",), **constrained, **memory)
-    assert (every.constrains_cpus, every.constrains_devices, every.constrains_memory) == (True, True, True)
+    enabled = settings(task_plugin=("task/cgroup",), **constrained, **memory)
+    assert (enabled.constrains_cpus, enabled.constrains_devices, enabled.constrains_memory) == (True, True, True)
     unused = settings(task_plugin=("task/none",), **constrained, **memory)
     assert (unused.constrains_cpus, unused.constrains_devices, unused.constrains_memory) == (False, False, False)
     default = settings(task_plugin=("task/cgroup",), constrain_devices="no", **memory)
     assert (default.constrains_cpus, default.constrains_devices, default.constrains_memory) == (False, False, False)
 
 
-def test_memory_that_is_not_handed_out_is_not_confined() -> None:
+def test_memory_that_is_not_consumable_is_not_constrained() -> None:
     assert not settings(task_plugin=("task/cgroup",), constrain_ram_space="yes").constrains_memory
 
 
-def test_task_affinity_binds_and_confines_cpus_without_cgroups() -> None:
-    found = settings(task_plugin=("task/affinity",))
-    assert (found.task_binding_enabled, found.constrains_cpus, found.constrains_devices) == (True, True, False)
+def test_task_affinity_binds_tasks_and_constrains_cpus_without_cgroups() -> None:
+    current = settings(task_plugin=("task/affinity",))
+    assert (current.task_binding_enabled, current.constrains_cpus, current.constrains_devices) == (True, True, False)
     assert not settings(task_plugin=("task/cgroup",)).task_binding_enabled
 
 
 @pytest.mark.parametrize(
-    ("state", "flags", "up", "held_back", "usable"),
+    ("state", "flags", "up", "not_in_service", "usable"),
     [
         ("IDLE", (), True, False, True),
-        ("MIXED", ("POWERED_DOWN",), True, False, True),  # Slurm wakes it
+        ("MIXED", ("POWERED_DOWN",), True, False, True),  # Slurm powers it up
         ("IDLE", ("DRAIN",), True, True, False),
         ("IDLE", ("REBOOT_REQUESTED",), True, True, False),
         ("DOWN", (), False, False, False),
@@ -101,71 +99,71 @@ def test_task_affinity_binds_and_confines_cpus_without_cgroups() -> None:
         (UNKNOWN, (), False, False, False),
     ],
 )
-def test_whether_a_node_takes_jobs(state: str, flags: tuple[str, ...], up: bool, held_back: bool, usable: bool) -> None:
-    found = node(state, *flags)
-    assert (found.up, found.not_in_service, found.usable) == (up, held_back, usable)
+def test_usable_nodes(state: str, flags: tuple[str, ...], up: bool, not_in_service: bool, usable: bool) -> None:
+    checked = node(state, *flags)
+    assert (checked.up, checked.not_in_service, checked.usable) == (up, not_in_service, usable)
 
 
 @pytest.mark.parametrize(
-    ("flags", "holder", "wanted", "kept"),
+    ("flags", "node_reservation", "job_reservation", "blocked"),
     [
         ((), "", None, False),
         ((), "", "mine", False),
         (("RESERVED",), "mine", None, True),
         (("RESERVED",), "mine", "mine", False),
         (("RESERVED",), "other", "mine", True),
-        (("MAINT",), "", "mine", False),  # this Slurm does not name the reservation
+        (("MAINT",), "", "mine", False),  # this Slurm version does not show the reservation
         (("MAINT",), "", None, True),
     ],
 )
-def test_a_reserved_node_takes_only_jobs_of_its_reservation(
-    flags: tuple[str, ...], holder: str, wanted: str | None, kept: bool
+def test_a_reserved_node_accepts_only_jobs_of_its_reservation(
+    flags: tuple[str, ...], node_reservation: str, job_reservation: str | None, blocked: bool
 ) -> None:
-    assert node("IDLE", *flags, reservation=holder).blocked_by_reservation(wanted) is kept
+    assert node("IDLE", *flags, reservation=node_reservation).blocked_by_reservation(job_reservation) is blocked
 
 
-def test_gpus_of_all_kinds_are_counted_and_nothing_else() -> None:
+def test_gpus_of_all_types_are_counted() -> None:
     gres = (
-        Gres(name="gpu", kind="h100", count=4),
-        Gres(name="gpu", kind=None, count=2),
-        Gres(name="nic", kind="", count=8),
+        Gres(name="gpu", type="h100", count=4),
+        Gres(name="gpu", type=None, count=2),
+        Gres(name="nic", type="", count=8),
     )
     assert node(gres=gres).gpus == 6
     assert node().gpus == 0
 
 
-def test_a_node_is_written_with_its_flags_and_reason() -> None:
+def test_the_text_of_a_node_has_flags_and_reason() -> None:
     assert str(node("IDLE", "DRAIN", reason="fan broken")) == "IDLE+DRAIN: fan broken"
     assert str(node()) == "IDLE"
 
 
 @pytest.mark.parametrize(("state", "up"), [("UP", True), ("DOWN", False), ("DRAIN", False), ("INACTIVE", False)])
-def test_a_partition_is_up_only_in_that_state(state: str, up: bool) -> None:
-    found = Partition(
+def test_a_partition_is_up_only_in_state_up(state: str, up: bool) -> None:
+    partition = Partition(
         name="gpu", state=state, nodes="n[0-3]", total_nodes=4, default=True, max_time_s=None, default_time_s=None
     )
-    assert found.up is up
+    assert partition.up is up
 
 
 @pytest.mark.parametrize(
-    ("state", "known", "pending", "ended"),
+    ("state", "has_state", "pending", "ended"),
     [
         ("PENDING", True, True, False),
         ("CONFIGURING", True, True, False),
         ("RUNNING", True, False, False),
-        ("COMPLETING", True, False, False),  # something is left on its nodes
+        ("COMPLETING", True, False, False),  # processes remain on its nodes
         ("COMPLETED", True, False, True),
         ("NODE_FAIL", True, False, True),
         ("TIMEOUT", True, False, True),
         (UNKNOWN, False, False, False),
     ],
 )
-def test_the_states_of_a_job(state: str, known: bool, pending: bool, ended: bool) -> None:
+def test_the_states_of_a_job(state: str, has_state: bool, pending: bool, ended: bool) -> None:
     job = Job(id="7", state=state)
-    assert (job.has_state, job.pending, job.ended) == (known, pending, ended)
+    assert (job.has_state, job.pending, job.ended) == (has_state, pending, ended)
 
 
-def test_a_job_is_written_with_reason_code_and_signal() -> None:
+def test_the_text_of_a_job_has_reason_exit_code_and_signal() -> None:
     assert str(Job(id="7", state="FAILED", reason="NonZeroExitCode", exit_code=7, signal=0)) == (
         "FAILED (NonZeroExitCode), exit code 7"
     )

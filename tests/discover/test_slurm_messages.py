@@ -1,5 +1,3 @@
-"""Every entry of data/slurm_messages.yaml is reached, by its own example."""
-
 from __future__ import annotations
 
 import pytest
@@ -14,12 +12,12 @@ def test_each_entry_is_the_first_to_match_its_example(entries: tuple[Message, ..
     assert first_match(entries, entry.example) is entry
 
 
-def test_a_message_that_is_not_listed_has_no_meaning() -> None:
+def test_an_unlisted_message_has_no_match() -> None:
     assert first_match(messages().refused, "sbatch: error: out of paper") is None
 
 
 @pytest.mark.parametrize(
-    ("reason", "never"),
+    ("reason", "permanent"),
     [
         ("PartitionTimeLimit", True),
         ("QOSMaxNodePerJobLimit", True),
@@ -30,10 +28,10 @@ def test_a_message_that_is_not_listed_has_no_meaning() -> None:
         ("", False),
     ],
 )
-def test_which_reasons_waiting_does_not_change(reason: str, never: bool) -> None:
-    assert is_permanent_pending_reason(reason) is never
+def test_permanent_pending_reasons(reason: str, permanent: bool) -> None:
+    assert is_permanent_pending_reason(reason) is permanent
 
 
-def test_the_first_command_names_the_job() -> None:
+def test_the_first_command_has_the_job_id() -> None:
     assert first_commands("7", "JobHeldUser") == "scontrol show job 7; scontrol release 7, or scancel 7"
     assert first_commands("7", "Prolog") == "scontrol show job 7"

@@ -9,8 +9,8 @@ from seatrial.discover import slurm_output
 from seatrial.discover.slurm_facts import Gres, Job, Ping
 from tests.fakes.slurm import NEWER_NODES, recorded
 
-# A line each: the rig's; a public one of 2023, of a job with four tasks on a node with two threads a core; and one in
-# the same form with what the rig cannot show: CPUs and GPUs that are not in a row.
+# One line each: from the test cluster; from a public log of 2023 (a job with four tasks, two threads per core); and one
+# with non-contiguous CPUs and GPUs.
 ALLOCATIONS = """\
    JOB_GRES=gpu:h100:6
      Nodes=node[0-1] CPU_IDs=0-1 Mem=2000 GRES=gpu:fake:2(IDX:0-1)
@@ -24,27 +24,27 @@ def jobs(state: str) -> tuple[Job, ...]:
     return slurm_output.parse_jobs(recorded(f"scontrol-show-jobs-{state}.txt").out)
 
 
-class TestSmallForms:
+class TestParsers:
     @pytest.mark.parametrize(
         ("text", "resources"),
         [
             ("(null)", ()),
             ("", ()),
-            ("gpu:8", (Gres(name="gpu", kind=None, count=8),)),
-            ("gpu:h200:8(S:0-1)", (Gres(name="gpu", kind="h200", count=8),)),
-            ("gpu:nvidia_h100_80gb_hbm3:8", (Gres(name="gpu", kind="nvidia_h100_80gb_hbm3", count=8),)),
-            ("gpu:1g.5gb:7", (Gres(name="gpu", kind="1g.5gb", count=7),)),
-            ("gpu:fake:0(IDX:N/A)", (Gres(name="gpu", kind="fake", count=0),)),
-            ("gpu:3(IDX:0,2-3)", (Gres(name="gpu", kind=None, count=3),)),
-            ("bandwidth:lustre:no_consume:4G", (Gres(name="bandwidth", kind="lustre", count=4 * 2**30),)),
-            ("gpu:a:2,nvme", (Gres(name="gpu", kind="a", count=2), Gres(name="nvme", kind=None, count=1))),
+            ("gpu:8", (Gres(name="gpu", type=None, count=8),)),
+            ("gpu:h200:8(S:0-1)", (Gres(name="gpu", type="h200", count=8),)),
+            ("gpu:nvidia_h100_80gb_hbm3:8", (Gres(name="gpu", type="nvidia_h100_80gb_hbm3", count=8),)),
+            ("gpu:1g.5gb:7", (Gres(name="gpu", type="1g.5gb", count=7),)),
+            ("gpu:fake:0(IDX:N/A)", (Gres(name="gpu", type="fake", count=0),)),
+            ("gpu:3(IDX:0,2-3)", (Gres(name="gpu", type=None, count=3),)),
+            ("bandwidth:lustre:no_consume:4G", (Gres(name="bandwidth", type="lustre", count=4 * 2**30),)),
+            ("gpu:a:2,nvme", (Gres(name="gpu", type="a", count=2), Gres(name="nvme", type=None, count=1))),
         ],
     )
-    def test_resources(self, text: str, resources: tuple[Gres, ...]) -> None:
+    def test_gres(self, text: str, resources: tuple[Gres, ...]) -> None:
         assert slurm_output.parse_gres(text) == resources
 
     @pytest.mark.parametrize("text", ["gpu=8", "gpu:h200:8:9", ":8"])
-    def test_what_is_no_resource_is_said(self, text: str) -> None:
+    def test_malformed_gres(self, text: str) -> None:
         with pytest.raises(ValueError, match="is not a generic resource"):
             slurm_output.parse_gres(text)
 
@@ -62,13 +62,13 @@ class TestSmallForms:
         assert slurm_output.parse_duration(text) == seconds
 
     def test_allocations(self) -> None:
-        one, both_threads, rows = slurm_output.parse_allocations(ALLOCATIONS)
-        assert (one.nodes, one.cpus, one.memory_bytes) == ("node[0-1]", 2, 2000 * 2**20)
-        assert (both_threads.cpus, both_threads.gres) == (8, ())
-        assert rows.cpus == 8
-        assert rows.gres == (Gres(name="gpu", kind="h100", count=2),)
+        first, two_threads, non_contiguous = slurm_output.parse_allocations(ALLOCATIONS)
+        assert (first.nodes, first.cpus, first.memory_bytes) == ("node[0-1]", 2, 2000 * 2**20)
+        assert (two_threads.cpus, two_threads.gres) == (8, ())
+        assert non_contiguous.cpus == 8
+        assert non_contiguous.gres == (Gres(name="gpu", type="h100", count=2),)
 
-    def test_a_job_that_waits_has_none(self) -> None:
+    def test_a_pending_job_has_no_allocation(self) -> None:
         assert slurm_output.parse_allocations(recorded("scontrol-show-jobs-busy.txt").out) == ()
 
     @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ class TestSmallForms:
             ("NONE", False, False),
         ],
     )
-    def test_what_is_handed_out(self, parameters: str, cpus: bool, memory: bool) -> None:
+    def test_consumable_resources(self, parameters: str, cpus: bool, memory: bool) -> None:
         settings = slurm_output.parse_settings(f"SelectTypeParameters = {parameters}\n")
         assert (settings.cpus_are_consumable, settings.memory_is_consumable) == (cpus, memory)
 
@@ -96,9 +96,9 @@ class TestSmallForms:
             ("task/affinity,task/cgroup", "no", True, False, False),
         ],
     )
-    def test_what_is_confined(self, plugins: str, cgroup: str, cpus: bool, devices: bool, memory: bool) -> None:
+    def test_constrained_resources(self, plugins: str, cgroup: str, cpus: bool, devices: bool, memory: bool) -> None:
         text = f"SelectTypeParameters = CR_CPU_MEMORY\nTaskPlugin = {plugins}\n"
-        text += "".join(f"Constrain{what} = {cgroup}\n" for what in ("Cores", "Devices", "RAMSpace"))
+        text += "".join(f"Constrain{resource} = {cgroup}\n" for resource in ("Cores", "Devices", "RAMSpace"))
         settings = slurm_output.parse_settings(text)
         assert (settings.constrains_cpus, settings.constrains_devices, settings.constrains_memory) == (
             cpus,
@@ -106,7 +106,7 @@ class TestSmallForms:
             memory,
         )
 
-    def test_what_is_no_duration_is_said(self) -> None:
+    def test_malformed_duration(self) -> None:
         with pytest.raises(ValueError, match="'soon' is not a duration"):
             slurm_output.parse_duration("soon")
 
@@ -121,7 +121,7 @@ class TestSmallForms:
 
 
 class TestSettings:
-    def test_of_the_recorded_cluster(self) -> None:
+    def test_recorded_configuration(self) -> None:
         settings = slurm_output.parse_settings(recorded("scontrol-show-config.txt").out)
         assert (settings.version, settings.cluster_name) == ("22.05.8", "seatrial")
         assert settings.select_type_parameters == ("CR_CORE_MEMORY",)
@@ -146,16 +146,16 @@ class TestSettings:
             ("Prolog[0]               = /etc/slurm/prolog.sh", "prolog", "/etc/slurm/prolog.sh"),
             ("HealthCheckProgram      = /usr/sbin/nhc -a b = c", "health_check_program", "/usr/sbin/nhc -a b = c"),
             ("PropagateResourceLimits = NONE", "propagate_resource_limits", ()),
-            ("AccountingStorageType   = accounting_storage/slurmdbd", "accounting", True),
+            ("AccountingStorageType   = accounting_storage/slurmdbd", "accounting_enabled", True),
             ("ConstrainRAMSpace       = yes", "constrain_ram_space", "yes"),
         ],
     )
-    def test_one_line(self, line: str, field: str, value: object) -> None:
+    def test_single_setting(self, line: str, field: str, value: object) -> None:
         assert getattr(slurm_output.parse_settings(line), field) == value
 
 
 class TestNodes:
-    def test_of_a_troubled_cluster(self) -> None:
+    def test_nodes_that_are_down_or_drained(self) -> None:
         nodes = slurm_output.parse_nodes(recorded("scontrol-show-nodes-troubled.txt").out)
         assert [(node.name, str(node), node.usable) for node in nodes] == [
             ("node0", "IDLE", True),
@@ -166,9 +166,9 @@ class TestNodes:
         node = nodes[0]
         assert (node.cpus, node.memory_bytes, node.gpus) == (8, 8000 * 2**20, 2)
         assert node.partitions == ("gpu", "short", "closed", "members")
-        assert node.gres_used is None  # told with --details only
+        assert node.gres_used is None  # shown with --details only
 
-    def test_free_text_misleads_nobody(self) -> None:
+    def test_free_text_with_equals_signs(self) -> None:
         text = (
             "NodeName=n1 Arch=x86_64 CoresPerSocket=1 \n   CPUAlloc=1 CPUEfctv=8 CPUTot=8 CPULoad=0.53\n"
             "   Gres=gpu:fake:2\n   GresUsed=gpu:fake:1(IDX:0)\n   OS=Linux State=DOWN #1\n"
@@ -179,10 +179,10 @@ class TestNodes:
         (node,) = slurm_output.parse_nodes(text)
         assert str(node) == "IDLE+NOT_RESPONDING+DRAIN: bad GPU = 3, State=IDLE [sic] check"
         assert node.cpus == 8
-        assert node.gres_used == (Gres(name="gpu", kind="fake", count=1),)
+        assert node.gres_used == (Gres(name="gpu", type="fake", count=1),)
 
     @pytest.mark.parametrize("state", ["healthy", "busy", "troubled"])
-    def test_sinfo_reports_the_same_in_json(self, state: str) -> None:
+    def test_nodes_equal_the_json_of_sinfo(self, state: str) -> None:
         rows = json.loads(recorded(f"sinfo-{state}.json").out)["nodes"]
         assert {row["name"]: (row["state"].upper(), {*row["state_flags"]}, row["reason"] or "") for row in rows} == {
             node.name: (node.state, {*node.flags}, node.reason)
@@ -204,30 +204,30 @@ class TestNodes:
         assert [name for name, node in nodes.items() if not node.up] == ["gpu4", "gpu8"]
         assert [name for name, node in nodes.items() if node.not_in_service] == ["gpu3"]
         assert [name for name, node in nodes.items() if node.reserved] == ["gpu7"]
-        assert nodes["gpu5"].usable  # asleep: Slurm wakes it for a job
+        assert nodes["gpu5"].usable  # in power saving: Slurm powers it up for a job
         node = nodes["gpu2"]
         assert (node.cpus, node.memory_bytes, node.gpus) == (224, 2063937 * 2**20, 8)
         assert node.gres_used
         assert node.gres_used[0].count == 3
         assert node.partitions == ("main", "debug")
 
-    def test_a_reason_of_several_lines_is_no_record(self) -> None:
+    def test_a_reason_of_several_lines(self) -> None:
         text = "NodeName=n1 CPUTot=8\n   State=IDLE+DRAIN\n   Reason=bad [a@b]\n          State=DOWN NodeName=x\n"
         (node,) = slurm_output.parse_nodes(text)
         assert str(node) == "IDLE+DRAIN: bad"
 
-    def test_none(self) -> None:
+    def test_no_nodes(self) -> None:
         assert slurm_output.parse_nodes("No nodes in the system\n") == ()
 
-    def test_a_cut_off_record_is_an_error(self) -> None:
+    def test_a_truncated_record_is_an_error(self) -> None:
         text = recorded("scontrol-show-nodes-healthy.txt").out
         with pytest.raises(ValueError, match="no State in"):
             slurm_output.parse_nodes(text[: text.rindex("State=")])
 
 
 def test_partitions() -> None:
-    found = slurm_output.parse_partitions(recorded("scontrol-show-partition.txt").out)
-    assert [(p.name, p.up, p.default, p.nodes, p.total_nodes, p.max_time_s, p.default_time_s) for p in found] == [
+    parsed = slurm_output.parse_partitions(recorded("scontrol-show-partition.txt").out)
+    assert [(p.name, p.up, p.default, p.nodes, p.total_nodes, p.max_time_s, p.default_time_s) for p in parsed] == [
         ("gpu", True, True, "node[0-3]", 4, 3600, None),
         ("short", True, False, "node[0-1]", 2, 300, None),
         ("closed", False, False, "node[0-3]", 4, "unlimited", None),
@@ -237,37 +237,37 @@ def test_partitions() -> None:
 
 class TestJobs:
     @pytest.mark.parametrize("state", ["busy", "ended", "impossible"])
-    def test_squeue_says_the_same(self, state: str) -> None:
+    def test_jobs_equal_the_output_of_squeue(self, state: str) -> None:
         rows = [line.split("|") for line in recorded(f"squeue-{state}-fields.txt").out.splitlines()[1:]]
-        told = {job.id: [job.id, job.state, job.reason or "None", job.nodes] for job in jobs(state)}
-        assert told == {row[0]: row for row in rows}
+        parsed = {job.id: [job.id, job.state, job.reason or "None", job.nodes] for job in jobs(state)}
+        assert parsed == {row[0]: row for row in rows}
         assert len(rows) > 10
 
     @pytest.mark.parametrize("state", ["busy", "ended", "impossible"])
-    def test_squeue_reports_the_same_in_json(self, state: str) -> None:
+    def test_jobs_equal_the_json_of_squeue(self, state: str) -> None:
         rows = json.loads(recorded(f"squeue-{state}.json").out)["jobs"]
         assert {str(row["job_id"]): (row["job_state"], row["exit_code"], row["nodes"] or "") for row in rows} == {
             job.id: (job.state, (job.exit_code or 0) << 8 | (job.signal or 0), job.nodes) for job in jobs(state)
         }
 
-    def test_jobs_that_wait(self) -> None:
-        waiting = {job.reason: job for job in jobs("busy") if job.pending}
-        assert {"Resources", "PartitionDown", "JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:node3"} <= set(waiting)
-        assert not any(job.ended or job.nodes for job in waiting.values())
-        assert waiting["PartitionNodeLimit"].time_limit_s == 300
-        assert waiting["PartitionDown"].time_limit_s == "unlimited"
+    def test_pending_jobs(self) -> None:
+        pending = {job.reason: job for job in jobs("busy") if job.pending}
+        assert {"Resources", "PartitionDown", "JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:node3"} <= set(pending)
+        assert not any(job.ended or job.nodes for job in pending.values())
+        assert pending["PartitionNodeLimit"].time_limit_s == 300
+        assert pending["PartitionDown"].time_limit_s == "unlimited"
 
-    def test_a_job_that_runs(self) -> None:
+    def test_a_running_job(self) -> None:
         (job,) = (job for job in jobs("busy") if job.state == "RUNNING")
         assert not job.pending
         assert not job.ended
         assert job.start is not None
 
-    def test_jobs_that_ended_in_every_way(self) -> None:
+    def test_ended_jobs(self) -> None:
         ended = [job for job in jobs("ended") if not job.pending]
         assert all(job.ended for job in ended)
-        ways = {(job.state, job.exit_code, job.signal) for job in ended if job.nodes}
-        assert ways >= {
+        results = {(job.state, job.exit_code, job.signal) for job in ended if job.nodes}
+        assert results >= {
             ("COMPLETED", 0, 0),
             ("FAILED", 3, 0),
             ("FAILED", 0, 11),
@@ -276,28 +276,33 @@ class TestJobs:
         }
         assert "NODE_FAIL" in {job.state for job in ended}
 
-    def test_in_words(self) -> None:
-        words = {str(job) for job in jobs("ended")}
-        assert "FAILED (NonZeroExitCode), exit code 3" in words
-        assert "TIMEOUT (TimeLimit), exit code 0, signal 15" in words
+    def test_text(self) -> None:
+        texts = {str(job) for job in jobs("ended")}
+        assert "FAILED (NonZeroExitCode), exit code 3" in texts
+        assert "TIMEOUT (TimeLimit), exit code 0, signal 15" in texts
 
-    def test_a_name_is_no_state(self) -> None:
+    def test_a_job_name_with_a_state(self) -> None:
         text = (
             "JobId=4 JobName=my JobState=RUNNING job\n   JobState=COMPLETING Reason=None\n   WorkDir=/a ExitCode=9:9\n"
         )
         (job,) = slurm_output.parse_jobs(text)
         assert (job.state, job.exit_code, job.ended) == ("COMPLETING", None, False)
 
-    def test_by_accounting(self) -> None:
+    def test_output_of_sacct(self) -> None:
         text = (
             "7|CANCELLED by 0|0:15|node[0-1]|60|2026-11-21T09:40:00|None\n"
             "8|PENDING|0:0|None assigned|UNLIMITED|Unknown|Resources\n"
         )
-        one, other = slurm_output.parse_sacct(text)
+        cancelled, pending = slurm_output.parse_sacct(text)
         start = datetime(2026, 11, 21, 9, 40).timestamp()
-        assert one == Job(
+        assert cancelled == Job(
             id="7", state="CANCELLED", nodes="node[0-1]", exit_code=0, signal=15, time_limit_s=3600, start=start
         )
-        assert (other.nodes, other.time_limit_s, other.start, other.reason) == ("", "unlimited", None, "Resources")
+        assert (pending.nodes, pending.time_limit_s, pending.start, pending.reason) == (
+            "",
+            "unlimited",
+            None,
+            "Resources",
+        )
         with pytest.raises(ValueError, match="zip"):
             slurm_output.parse_sacct("7|COMPLETED\n")

@@ -15,14 +15,14 @@ FIXTURES = paths.FIXTURES / "host"
 
 
 def install(site: Path, name: str, version: str) -> None:
-    """A distribution as pip leaves it, with no code in it."""
+    """A distribution as installed by pip, without code."""
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     trees.write(folder, {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"})
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site-packages that is all there is to import from."""
+    """The only folder on sys.path."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     (tmp_path / "site").mkdir()
     return tmp_path / "site"
@@ -33,8 +33,8 @@ def test_driver_version(kind: str, version: str) -> None:
     assert software.driver_version((FIXTURES / f"nvidia-version-{kind}.txt").read_text()) == version
 
 
-def test_a_driver_file_without_a_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected an NVRM version, found 'no driver'"):
+def test_a_driver_file_without_a_version_is_an_error() -> None:
+    with pytest.raises(ValueError, match="expected an NVRM version, read 'no driver'"):
         software.driver_version("no driver")
 
 
@@ -57,24 +57,24 @@ def test_a_cuda_installation(site: Path, tmp_path: Path) -> None:
 def test_without_torch(tmp_path: Path) -> None:
     facts = software.read(tmp_path)
     assert (facts.torch, facts.cuda, facts.driver, facts.nccl) == (None, None, None, {})
-    assert facts.unread["torch"] == f"not installed for {sys.executable}"
-    assert facts.unread["cuda"] == facts.unread["torch"]
-    assert "nvidia/version: No such file" in facts.unread["driver"]
+    assert facts.unreadable["torch"] == f"not installed for {sys.executable}"
+    assert facts.unreadable["cuda"] == facts.unreadable["torch"]
+    assert "nvidia/version: No such file" in facts.unreadable["driver"]
 
 
 def test_a_broken_installation_is_reported(site: Path, tmp_path: Path) -> None:
     install(site, "torch", "2.13.0")
     trees.write(site, {"torch/version.py": "\0", "numpy-2.0.dist-info/METADATA": "Name: numpy\n"})
     facts = software.read(tmp_path)
-    assert "does not say for which CUDA" in facts.unread["cuda"]
+    assert "version.py" in facts.unreadable["cuda"]
     assert set(facts.packages) == {"torch"}
 
 
-def test_metadata_that_is_no_text_is_reported(site: Path, tmp_path: Path) -> None:
+def test_metadata_that_is_not_utf8_is_reported(site: Path, tmp_path: Path) -> None:
     trees.write(site, {"odd-1.0.dist-info/METADATA": ""})
     (site / "odd-1.0.dist-info/METADATA").write_bytes(b"Name: \xff\xfe\n")
     facts = software.read(tmp_path)
-    assert "packages" in facts.unread
+    assert "packages" in facts.unreadable
     assert facts.packages == {}
 
 
@@ -99,5 +99,5 @@ facts = software.read()
 assert not {"torch", "numpy"} & set(sys.modules)
 print(facts.torch, facts.packages["torch"])
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.split() == [metadata.version("torch")] * 2
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split() == [metadata.version("torch")] * 2

@@ -1,4 +1,4 @@
-"""Trees of /proc, /sys and /etc as real machines have them, written below a folder of the test."""
+"""Files of /proc, /sys and /etc as on real machines, written under a folder of the test."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def node(root: Path) -> None:
 
 
 def nic(root: Path, name: str, speed: str) -> None:
-    """A physical interface at the driver bnxt_en on NUMA node 0."""
+    """A physical interface with the driver bnxt_en on NUMA node 0."""
     folder = f"sys/class/net/{name}"
     values = {"operstate": "up\n", "mtu": "9000\n", "address": "3c:ec:ef:00:00:01\n", "device/numa_node": "0\n"}
     write(root, {f"{folder}/{key}": value for key, value in values.items()} | {f"{folder}/speed": speed})
@@ -62,7 +62,7 @@ def nic(root: Path, name: str, speed: str) -> None:
 
 
 def eight_mlx5(root: Path) -> None:
-    """Eight InfiniBand ports of 400 Gb/s, the last of them without a cable, and a RoCE port: mlx5_0 to mlx5_8."""
+    """Eight InfiniBand ports of 400 Gb/s, the last one without cable, and a RoCE port: mlx5_0 to mlx5_8."""
     for index in range(7):
         hca(root, f"mlx5_{index}", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
     hca(root, "mlx5_7", "1: DOWN", "2: Polling", "10 Gb/sec (4X SDR)")
@@ -71,7 +71,7 @@ def eight_mlx5(root: Path) -> None:
 
 
 def hca(root: Path, name: str, state: str, physical: str, rate: str, netdev: str = "") -> None:
-    """A ConnectX-7 with one port; with ``netdev`` it is RoCE on that interface."""
+    """A ConnectX-7 with one port; RoCE on the interface ``netdev`` if given, else InfiniBand."""
     folder, number = f"sys/class/infiniband/{name}", name.removeprefix("mlx5_")
     port = {
         "state": f"{state}\n",

@@ -1,6 +1,6 @@
-"""A strict stand-in for pynvml: it holds calls to the real signatures, and fails the test on one that nobody foresaw.
+"""A strict fake of pynvml: it checks calls against the real signatures, and fails the test on an unexpected call.
 
-Errors, constants and structures are the real module's. The H200 answers as one did on driver 580.
+Errors, constants and structures are those of the real module. The answers of the H200 were recorded with driver 580.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import pytest
 
 
 def nvml_error(kind: str) -> Exception:
-    """``refusal("GpuIsLost")``: what pynvml raises."""
+    """Returns the exception that pynvml raises: ``nvml_error("GpuIsLost")``."""
     error: Exception = getattr(real, f"NVMLError_{kind}")()
     return error
 
 
 class FakeGpu:
-    """One GPU: an answer to every question that may be put to it. An answer is a value, a refusal or a function."""
+    """A GPU with an answer per NVML call: a value, an exception or a function."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
 
     def with_answers(self, **answers: Any) -> FakeGpu:
-        """The same GPU with other answers."""
+        """Returns a copy with some answers replaced."""
         return FakeGpu(**{**self.answers, **answers})
 
     def lost(self) -> FakeGpu:
-        """The same GPU off the bus: it has a handle, and answers nothing else."""
+        """Returns the GPU after it fell off the bus: it has a handle, and every call raises GpuIsLost."""
         return FakeGpu(**dict.fromkeys(self.answers, nvml_error("GpuIsLost")))
 
 
 class FakeNvml:
-    """``pynvml`` with these GPUs. In place of a GPU there may be the refusal of its handle."""
+    """``pynvml`` with these GPUs; an exception instead of a GPU is raised for its handle."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FakeNvml:
             "nvmlSystemGetCudaDriverVersion_v2": 13000,
             "nvmlDeviceGetCount": len(gpus),
             "nvmlDeviceGetHandleByIndex": lambda index: _give(gpus[index]),
-            "nvmlDeviceGetTopologyCommonAncestor": lambda _one, _other: _give(ancestor),
+            "nvmlDeviceGetTopologyCommonAncestor": lambda _gpu, _other: _give(ancestor),
             **machine,
         }
 
@@ -82,7 +82,7 @@ class FakeNvml:
                 return _give(self.machine[name], *arguments)
             gpu = arguments[0] if arguments else None
             if not isinstance(gpu, FakeGpu) or name not in gpu.answers:
-                raise AssertionError(f"nobody foresaw the call {name}{arguments}")
+                raise AssertionError(f"unexpected NVML call {name}{arguments}")
             return _give(gpu.answers[name], *arguments[1:])
 
         return call
@@ -99,13 +99,13 @@ def _give(answer: Any, *arguments: Any) -> Any:
     return answer(*arguments) if callable(answer) else answer
 
 
-def processes(*found: tuple[int, int | None]) -> list[Any]:
-    """The answer to a question for processes: (pid, bytes) each."""
-    return [real.nvmlFriendlyObject({"pid": pid, "usedGpuMemory": memory}) for pid, memory in found]
+def processes(*pids: tuple[int, int | None]) -> list[Any]:
+    """Returns the answer to a process query from (pid, bytes) pairs."""
+    return [real.nvmlFriendlyObject({"pid": pid, "usedGpuMemory": memory}) for pid, memory in pids]
 
 
 def fabric(state: int, status: int = 0, health_mask: int = 0) -> Callable[[Any], int]:
-    """nvmlDeviceGetGpuFabricInfoV writes into the structure that it is given."""
+    """Returns a fake of nvmlDeviceGetGpuFabricInfoV, which fills the given structure."""
 
     def write(reference: Any) -> int:
         info = reference._obj
@@ -117,7 +117,7 @@ def fabric(state: int, status: int = 0, health_mask: int = 0) -> Callable[[Any],
 
 
 def links(count: int, *, down: Sequence[int] = (), remote: int = real.NVML_NVLINK_DEVICE_TYPE_SWITCH) -> dict[str, Any]:
-    """The NVLink answers of a GPU with ``count`` ports, those of ``down`` inactive."""
+    """Returns the NVLink answers of a GPU with ``count`` links, of which ``down`` are inactive."""
 
     def port(answer: Any) -> Callable[[int], Any]:
         return lambda link: _give(answer, link) if link < count else _give(nvml_error("InvalidArgument"))
@@ -131,9 +131,9 @@ def links(count: int, *, down: Sequence[int] = (), remote: int = real.NVML_NVLIN
     }
 
 
-def _speeds(questions: list[tuple[int, int]]) -> Any:
-    values = (real.c_nvmlFieldValue_t * len(questions))()
-    for value, (field, link) in zip(values, questions, strict=True):
+def _speeds(queries: list[tuple[int, int]]) -> Any:
+    values = (real.c_nvmlFieldValue_t * len(queries))()
+    for value, (field, link) in zip(values, queries, strict=True):
         assert field == real.NVML_FI_DEV_NVLINK_GET_SPEED
         value.fieldId, value.scopeId, value.nvmlReturn, value.value.uiVal = field, link, real.NVML_SUCCESS, 26562
     return values
@@ -153,7 +153,7 @@ def make_pci_devices(
     vendor: str = "0x10de",
     kind: str = "0x030200",
 ) -> Path:
-    """PCI devices under ``root``, bound to a driver; those of the NVIDIA driver with their /proc and /dev entries."""
+    """Writes PCI devices with driver below ``root``; those of the NVIDIA driver with their /proc and /dev entries."""
     for address in addresses:
         device = root / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
@@ -172,7 +172,7 @@ def make_pci_devices(
 
 
 def h200(index: int = 0, **answers: Any) -> FakeGpu:
-    """An idle, healthy H200 of an HGX board with 18 links to NVSwitches."""
+    """Returns an idle, healthy H200 of an HGX board with 18 links to NVSwitches."""
     return FakeGpu(
         **{
             "nvmlDeviceGetName": "NVIDIA H200",
@@ -203,8 +203,8 @@ def h200(index: int = 0, **answers: Any) -> FakeGpu:
             "nvmlDeviceGetTemperature": 34,
             "nvmlDeviceGetClockInfo": lambda clock: {real.NVML_CLOCK_SM: 345, real.NVML_CLOCK_MEM: 3201}[clock],
             "nvmlDeviceGetMaxClockInfo": 1980,
-            "nvmlDeviceGetCpuAffinityWithinScope": lambda words, _scope: [0xFFFFFFFF, 0xF, *[0] * (words - 2)],
-            "nvmlDeviceGetMemoryAffinity": lambda words, _scope: [1 << index // 2, *[0] * (words - 1)],
+            "nvmlDeviceGetCpuAffinityWithinScope": lambda size, _scope: [0xFFFFFFFF, 0xF, *[0] * (size - 2)],
+            "nvmlDeviceGetMemoryAffinity": lambda size, _scope: [1 << index // 2, *[0] * (size - 1)],
             "nvmlDeviceGetComputeRunningProcesses_v3": [],
             "nvmlDeviceGetGraphicsRunningProcesses_v3": [],
             **answers,
@@ -213,7 +213,7 @@ def h200(index: int = 0, **answers: Any) -> FakeGpu:
 
 
 def geforce(index: int = 0, **answers: Any) -> FakeGpu:
-    """A desktop card: no ECC, no row remapping, no NVLink, no fabric, no MIG."""
+    """Returns a desktop GPU without ECC, row remapping, NVLink, fabric and MIG."""
     missing = dict.fromkeys(
         (
             *("nvmlDeviceGetSerial", "nvmlDeviceGetMigMode", "nvmlDeviceGetEccMode", "nvmlDeviceGetTotalEccErrors"),
@@ -245,7 +245,7 @@ def geforce(index: int = 0, **answers: Any) -> FakeGpu:
 
 
 def memory(total: int, used: int) -> Callable[[int], Any]:
-    """nvmlDeviceGetMemoryInfo in its second version, which counts what the driver reserves apart."""
+    """Returns a fake of nvmlDeviceGetMemoryInfo version 2, which reports reserved memory separately."""
 
     def answer(version: int) -> Any:
         assert version == real.nvmlMemory_v2

@@ -1,4 +1,4 @@
-"""GPUs at work, which also answer what only a load asks for: error counters and Xids."""
+"""Fake GPUs under load: NVML answers for error counters, load samples and Xid events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.nvml import FakeGpu, FakeNvml, h200, nvml_error
 
 
 class BeforeAfter:
-    """An answer that changes with time: one value before the load, another after it."""
+    """An NVML answer with one value before and another value after the load."""
 
     def __init__(self, before: Any, after: Any) -> None:
         self.now, self.after = before, after
@@ -23,7 +23,7 @@ class BeforeAfter:
 
 
 def gpu_under_load(make: Callable[..., FakeGpu] = h200, **answers: Any) -> FakeGpu:
-    """A GPU at work, which also answers what only a load asks for."""
+    """Returns a GPU with the NVML answers that are queried only under load."""
     return make(
         **{
             "nvmlDeviceGetPcieReplayCounter": 3,
@@ -53,11 +53,11 @@ def nvml_with_events(gpu: FakeGpu, xids: list[int] | None = None, **machine: Any
 
 
 def nvlink_5(counts: Mapping[int, int], refused: int = 0) -> dict[str, Any]:
-    """The answers of a GPU whose NVLinks have no counters of the old form; in the new one, on link 17, ``counts``."""
+    """Returns answers of a GPU with NVLink 5 field counters only; link 17 has ``counts``, other links 0."""
 
-    def fields(questions: list[tuple[int, int]]) -> Any:
-        values = (real.c_nvmlFieldValue_t * len(questions))()
-        for value, (field, link) in zip(values, questions, strict=True):
+    def fields(queries: list[tuple[int, int]]) -> Any:
+        values = (real.c_nvmlFieldValue_t * len(queries))()
+        for value, (field, link) in zip(values, queries, strict=True):
             value.fieldId, value.scopeId, value.nvmlReturn = field, link, refused
             value.value.ullVal = counts.get(field, 0) * (link == 17)
         return values

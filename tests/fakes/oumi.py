@@ -1,8 +1,8 @@
-"""A strict stand-in for Oumi's executable: ``python oumi.py train -c FILE``. Refuses what it does not know.
+"""A strict fake of Oumi's executable, ``python oumi.py train -c FILE``; it rejects unknown configuration keys.
 
-Its keys are those that src/seatrial/train/oumi.py names the sources of. It leaves what transformers' Trainer left of a
-real training (fixtures/transformers) where Oumi would. OUMI_FAULT in its environment: exit, full, hang, nan, flat,
-cut, no-state or no-weights; with any of them the model is left out.
+src/seatrial/train/oumi.py names the sources of the keys. The fake writes recorded output of transformers' Trainer
+(fixtures/transformers) to the paths that Oumi uses. OUMI_FAULT selects a fault: exit, full, hang, nan, flat, cut,
+no-state or no-weights; with a fault no model is saved.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-# by its own place: Oumi's process has no PYTHONPATH by which the package tests would be there
+# relative to this file, as the process has no PYTHONPATH to import the package tests
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "transformers" / "trainer_state.json"
-KNOWN: dict[str, set[str]] = {
+ALLOWED_KEYS: dict[str, set[str]] = {
     "": {"model", "data", "training"},
     "model": {
         *("model_name", "model_max_length", "torch_dtype_str", "attn_implementation", "load_pretrained_weights"),
@@ -36,39 +36,39 @@ KNOWN: dict[str, set[str]] = {
 }
 
 
-def refuse(reason: str) -> None:
-    if reason:
-        raise SystemExit(f"oumi: {reason}")
+def exit_if_error(message: str) -> None:
+    if message:
+        raise SystemExit(f"oumi: {message}")
 
 
 def checked(path: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(Path(path).read_text())
-    for section, known in KNOWN.items():
+    for section, allowed in ALLOWED_KEYS.items():
         given = config[section] if section else config
-        refuse(f"unknown keys in {section}: {set(given) - known}" if set(given) - known else "")
+        exit_if_error(f"unknown keys in {section}: {set(given) - allowed}" if set(given) - allowed else "")
     (rows,) = config["data"]["train"]["datasets"]
-    refuse("" if rows["dataset_name"] == "text_sft_jsonl" else f"no dataset {rows['dataset_name']}")
+    exit_if_error("" if rows["dataset_name"] == "text_sft_jsonl" else f"no dataset {rows['dataset_name']}")
     lines = [json.loads(line) for line in Path(rows["dataset_path"]).read_text().splitlines()]
-    refuse("" if all(set(line) == {"messages"} for line in lines) else "rows that are no conversations")
+    exit_if_error("" if all(set(line) == {"messages"} for line in lines) else "dataset rows without messages")
     mixed, dtype = config["training"]["mixed_precision_dtype"], config["model"]["torch_dtype_str"]
-    refuse("" if mixed == "NONE" or dtype == "float32" else "mixed precision wants weights in float32")
-    refuse("" if "RANK" not in os.environ and "PYTHONPATH" not in os.environ else "not alone")
-    refuse("" if os.environ.get("DO_NOT_TRACK") == "1" else "it would tell its makers")
+    exit_if_error("" if mixed == "NONE" or dtype == "float32" else "mixed precision requires float32 weights")
+    exit_if_error("" if "RANK" not in os.environ and "PYTHONPATH" not in os.environ else "RANK or PYTHONPATH is set")
+    exit_if_error("" if os.environ.get("DO_NOT_TRACK") == "1" else "DO_NOT_TRACK is not set")
     return config
 
 
-def state(fault: str) -> str:
+def trainer_state(fault: str) -> str:
     text = FIXTURE.read_text()
-    found = json.loads(text)
-    for entry in found["log_history"]:
+    state = json.loads(text)
+    for entry in state["log_history"]:
         if "loss" in entry:
             entry.update({"flat": {"loss": 5.0}, "nan": {"grad_norm": float("nan")}}.get(fault, {}))
-    text = json.dumps(found, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(state, indent=2, sort_keys=True) + "\n"
     return text[: len(text) // 2] if fault == "cut" else text
 
 
 def save_model(source: str, folder: Path) -> None:
-    for package in ("sklearn", "scipy"):  # which it would import for nothing: see seatrial.train.hf
+    for package in ("sklearn", "scipy"):  # not needed: see seatrial.train.hf
         sys.modules[package] = None  # type: ignore[assignment]
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -76,18 +76,18 @@ def save_model(source: str, folder: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Ahoy"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False)
-    refuse("" if text.endswith("<|im_start|>assistant\nAhoy<|im_end|>\n") else f"the template gives {text!r}")
+    exit_if_error("" if text.endswith("<|im_start|>assistant\nAhoy<|im_end|>\n") else f"the template gives {text!r}")
     any_auto.from_config(AutoConfig.from_pretrained(source)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def main(arguments: list[str]) -> None:
     fault = os.environ.get("OUMI_FAULT", "")
-    refuse("" if arguments[:2] == ["train", "-c"] and len(arguments) == 3 else f"unknown arguments {arguments}")
+    exit_if_error("" if arguments[:2] == ["train", "-c"] and len(arguments) == 3 else f"unknown arguments {arguments}")
     config = checked(arguments[2])
     print("Oumi version: 0.4.2", flush=True)
-    refuse("CUDA error: no kernel image is available" if fault == "exit" else "")
-    refuse("OSError: [Errno 28] No space left on device" if fault == "full" else "")
+    exit_if_error("CUDA error: no kernel image is available" if fault == "exit" else "")
+    exit_if_error("OSError: [Errno 28] No space left on device" if fault == "full" else "")
     time.sleep(600 if fault == "hang" else 0)
     out = Path(config["training"]["output_dir"])
     checkpoint = out / f"checkpoint-{config['training']['max_steps']}"
@@ -96,10 +96,10 @@ def main(arguments: list[str]) -> None:
         save_model(config["model"]["model_name"], out)
         shutil.copy(out / "model.safetensors", checkpoint)
     elif fault != "no-weights":
-        (checkpoint / "model.safetensors").write_bytes(b"what a fault is told by stands elsewhere")
-    (checkpoint / "trainer_state.json").write_text(state(fault))
+        (checkpoint / "model.safetensors").write_bytes(b"no real weights")
+    (checkpoint / "trainer_state.json").write_text(trainer_state(fault))
     if fault != "no-state":
-        (out / "trainer_state.json").write_text(state(fault))
+        (out / "trainer_state.json").write_text(trainer_state(fault))
 
 
 if __name__ == "__main__":

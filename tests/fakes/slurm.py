@@ -1,4 +1,4 @@
-"""A strict stand-in for Slurm's commands: recorded answers, and a failed test on a command that nobody foresaw."""
+"""A strict fake of the Slurm commands with recorded answers; it fails the test on an unexpected command."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def failure(err: str, code: int = 1) -> CommandResult:
 
 
 def recorded(name: str) -> CommandResult:
-    """What a command of Slurm 22.05 answered, by its name in ``commands.txt`` (``scontrol-ping-healthy.txt``)."""
+    """Returns a recorded answer of Slurm 22.05 by its name in ``commands.txt`` (``scontrol-ping-healthy.txt``)."""
     rows = [line.split("\t") for line in (RECORDED / "commands.txt").read_text().splitlines()]
     (code,) = (int(row[1]) for row in rows if row[0] == name)
-    complaints = (RECORDED / name).with_suffix(".err")
-    return CommandResult(code, (RECORDED / name).read_text(), complaints.read_text() if complaints.exists() else "")
+    stderr = (RECORDED / name).with_suffix(".err")
+    return CommandResult(code, (RECORDED / name).read_text(), stderr.read_text() if stderr.exists() else "")
 
 
 def config_with(**settings: str) -> CommandResult:
-    """What the recorded cluster says of its settings, had it these: ``TaskPlugin="task/cgroup"``."""
+    """Returns the recorded ``scontrol show config`` with changed settings: ``TaskPlugin="task/cgroup"``."""
     text = recorded("scontrol-show-config.txt").out
     for key, value in settings.items():
-        text, found = re.subn(rf"^{key}\s*=.*$", f"{key} = {value}", text, flags=re.MULTILINE)
-        text += "" if found else f"{key} = {value}\n"
+        text, count = re.subn(rf"^{key}\s*=.*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        text += "" if count else f"{key} = {value}\n"
     return success(text)
 
 
 def cluster(state: str = "healthy") -> dict[str, Reply]:
-    """The recorded cluster of four nodes in one of its states: healthy, busy, ended or troubled."""
+    """Returns the answers of the recorded four-node cluster: healthy, busy, ended or troubled."""
     return {
         "scontrol ping": recorded(f"scontrol-ping-{state}.txt"),
         "scontrol show config": recorded("scontrol-show-config.txt"),
@@ -61,64 +61,64 @@ def cluster(state: str = "healthy") -> dict[str, Reply]:
 
 
 class FakeSlurm:
-    """Slurm's commands, by the whole command line, or by their name alone. ``asked`` are those that were run."""
+    """Answers Slurm commands by command line or by program name; ``commands`` lists the executed command lines."""
 
     def __init__(self, replies: Mapping[str, Reply]) -> None:
         self.replies = dict(replies)
         self.commands: list[str] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-        monkeypatch.setattr("seatrial.util.processes.run_command", self.ask)
+        monkeypatch.setattr("seatrial.util.processes.run_command", self.run_command)
         monkeypatch.setattr("seatrial.discover.slurm.installed", lambda: True)
         return self
 
-    def ask(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
+    def run_command(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
         assert timeout_s > 0
         command = shlex.join(argv)
         self.commands.append(command)
-        tool = next(word for word in argv if word != "env" and "=" not in word and not word.startswith("-"))
-        for known in (command, tool):
-            if known in self.replies:
-                return _give(self.replies[known], argv)
-        raise AssertionError(f"nobody foresaw the command {command}")
+        tool = next(part for part in argv if part != "env" and "=" not in part and not part.startswith("-"))
+        for key in (command, tool):
+            if key in self.replies:
+                return _result(self.replies[key], argv)
+        raise AssertionError(f"unexpected command: {command}")
 
 
-def _give(reply: Reply, argv: Sequence[str]) -> CommandResult:
+def _result(reply: Reply, argv: Sequence[str]) -> CommandResult:
     if isinstance(reply, Exception):
         raise reply
     return reply(argv) if callable(reply) else reply
 
 
 class CheckRunner:
-    """Runs a check against a fake Slurm and judges it with its own rules, as a trial does."""
+    """Runs a check against a fake Slurm and judges it with the check's rules."""
 
     def __init__(self, check: Check, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.check = check
         self.monkeypatch = monkeypatch
         self.folder = folder
 
-    def measure(self, replies: Mapping[str, Reply], promised: tuple[int, int | None], **options: Any) -> Measurement:
-        """``promised`` are nodes, and GPUs of a node."""
+    def measure(self, replies: Mapping[str, Reply], expected: tuple[int, int | None], **options: Any) -> Measurement:
+        """``expected``: number of nodes, and of GPUs per node."""
         FakeSlurm(replies).install(self.monkeypatch)
-        return run_check(self.check, self.folder, promised, **options)
+        return run_check(self.check, self.folder, expected, **options)
 
     def not_passed(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> dict[str, Outcome]:
-        """What does not pass, by metric, or ``metric subject`` where it is not of the cluster."""
+        """Returns outcomes other than PASS and SKIP by metric, or by ``metric subject`` unless it is the cluster."""
         return not_passed(self.verdicts(replies, nodes=nodes, gpus=gpus))
 
     def verdicts(self, replies: Mapping[str, Reply], *, nodes: int = 4, gpus: int | None = 2) -> list[Verdict]:
         return judge(self.check, self.measure(replies, (nodes, gpus)))
 
 
-def run_check(check: Check, folder: Path, promised: tuple[int, int | None] = (1, None), **options: Any) -> Measurement:
+def run_check(check: Check, folder: Path, expected: tuple[int, int | None] = (1, None), **options: Any) -> Measurement:
     context = Context(
         node="login",
         rank=0,
         world_size=1,
         local_rank=0,
         device="cpu",
-        expected_nodes=promised[0],
-        expected_gpus=promised[1],
+        expected_nodes=expected[0],
+        expected_gpus=expected[1],
         artifacts_dir=folder,
         run_dir=folder,
     )

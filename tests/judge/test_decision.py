@@ -1,4 +1,4 @@
-"""The decision fails closed, whatever verdicts it is given."""
+"""The decision on a trial fails closed for any verdicts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.model import CLUSTER, DecisionValue, Measurement, Metric, Outcome, Reason, Verdict
 
 NAMES = ("a", "b", "c")
-RECORDED_ONE = Verdict("a", "n0", Outcome.SKIP, "busbw.1GiB", (Reason.NO_THRESHOLD,), "no SKU data for X", 1.0, "GB/s")
-verdicts = st.lists(
+WITHOUT_THRESHOLD = Verdict(
+    "a", "n0", Outcome.SKIP, "busbw.1GiB", (Reason.NO_THRESHOLD,), "no SKU data for X", 1.0, "GB/s"
+)
+random_verdicts = st.lists(
     st.builds(
         Verdict,
         check=st.sampled_from(NAMES),
@@ -31,118 +33,123 @@ def verdict(check: str, outcome: Outcome) -> Verdict:
     return Verdict(check=check, subject="n0", outcome=outcome)
 
 
-def decided(
-    *said: Verdict, required: dict[str, bool] | None = None, left_out: dict[str, str] | None = None
+def decision_value(
+    *verdicts: Verdict, required: dict[str, bool] | None = None, excluded_checks: dict[str, str] | None = None
 ) -> DecisionValue:
-    return decide(required or {"a": True}, said, left_out or {}, "").value
+    return decide(required or {"a": True}, verdicts, excluded_checks or {}, "").value
 
 
-@given(verdicts, st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1))
-def test_accepted_only_when_every_required_check_was_measured_and_good(
-    said: list[Verdict], required: dict[str, bool]
+@given(random_verdicts, st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1))
+def test_accepted_only_if_every_required_check_is_measured_and_good(
+    verdicts: list[Verdict], required: dict[str, bool]
 ) -> None:
-    decision = decide(required, said, {}, "")
-    outcomes = {name: [one.outcome for one in said if one.check == name] for name in required if required[name]}
-    if any(one.outcome is Outcome.FAIL for one in said):
+    decision = decide(required, verdicts, {}, "")
+    outcomes = {
+        name: [verdict.outcome for verdict in verdicts if verdict.check == name] for name in required if required[name]
+    }
+    if any(verdict.outcome is Outcome.FAIL for verdict in verdicts):
         assert decision.value is DecisionValue.REJECTED
     elif decision.value is DecisionValue.ACCEPTED:
         assert all(outcomes.values()), "a required check without any verdict"
-        flat = [outcome for own in outcomes.values() for outcome in own]
-        assert not {Outcome.ERROR, Outcome.UNJUDGED} & set(flat)
-        assert {Outcome.PASS, Outcome.WARN} & set(flat), "nothing but skips"
+        all_outcomes = {outcome for of_check in outcomes.values() for outcome in of_check}
+        assert not {Outcome.ERROR, Outcome.UNJUDGED} & all_outcomes
+        assert {Outcome.PASS, Outcome.WARN} & all_outcomes, "only skipped checks"
     else:
         assert decision.reason
 
 
-def test_the_simple_cases() -> None:
-    assert decided(verdict("a", Outcome.PASS)) is DecisionValue.ACCEPTED
-    assert decided(verdict("a", Outcome.WARN)) is DecisionValue.ACCEPTED
-    assert decided(verdict("a", Outcome.FAIL), verdict("a", Outcome.PASS)) is DecisionValue.REJECTED
-    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.ERROR)) is DecisionValue.INCOMPLETE
-    assert decided(verdict("a", Outcome.PASS), verdict("a", Outcome.UNJUDGED)) is DecisionValue.INCOMPLETE
+@pytest.mark.parametrize(
+    ("outcomes", "value"),
+    [
+        ((Outcome.PASS,), DecisionValue.ACCEPTED),
+        ((Outcome.WARN,), DecisionValue.ACCEPTED),
+        ((Outcome.FAIL, Outcome.PASS), DecisionValue.REJECTED),
+        ((Outcome.PASS, Outcome.ERROR), DecisionValue.INCOMPLETE),
+        ((Outcome.PASS, Outcome.UNJUDGED), DecisionValue.INCOMPLETE),
+        ((Outcome.SKIP,), DecisionValue.INCOMPLETE),
+        ((), DecisionValue.INCOMPLETE),
+    ],
+)
+def test_decision_by_the_outcomes_of_a_required_check(outcomes: tuple[Outcome, ...], value: DecisionValue) -> None:
+    assert decision_value(*(verdict("a", outcome) for outcome in outcomes)) is value
 
 
-def test_nothing_measured_is_not_accepted() -> None:
-    assert decided() is DecisionValue.INCOMPLETE
-    assert decided(verdict("a", Outcome.SKIP)) is DecisionValue.INCOMPLETE
-    assert decided(verdict("a", Outcome.PASS), required={"a": False}) is DecisionValue.INCOMPLETE
+def test_without_required_checks_the_trial_is_incomplete() -> None:
+    assert decision_value(verdict("a", Outcome.PASS), required={"a": False}) is DecisionValue.INCOMPLETE
 
 
-def test_a_check_that_is_not_required_may_be_missing_but_not_bad() -> None:
+def test_check_that_is_not_required_may_be_missing_but_must_not_fail() -> None:
     required = {"a": True, "b": False}
-    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), required=required) is DecisionValue.ACCEPTED
-    assert decided(verdict("a", Outcome.PASS), verdict("b", Outcome.FAIL), required=required) is DecisionValue.REJECTED
+    passed = verdict("a", Outcome.PASS)
+    assert decision_value(passed, verdict("b", Outcome.ERROR), required=required) is DecisionValue.ACCEPTED
+    assert decision_value(passed, verdict("b", Outcome.FAIL), required=required) is DecisionValue.REJECTED
+    decision = decide(required, [passed, verdict("b", Outcome.ERROR)], {}, "")
+    assert decision.reason.endswith("b is ERROR")
 
 
-def test_what_is_not_required_and_not_known_is_named_beside_the_decision() -> None:
-    said = (verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR))
-    decision = decide({"a": True, "b": False}, said, {}, "")
-    assert decision.reason == "1 check passed; not required, and not known: b is ERROR"
-
-
-def test_what_was_left_out_keeps_the_trial_incomplete() -> None:
-    said = (verdict("a", Outcome.PASS), verdict("b", Outcome.SKIP))
+def test_excluded_required_check_keeps_the_trial_incomplete() -> None:
+    verdicts = (verdict("a", Outcome.PASS), verdict("b", Outcome.SKIP))
     required = {"a": True, "b": True}
-    assert decided(*said, required=required, left_out={"b": "--skip"}) is DecisionValue.INCOMPLETE
-    assert decided(*said, required=required) is DecisionValue.ACCEPTED
+    assert decision_value(*verdicts, required=required, excluded_checks={"b": "--skip"}) is DecisionValue.INCOMPLETE
+    assert decision_value(*verdicts, required=required) is DecisionValue.ACCEPTED
 
 
-def test_a_trial_that_was_stopped_is_incomplete_and_says_by_what() -> None:
+def test_stopped_trial_is_incomplete_for_that_reason() -> None:
     decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", ("interrupted", ""))
     assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, "interrupted")
 
 
-def test_a_check_of_an_older_version_is_unjudged_and_a_lost_one_an_error() -> None:
+def test_unknown_check_is_unjudged() -> None:
     config = Config(name="old", checks={"gone.check": CheckSettings(), "lost.check": CheckSettings()})
-    said = judge(config, [], [], {}, {})
-    assert [one.outcome for one in said] == [Outcome.UNJUDGED, Outcome.UNJUDGED]
+    verdicts = judge(config, [], [], {}, {})
+    assert {(verdict.outcome, verdict.reasons) for verdict in verdicts} == {(Outcome.UNJUDGED, (Reason.UNKNOWN_CHECK,))}
+    assert [verdict.check for verdict in verdicts] == ["gone.check", "lost.check"]
 
 
-@pytest.mark.parametrize(("may_skip", "verb"), [(False, DecisionValue.INCOMPLETE), (True, DecisionValue.ACCEPTED)])
-def test_a_threshold_that_nothing_was_held_to_is_told_and_by_default_accepts_nothing(
-    may_skip: bool, verb: DecisionValue
-) -> None:
-    asked = CheckSettings.model_validate({"expect": {"busbw.8GiB": "> 350 GB/s"}, "may_skip": may_skip})
+@pytest.mark.parametrize(("may_skip", "value"), [(False, DecisionValue.INCOMPLETE), (True, DecisionValue.ACCEPTED)])
+def test_threshold_on_a_skipped_check_is_in_the_reason_of_the_decision(may_skip: bool, value: DecisionValue) -> None:
+    settings = CheckSettings.model_validate({"expect": {"busbw.8GiB": "> 350 GB/s"}, "may_skip": may_skip})
     name = "collectives.all_reduce"
-    config = Config(name="t", checks={name: asked})
+    config = Config(name="t", checks={name: settings})
     skipped = Measurement(check=name, subject=CLUSTER, skipped="needs 2 ranks, this placement has 1")
-    said = (verdict("a", Outcome.PASS), *judge(config, [], [skipped], catalog(), {}))
-    decision = decide({"a": True, name: True}, said, {}, "")
-    assert decision.value is verb
-    told = f"{name} is not held to busbw.8GiB > 350 GB/s: needs 2 ranks, this placement has 1"
-    assert decision.reason.endswith(told)
+    verdicts = judge(config, [], [skipped], catalog(), {})
+    (on_threshold,) = [verdict for verdict in verdicts if verdict.metric]
+    decision = decide({"a": True, name: True}, [verdict("a", Outcome.PASS), *verdicts], {}, "")
+    assert decision.value is value
+    assert on_threshold.reasons == (Reason.THRESHOLD_NOT_EVALUATED,)
+    assert decision.reason.endswith(on_threshold.message)
+    for text in (name, "busbw.8GiB > 350 GB/s", "needs 2 ranks, this placement has 1"):
+        assert text in on_threshold.message
 
 
-def test_what_may_skip_is_no_reason_why_a_trial_is_incomplete() -> None:
-    asked = CheckSettings.model_validate({"expect": {"wall_seconds": "< 1200 s"}, "may_skip": True})
+def test_check_that_may_skip_is_no_reason_for_incomplete() -> None:
+    settings = CheckSettings.model_validate({"expect": {"wall_seconds": "< 1200 s"}, "may_skip": True})
     skipped = Measurement(check="train.oumi", subject=CLUSTER, skipped="options.command names no executable")
-    of_it = judge(Config(name="t", checks={"train.oumi": asked}), [], [skipped], catalog(), {})
-    said = (verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), *of_it)
-    assert {one.outcome for one in of_it} == {Outcome.SKIP}
-    decision = decide({"a": True, "b": True, "train.oumi": True}, said, {}, "")
+    of_oumi = judge(Config(name="t", checks={"train.oumi": settings}), [], [skipped], catalog(), {})
+    assert {verdict.outcome for verdict in of_oumi} == {Outcome.SKIP}
+    verdicts = (verdict("a", Outcome.PASS), verdict("b", Outcome.ERROR), *of_oumi)
+    decision = decide({"a": True, "b": True, "train.oumi": True}, verdicts, {}, "")
     assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, "b is ERROR")
 
 
-def test_what_was_only_recorded_does_not_fill_the_sentence() -> None:
-    """Of a thousand nodes there are thousands of pairs: who accepts is told of how many checks the report has such."""
-    skips = [replace(RECORDED_ONE, subject=f"n{one}") for one in range(1000)]
-    decision = decide(
-        {"a": True}, [verdict("a", Outcome.PASS), *skips], {}, "", metrics_without_threshold={"a": ("busbw.*",)}
-    )
-    told = "of 1 check the report lists figures that were recorded and judged by nothing"
-    assert (decision.value, decision.reason) == (DecisionValue.ACCEPTED, f"1 check passed; {told}")
+def test_metrics_without_threshold_are_counted_in_the_reason() -> None:
+    """A thousand nodes have thousands of pairs; the reason names the number of checks only."""
+    skips = [replace(WITHOUT_THRESHOLD, subject=f"n{number}") for number in range(1000)]
+    verdicts = [verdict("a", Outcome.PASS), *skips]
+    decision = decide({"a": True}, verdicts, {}, "", metrics_without_threshold={"a": ("busbw.*",)})
+    assert decision.value is DecisionValue.ACCEPTED
+    assert "1 check has metrics without a threshold" in decision.reason
+    assert len(decision.reason) < 100
 
 
-def test_what_failed_is_named_with_its_places() -> None:
-    places = [("b", f"n{number}/gpu{number % 3}") for number in (2, 10, 3, 4)] + [("a", CLUSTER), ("b", "n2/gpu2")]
-    said = [replace(verdict(check, Outcome.FAIL), subject=place) for check, place in places] + [
-        verdict("c", Outcome.PASS)
-    ]
-    reason = decide(dict.fromkeys(NAMES, True), said, {}, "").reason
+def test_failed_checks_are_named_with_their_subjects() -> None:
+    subjects = [("b", f"n{number}/gpu{number % 3}") for number in (2, 10, 3, 4)] + [("a", CLUSTER), ("b", "n2/gpu2")]
+    verdicts = [replace(verdict(check, Outcome.FAIL), subject=subject) for check, subject in subjects]
+    reason = decide(dict.fromkeys(NAMES, True), [*verdicts, verdict("c", Outcome.PASS)], {}, "").reason
     assert reason == "2 checks failed: a, b on n2/gpu2, n10/gpu1, n3/gpu0 and 1 more"
 
 
-JUDGED = Verdict(check="collectives.all_gather", subject="cluster", metric="busbw.1GiB", outcome=Outcome.PASS)
+EVALUATED = Verdict(check="collectives.all_gather", subject="cluster", metric="busbw.1GiB", outcome=Outcome.PASS)
 
 
 def measured(check: str, *names: str) -> Measurement:
@@ -150,34 +157,29 @@ def measured(check: str, *names: str) -> Measurement:
     return Measurement(check=check, subject="cluster", metrics=metrics)
 
 
-def test_figures_of_performance_that_no_verdict_is_on_are_told_together() -> None:
-    sizes = ("busbw.1GiB", "busbw.1MiB", "busbw.1KiB", "latency.1KiB", "wrong_elements")
-    every = [measured(f"collectives.{name}", *sizes) for name in ("all_gather", "broadcast", "reduce")]
-    assert metrics_without_threshold(catalog(), every, [JUDGED]) == {
+def test_metrics_without_threshold_are_grouped_by_family() -> None:
+    names = ("busbw.1GiB", "busbw.1MiB", "busbw.1KiB", "latency.1KiB", "wrong_elements")
+    measurements = [measured(f"collectives.{operation}", *names) for operation in ("all_gather", "broadcast", "reduce")]
+    assert metrics_without_threshold(catalog(), measurements, [EVALUATED]) == {
         "collectives.all_gather": ("busbw.* other than 1GiB", "latency.1KiB"),
         "collectives.broadcast": ("busbw.*", "latency.1KiB"),
         "collectives.reduce": ("busbw.*", "latency.1KiB"),
     }
 
 
-def test_what_did_not_apply_judged_nothing() -> None:
-    skipped = replace(JUDGED, outcome=Outcome.SKIP)
-    one = measured("collectives.all_gather", "busbw.1GiB")
-    assert metrics_without_threshold(catalog(), [one], [skipped]) == {"collectives.all_gather": ("busbw.1GiB",)}
-    assert metrics_without_threshold(catalog(), [one], [JUDGED]) == {}
+def test_skipped_verdict_is_no_evaluation() -> None:
+    measurement = measured(EVALUATED.check, EVALUATED.metric)
+    skipped = replace(EVALUATED, outcome=Outcome.SKIP)
+    assert metrics_without_threshold(catalog(), [measurement], [skipped]) == {EVALUATED.check: (EVALUATED.metric,)}
+    assert metrics_without_threshold(catalog(), [measurement], [EVALUATED]) == {}
 
 
-def test_acceptance_says_of_what_it_does_not_speak() -> None:
-    recorded = {"a": ("busbw.*", "latency.*"), "b": ("busbw.*", "latency.*"), "c": ("triad",)}
-    decision = decide({JUDGED.check: True}, [JUDGED], {}, "", metrics_without_threshold=recorded)
-    assert decision.value is DecisionValue.ACCEPTED
-    assert (
-        decision.reason
-        == "1 check passed; of 3 checks the report lists figures that were recorded and judged by nothing"
-    )
-    assert decision.metrics_without_threshold == recorded
-    failed = replace(JUDGED, outcome=Outcome.FAIL)
-    assert (
-        decide({JUDGED.check: True}, [failed], {}, "", metrics_without_threshold=recorded).metrics_without_threshold
-        == recorded
-    )
+@pytest.mark.parametrize(
+    ("outcome", "value"), [(Outcome.PASS, DecisionValue.ACCEPTED), (Outcome.FAIL, DecisionValue.REJECTED)]
+)
+def test_decision_lists_the_metrics_without_threshold(outcome: Outcome, value: DecisionValue) -> None:
+    metrics = {"a": ("busbw.*", "latency.*"), "b": ("busbw.*", "latency.*"), "c": ("triad",)}
+    verdicts = [replace(EVALUATED, outcome=outcome)]
+    decision = decide({EVALUATED.check: True}, verdicts, {}, "", metrics_without_threshold=metrics)
+    assert (decision.value, decision.metrics_without_threshold) == (value, metrics)
+    assert ("3 checks" in decision.reason) is (outcome is Outcome.PASS)

@@ -1,4 +1,4 @@
-"""Of a run that was accepted, one figure of one GPU is taken out: nobody may accept it then."""
+"""An accepted run from which one metric of one GPU is removed must not be accepted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import pytest
 
 from seatrial.checks.gpu.inventory import CHECK
-from seatrial.model import DecisionValue, Metric, Outcome, Trial
+from seatrial.model import DecisionValue, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import RESULTS
@@ -18,51 +18,54 @@ GPUS = tuple(f"vm/gpu{index}" for index in range(4))
 
 @pytest.fixture(scope="module")
 def accepted() -> Trial:
-    """The inventory of its four GPUs alone."""
+    """An accepted trial with the GPU inventory as its only check."""
     trial = load_trial(RECORD)
-    own = tuple(one for one in trial.measurements if one.check == CHECK.name)
+    inventory = tuple(measurement for measurement in trial.measurements if measurement.check == CHECK.name)
     config = {**trial.config, "checks": {CHECK.name: trial.config["checks"][CHECK.name]}}
-    return trial.model_copy(update={"config": config, "measurements": own, "retries": (), "excluded_checks": {}})
+    update = {"config": config, "measurements": inventory, "retries": (), "excluded_checks": {}}
+    return trial.model_copy(update=update)
 
 
-def without(trial: Trial, gone: Callable[[Metric], bool], **facts: None) -> Trial:
-    (own,) = trial.measurements
-    kept = tuple(metric for metric in own.metrics if not gone(metric))
-    told = {name: value for name, value in own.facts.items() if name not in facts}
-    return rejudge(
-        trial.model_copy(update={"measurements": (own.model_copy(update={"metrics": kept, "facts": told}),)})
-    )
+def without(trial: Trial, is_removed: Callable[[Metric], bool], **removed_facts: None) -> Trial:
+    (measurement,) = trial.measurements
+    metrics = tuple(metric for metric in measurement.metrics if not is_removed(metric))
+    facts = {name: value for name, value in measurement.facts.items() if name not in removed_facts}
+    changed = measurement.model_copy(update={"metrics": metrics, "facts": facts})
+    return rejudge(trial.model_copy(update={"measurements": (changed,)}))
 
 
-def errors(trial: Trial) -> list[str]:
-    return [one.message for one in trial.verdicts if one.outcome is Outcome.ERROR]
+def errors(trial: Trial) -> list[Verdict]:
+    return [verdict for verdict in trial.verdicts if verdict.outcome is Outcome.ERROR]
 
 
-def test_the_record_itself_is_accepted_and_has_every_figure_of_every_gpu(accepted: Trial) -> None:
+def test_complete_record_is_accepted(accepted: Trial) -> None:
     assert without(accepted, lambda _: False).decision.value is DecisionValue.ACCEPTED
-    (own,) = accepted.measurements
-    assert {(one.name, one.subject) for one in own.metrics} >= {
-        (name, gpu) for name in CHECK.required_per for gpu in GPUS
-    }
+    (measurement,) = accepted.measurements
+    measured = {(metric.name, metric.subject) for metric in measurement.metrics}
+    assert measured >= {(name, gpu) for name in CHECK.required_per for gpu in GPUS}
     assert len(CHECK.required_per) == 18
 
 
 @pytest.mark.parametrize("metric", CHECK.required_per)
-@pytest.mark.parametrize("gone", [*((gpu,) for gpu in GPUS), GPUS[1:]], ids=" ".join)
-def test_no_figure_of_a_gpu_can_be_lost_without_a_word(accepted: Trial, metric: str, gone: Collection[str]) -> None:
-    trial = without(accepted, lambda one: one.name == metric and one.subject in gone)
+@pytest.mark.parametrize("removed", [*((gpu,) for gpu in GPUS), GPUS[1:]], ids=" ".join)
+def test_removed_metric_of_a_gpu_is_an_error(accepted: Trial, metric: str, removed: Collection[str]) -> None:
+    trial = without(accepted, lambda candidate: candidate.name == metric and candidate.subject in removed)
     assert trial.decision.value is DecisionValue.INCOMPLETE
-    assert errors(trial) == [f"{metric} was not measured everywhere; not of {len(gone)} of 4: {', '.join(gone)}"]
+    (error,) = errors(trial)
+    assert (error.metric, error.reasons) == (metric, (Reason.METRIC_PARTLY_MISSING,))
+    assert f"{len(removed)} of 4" in error.detail
+    assert ", ".join(removed) in error.detail
 
 
 @pytest.mark.parametrize("metric", CHECK.metrics)
-def test_no_figure_of_the_node_can_be_lost_without_a_word(accepted: Trial, metric: str) -> None:
-    trial = without(accepted, lambda one: one.name == metric)
+def test_removed_metric_of_the_node_is_an_error(accepted: Trial, metric: str) -> None:
+    trial = without(accepted, lambda candidate: candidate.name == metric)
     assert trial.decision.value is DecisionValue.INCOMPLETE
-    assert errors(trial)[0].startswith(f"{metric} was not measured, ")
+    assert (errors(trial)[0].metric, errors(trial)[0].reasons) == (metric, (Reason.METRIC_MISSING,))
 
 
-def test_nor_the_list_of_the_gpus_that_were_used(accepted: Trial) -> None:
+def test_removed_list_of_used_gpus_is_an_error(accepted: Trial) -> None:
     trial = without(accepted, lambda _: False, gpus_used=None)
     assert trial.decision.value is DecisionValue.INCOMPLETE
-    assert errors(trial)[0].endswith("not of the GPUs that were used, since the fact gpus_used lists none")
+    assert errors(trial)[0].reasons == (Reason.METRIC_PARTLY_MISSING,)
+    assert "gpus_used" in errors(trial)[0].detail

@@ -1,4 +1,4 @@
-"""Who is judged together: no place may be missing, no rank may contradict another, and two nodes are no fleet."""
+"""Ranks of one operation, required subjects and peer groups."""
 
 from __future__ import annotations
 
@@ -13,225 +13,251 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Metric, Outcome, Threshold, Verdict
+from seatrial.model import BasisKind, Measurement, Metric, Outcome, Reason, Threshold, Verdict
 
-H100, H200, STRANGE = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Strange"
+H100, H200, UNKNOWN = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Unknown"
 
 
-def rank(  # "unidirectional@gpu0->gpu1" is a figure of that place, "copy" one of the rank's own GPU
-    number: int, check: str, figures: Mapping[str, float], *, node: str = "n0", unit: str = "GB/s", **facts: Any
+def rank(
+    number: int, check: str, values: Mapping[str, float], *, node: str = "n0", unit: str = "GB/s", **facts: Any
 ) -> Measurement:
-    subject = f"{node}/gpu{number}"
-    told: dict[str, JsonValue] = {"gpu": H200, "backend": "cuda", "world_size": 1, "nodes": 1, **facts}
-    named = ((*key.split("@"), f"gpu{number}")[:2] for key in figures)
+    """The measurement of one rank; keys of ``values``: ``copy`` (of its own GPU), ``unidirectional@gpu0->gpu1``."""
+    all_facts: dict[str, JsonValue] = {"gpu": H200, "backend": "cuda", "world_size": 1, "nodes": 1, **facts}
+    keys = ((*key.split("@"), f"gpu{number}")[:2] for key in values)
     metrics = tuple(
-        Metric(name=name, value=value, unit=unit, subject=f"{node}/{where}")
-        for (name, where), value in zip(named, figures.values(), strict=True)
+        Metric(name=name, value=value, unit=unit, subject=f"{node}/{subject}")
+        for (name, subject), value in zip(keys, values.values(), strict=True)
     )
-    return Measurement(check=check, subject=subject, rank=number, metrics=metrics, facts=told)
+    return Measurement(check=check, subject=f"{node}/gpu{number}", rank=number, metrics=metrics, facts=all_facts)
 
 
-def judged(check: str, *ranks: Measurement, expect: str = "", metric: str = "") -> list[Verdict]:
-    limits = {metric: Threshold.parse(expect)} if expect else {}
-    said = judge_check(catalog()[check], ranks, limits, "mine", References(None, skus()))
-    return [one for one in said if not metric or one.metric == metric]
+def verdicts(check: str, *ranks: Measurement, expect: str = "", metric: str = "") -> list[Verdict]:
+    thresholds = {metric: Threshold.parse(expect)} if expect else {}
+    results = judge_check(catalog()[check], ranks, thresholds, "mine", References(None, skus()))
+    return [verdict for verdict in results if not metric or verdict.metric == metric]
 
 
-def errors(said: list[Verdict]) -> list[str]:
-    return [one.message for one in said if one.outcome is Outcome.ERROR]
+def missing(results: list[Verdict]) -> list[str]:
+    """The details of the verdicts on missing subjects; there must be no other ERROR."""
+    errors = [verdict for verdict in results if verdict.outcome is Outcome.ERROR]
+    assert all(verdict.reasons == (Reason.METRIC_PARTLY_MISSING,) for verdict in errors)
+    return [verdict.detail for verdict in errors]
 
 
-def test_a_figure_of_each_gpu_is_missing_where_one_gpu_has_none() -> None:
+def test_metric_required_per_rank() -> None:
     ranks = [rank(number, "transfer.host", {"h2d_single": 55, "d2h_single": 55}) for number in range(4)]
-    assert errors(judged("transfer.host", *ranks, metric="h2d_single")) == []
-    alone = rank(2, "transfer.host", {"d2h_single": 55})
-    (missing,) = errors(judged("transfer.host", *ranks[:2], alone, ranks[3], metric="h2d_single"))
-    assert missing == "h2d_single was not measured everywhere; not of 1 of 4: n0/gpu2"
+    assert missing(verdicts("transfer.host", *ranks, metric="h2d_single")) == []
+    without_h2d = rank(2, "transfer.host", {"d2h_single": 55})
+    (detail,) = missing(verdicts("transfer.host", *ranks[:2], without_h2d, ranks[3], metric="h2d_single"))
+    assert "1 of 4" in detail
+    assert detail.endswith(": n0/gpu2")
 
 
-def test_a_figure_of_each_pair_is_missing_where_one_pair_has_none() -> None:
-    pairs = {f"unidirectional@gpu{a}->gpu{b}": 390.0 for a, b in permutations(range(3), 2)}
-    others = [rank(number, "transfer.peers", {}) for number in (1, 2)]
-    assert errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="unidirectional")) == []
-    del pairs["unidirectional@gpu2->gpu0"]
-    (missing,) = errors(judged("transfer.peers", rank(0, "transfer.peers", pairs), *others, metric="unidirectional"))
-    assert missing == "unidirectional was not measured everywhere; not of 1 of 6: n0/gpu2->gpu0"
+def test_metric_required_per_ordered_pair() -> None:
+    name, metric = "transfer.peers", "unidirectional"
+    pairs = {f"{metric}@gpu{a}->gpu{b}": 390.0 for a, b in permutations(range(3), 2)}
+    others = [rank(number, name, {}) for number in (1, 2)]
+    assert missing(verdicts(name, rank(0, name, pairs), *others, metric=metric)) == []
+    del pairs[f"{metric}@gpu2->gpu0"]
+    (detail,) = missing(verdicts(name, rank(0, name, pairs), *others, metric=metric))
+    assert "1 of 6" in detail
+    assert detail.endswith(": n0/gpu2->gpu0")
 
 
-def test_a_pair_that_has_one_figure_for_both_ways_may_name_either_first() -> None:
-    pairs = {f"busbw.1GiB@{pair}": 359.0 for pair in ("gpu0->gpu1", "gpu2->gpu0", "gpu1->gpu2")}
-    name = "collectives.gpu_pairs"
+def test_metric_required_per_pair_in_either_order() -> None:
+    name, metric = "collectives.gpu_pairs", "busbw.1GiB"
+    pairs = {f"{metric}@{pair}": 359.0 for pair in ("gpu0->gpu1", "gpu2->gpu0", "gpu1->gpu2")}
     others = [rank(number, name, {}, backend="nccl") for number in (1, 2)]
-    assert errors(judged(name, rank(0, name, pairs, backend="nccl"), *others, metric="busbw.1GiB")) == []
-    del pairs["busbw.1GiB@gpu2->gpu0"]
-    (missing,) = errors(judged(name, rank(0, name, pairs, backend="nccl"), *others, metric="busbw.1GiB"))
-    assert missing == "busbw.1GiB was not measured everywhere; not of 1 of 3: n0/gpu0->gpu2"
+    assert missing(verdicts(name, rank(0, name, pairs, backend="nccl"), *others, metric=metric)) == []
+    del pairs[f"{metric}@gpu2->gpu0"]
+    (detail,) = missing(verdicts(name, rank(0, name, pairs, backend="nccl"), *others, metric=metric))
+    assert "1 of 3" in detail
+    assert detail.endswith(": n0/gpu0->gpu2")
 
 
-def shares(name: str, places: Mapping[str, float], **facts: Any) -> list[Measurement]:
-    """Two nodes of three GPUs; the first rank tells of all ``places``."""
+def comparison(name: str, values: Mapping[str, float], **facts: Any) -> list[Measurement]:
+    """Two nodes with three GPUs each; the first rank reports the metric ``name`` of all subjects in ``values``."""
     unit = {"rail_share": "of the median", "p2p_gain": "x"}[name]
-    told = tuple(Metric(name=name, value=value, unit=unit, subject=place) for place, value in places.items())
+    metrics = tuple(Metric(name=name, value=value, unit=unit, subject=subject) for subject, value in values.items())
     check = {"rail_share": "collectives.rails", "p2p_gain": "collectives.nccl_settings"}[name]
-    others = [Measurement(check=check, subject=f"n{node}/gpu{gpu}") for node in (0, 1) for gpu in range(3)]
-    return [others[0].model_copy(update={"metrics": told, "facts": facts}), *others[1:]]
+    ranks = [Measurement(check=check, subject=f"n{node}/gpu{gpu}") for node in (0, 1) for gpu in range(3)]
+    return [ranks[0].model_copy(update={"metrics": metrics, "facts": facts}), *ranks[1:]]
+
+
+P2P_FACTS = {"nvlink": "yes", "p2p_available": "yes"}
 
 
 @pytest.mark.parametrize(
-    ("name", "places", "facts"),
+    ("name", "subjects", "facts"),
     [
         ("rail_share", ("rail0", "rail1", "rail2"), {"backend": "nccl", "comparable": "yes"}),
-        ("p2p_gain", ("n0", "n1"), {"nvlink": "yes", "peers": "yes"}),
+        ("p2p_gain", ("n0", "n1"), P2P_FACTS),
     ],
 )
-def test_a_figure_of_each_rail_or_node_is_missing_where_one_has_none(
-    name: str, places: tuple[str, ...], facts: dict[str, Any]
-) -> None:
-    whole = shares(name, dict.fromkeys(places, 2.0), **facts)
-    assert errors(judged(whole[0].check, *whole, metric=name)) == []
-    less = shares(name, dict.fromkeys(places[:-1], 2.0), **facts)
-    (missing,) = errors(judged(less[0].check, *less, metric=name))
-    assert missing == f"{name} was not measured everywhere; not of 1 of {len(places)}: {places[-1]}"
+def test_metric_required_per_rail_or_node(name: str, subjects: tuple[str, ...], facts: dict[str, Any]) -> None:
+    complete = comparison(name, dict.fromkeys(subjects, 2.0), **facts)
+    assert missing(verdicts(complete[0].check, *complete, metric=name)) == []
+    incomplete = comparison(name, dict.fromkeys(subjects[:-1], 2.0), **facts)
+    (detail,) = missing(verdicts(incomplete[0].check, *incomplete, metric=name))
+    assert f"1 of {len(subjects)}" in detail
+    assert detail.endswith(f": {subjects[-1]}")
 
 
-def test_a_node_by_itself_is_the_cluster() -> None:
-    whole = shares("p2p_gain", {"cluster": 2.0}, nvlink="yes", peers="yes")[:3]
-    assert errors(judged(whole[0].check, *whole, metric="p2p_gain")) == []
+def test_subject_of_a_single_node_is_the_cluster() -> None:
+    one_node = comparison("p2p_gain", {"cluster": 2.0}, **P2P_FACTS)[:3]
+    assert missing(verdicts(one_node[0].check, *one_node, metric="p2p_gain")) == []
 
 
-def test_who_has_no_twin_is_excused_and_nobody_else() -> None:
-    twins = {"digest_mismatches@gpu0": 0.0, "digest_mismatches@gpu1": 0.0, "uncompared_devices": 1.0}
+def test_exempt_subject_needs_no_metric() -> None:
+    metric = "digest_mismatches"
+    values = {f"{metric}@gpu0": 0.0, f"{metric}@gpu1": 0.0, "uncompared_devices": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]
-    first = rank(0, "device.digests", twins, unit="rounds", excused={"n0/gpu2": "nothing like it"})
-    assert errors(judged("device.digests", first, *others, metric="digest_mismatches")) == []
-    (missing,) = errors(
-        judged("device.digests", first, *others, rank(3, "device.digests", {}), metric="digest_mismatches")
-    )
-    assert missing.endswith("not of 1 of 4: n0/gpu3")
+    first = rank(0, "device.digests", values, unit="rounds", exempt={"n0/gpu2": "no other GPU of this model"})
+    assert missing(verdicts("device.digests", first, *others, metric=metric)) == []
+    fourth = rank(3, "device.digests", {})
+    (detail,) = missing(verdicts("device.digests", first, *others, fourth, metric=metric))
+    assert "1 of 4" in detail
+    assert detail.endswith(": n0/gpu3")
 
 
-def test_ranks_that_contradict_each_other_prove_nothing() -> None:
-    """The last rank's word was everybody's: one that said gloo let any figure pass."""
-    ranks = [rank(0, "collectives.all_gather", {"busbw.1GiB": 0.01}, backend="nccl")]
-    liar = rank(3, "collectives.all_gather", {}, backend="gloo")
-    (said,) = judged("collectives.all_gather", *ranks, liar, metric="busbw.1GiB")
-    assert said.outcome is Outcome.ERROR
-    assert said.message.endswith("backend is nccl at n0/gpu0, gloo at n0/gpu3")
+def test_ranks_with_different_facts_are_an_error() -> None:
+    """Otherwise one rank that reports gloo would make the rule not applicable for any value."""
+    first = rank(0, "collectives.all_gather", {"busbw.1GiB": 0.01}, backend="nccl")
+    other = rank(3, "collectives.all_gather", {}, backend="gloo")
+    (verdict,) = verdicts("collectives.all_gather", first, other, metric="busbw.1GiB")
+    assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.RANKS_DISAGREE,))
+    for text in ("backend", "nccl on n0/gpu0", "gloo on n0/gpu3"):
+        assert text in verdict.detail
 
 
 @pytest.mark.parametrize(
-    ("odd", "outcome"),
+    ("facts", "outcome"),
     [({"backend": "cpu"}, Outcome.ERROR), ({"backend": "cpu", "gpu": None}, Outcome.ERROR), ({}, Outcome.PASS)],
 )
-def test_what_applies_to_a_gpu_applies_to_its_like(odd: dict[str, Any], outcome: Outcome) -> None:
-    ranks = [rank(number, "device.memory", {"tested_share": 90}, unit="%") for number in range(3)]
-    ranks[2] = rank(2, "device.memory", {"tested_share": 90}, unit="%", **odd)
-    said = judged("device.memory", *ranks, metric="tested_share")
-    assert [one.outcome for one in said] == [Outcome.PASS, Outcome.PASS, outcome]
+def test_rule_applies_to_all_gpus_of_a_model(facts: dict[str, Any], outcome: Outcome) -> None:
+    ranks = [rank(number, "device.memory", {"tested_share": 90}, unit="%") for number in range(2)]
+    other = rank(2, "device.memory", {"tested_share": 90}, unit="%", **facts)
+    results = verdicts("device.memory", *ranks, other, metric="tested_share")
+    assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.PASS, outcome]
+    assert (results[2].reasons == (Reason.APPLIES_TO_PEERS_ONLY,)) is (outcome is Outcome.ERROR)
 
 
-def test_unlike_gpus_and_bridges_may_differ() -> None:
-    """A model without bf16 beside one with it; a card with an NVLink bridge beside one without."""
+def test_rule_may_not_apply_to_another_model_or_without_an_nvlink_bridge() -> None:
     ranks = [rank(number, "device.gemm", {}, has_bf16="yes") for number in (0, 1)]
-    other = rank(2, "device.gemm", {}, has_bf16="no", gpu=STRANGE)
-    said = judged("device.gemm", *ranks, other, metric="tflops.bf16")
-    assert [one.outcome for one in said] == [Outcome.ERROR, Outcome.ERROR, Outcome.SKIP]  # those two were not measured
-    burnt = [rank(number, "device.burn", {"new_errors.nvlinks_down": 0}, unit="links") for number in (0, 1)]
-    bare = rank(2, "device.burn", {}, reads_nvlinks_down="no: no NVLink")
-    said = judged("device.burn", *burnt, bare, metric="new_errors.nvlinks_down")
-    assert [one.outcome for one in said] == [Outcome.PASS, Outcome.PASS, Outcome.SKIP]
+    without_bf16 = rank(2, "device.gemm", {}, has_bf16="no", gpu=UNKNOWN)
+    results = verdicts("device.gemm", *ranks, without_bf16, metric="tflops.bf16")
+    assert [verdict.outcome for verdict in results] == [Outcome.ERROR, Outcome.ERROR, Outcome.SKIP]
+    bridged = [rank(number, "device.burn", {"new_errors.nvlinks_down": 0}, unit="links") for number in (0, 1)]
+    without_bridge = rank(2, "device.burn", {}, reads_nvlinks_down="no: no NVLink")
+    results = verdicts("device.burn", *bridged, without_bridge, metric="new_errors.nvlinks_down")
+    assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.PASS, Outcome.SKIP]
 
 
 def gemm(node: str, *values: float) -> list[Measurement]:
     return [
-        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", gpu=STRANGE, has_bf16="yes")
+        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", gpu=UNKNOWN, has_bf16="yes")
         for number, value in enumerate(values)
     ]
 
 
-def test_two_nodes_never_outvote_each_other() -> None:
+def test_two_nodes_are_not_compared_with_each_other() -> None:
     eight, four = gemm("n0", *[300.0] * 8), gemm("n1", *[200.0] * 4)
-    said = judged("device.gemm", *eight, *four, metric="tflops.bf16")
-    assert {one.outcome for one in said} == {Outcome.UNJUDGED}, "either node may be the good one"
-    three = judged("device.gemm", *eight, *four, *gemm("n2", *[300.0] * 4), metric="tflops.bf16")
-    assert {one.outcome for one in three if one.subject.startswith("n1")} == {Outcome.FAIL}
+    results = verdicts("device.gemm", *eight, *four, metric="tflops.bf16")
+    assert {verdict.outcome for verdict in results} == {Outcome.UNJUDGED}, "either node may be the good one"
+    three_nodes = verdicts("device.gemm", *eight, *four, *gemm("n2", *[300.0] * 4), metric="tflops.bf16")
+    on_n1 = {verdict.outcome for verdict in three_nodes if verdict.subject.startswith("n1")}
+    assert on_n1 == {Outcome.FAIL}
 
 
-def test_of_two_nodes_each_tells_who_is_slower_in_it() -> None:
-    said = judged("device.gemm", *gemm("n0", *[300.0] * 4), *gemm("n1", 200, 200, 200, 90), metric="tflops.bf16")
-    assert [one.subject for one in said if one.outcome is Outcome.FAIL] == ["n1/gpu3"]
-    assert said[-1].basis_text.startswith("median of 4 subjects on NVIDIA Strange in n1: 200 TFLOP/s")
+def test_with_two_nodes_each_node_is_a_peer_group() -> None:
+    gpus = (*gemm("n0", *[300.0] * 4), *gemm("n1", 200, 200, 200, 90))
+    results = verdicts("device.gemm", *gpus, metric="tflops.bf16")
+    assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n1/gpu3"]
+    basis = results[-1].basis
+    assert basis is not None
+    assert (basis.name, basis.expected) == (f"4 subjects on {UNKNOWN} in n1", 200)
 
 
-def test_a_threshold_of_the_trial_does_not_hide_who_is_far_behind() -> None:
-    said = judged("device.gemm", *gemm("n0", 664, 670, 677, 300), metric="tflops.bf16", expect="> 280 TFLOP/s")
-    assert [one.outcome for one in said] == [Outcome.PASS] * 3 + [Outcome.WARN]
-    assert said[-1].message.startswith("tflops.bf16 is 300 TFLOP/s, and far under the others of this trial")
+def test_low_outlier_warns_although_it_meets_the_threshold() -> None:
+    gpus = gemm("n0", 664, 670, 677, 300)
+    results = verdicts("device.gemm", *gpus, metric="tflops.bf16", expect="> 280 TFLOP/s")
+    assert [verdict.outcome for verdict in results] == [Outcome.PASS] * 3 + [Outcome.WARN]
+    assert (results[-1].value, results[-1].reasons) == (300, (Reason.BELOW_PEERS,))
 
 
-def test_thousands_of_gpus_are_not_each_compared_with_each() -> None:
+def test_thousands_of_gpus_are_evaluated_in_linear_time() -> None:
     ranks = [rank(number, "device.gemm", {}, backend="cpu", has_bf16="yes") for number in range(4000)]
-    began = time.process_time()
-    judged("device.gemm", *ranks)
-    assert time.process_time() - began < 10, "each of each took a minute"
+    start = time.process_time()
+    verdicts("device.gemm", *ranks)
+    assert time.process_time() - start < 10, "a comparison of all pairs takes a minute"
 
 
 EACH_NODE = "collectives.each_node"
 
 
 def nodes(*busbw: float | None, gpu: str = H200, first: int = 0) -> list[Measurement]:
-    """Every node's own all-reduce on eight GPUs, told by the first of its ranks; None: it told nothing."""
+    """The all-reduce of each node on its eight GPUs, reported by its first rank; None: no metrics."""
     shape: dict[str, JsonValue] = {"gpu": gpu, "backend": "nccl", "world_size": 8, "nodes": 1}
-    found = []
+    measurements = []
     for number, value in enumerate(busbw, first):
         metrics = (
             Metric(name="busbw.8GiB", value=value or 0, unit="GB/s", subject=f"n{number}"),
             Metric(name="wrong_elements", value=0, unit="count", subject=f"n{number}"),
         )
-        told: dict[str, Any] = {"metrics": metrics, "facts": shape} if value else {}
-        places = [f"n{number}/gpu{one}" for one in range(8)]
-        found += [Measurement(check=EACH_NODE, subject=places[0], **told)]
-        found += [Measurement(check=EACH_NODE, subject=place) for place in places[1:]]
-    return found
+        reported: dict[str, Any] = {"metrics": metrics, "facts": shape} if value else {}
+        subjects = [f"n{number}/gpu{index}" for index in range(8)]
+        measurements += [Measurement(check=EACH_NODE, subject=subjects[0], **reported)]
+        measurements += [Measurement(check=EACH_NODE, subject=subject) for subject in subjects[1:]]
+    return measurements
 
 
-def on_busbw(*measured: Measurement) -> dict[str, Verdict]:
-    return {one.subject: one for one in judged(EACH_NODE, *measured, metric="busbw.8GiB")}
+def busbw_verdicts(*measured: Measurement) -> dict[str, Verdict]:
+    return {verdict.subject: verdict for verdict in verdicts(EACH_NODE, *measured, metric="busbw.8GiB")}
 
 
-def test_each_node_is_held_to_what_one_node_of_its_gpus_reaches() -> None:
-    said = on_busbw(*nodes(475, 300))
-    assert {node: one.outcome for node, one in said.items()} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
-    assert "63.4% of the 473 GB/s of SKU NVIDIA H200 SXM" in said["n1"].message
+def test_each_node_is_compared_with_the_reference_of_one_node() -> None:
+    by_node = busbw_verdicts(*nodes(475, 300))
+    assert {node: verdict.outcome for node, verdict in by_node.items()} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
+    slow = by_node["n1"]
+    assert slow.ratio == pytest.approx(0.634, abs=0.001)
+    assert slow.basis is not None
+    assert (slow.basis.name, slow.basis.expected) == ("NVIDIA H200 SXM", 473)
 
 
-def test_a_node_that_passes_and_is_far_under_the_others_is_told() -> None:
-    said = on_busbw(*nodes(475, 474, 476, 475, 452))
-    assert {node: one.outcome for node, one in said.items() if one.outcome is not Outcome.PASS} == {"n4": Outcome.WARN}
-    assert "far under the others of this trial" in said["n4"].message
-    assert {one.outcome for one in on_busbw(*nodes(475, 452)).values()} == {Outcome.PASS}  # of two nobody knows
+def test_node_that_passes_and_is_a_low_outlier_warns() -> None:
+    by_node = busbw_verdicts(*nodes(475, 474, 476, 475, 452))
+    warned = {node: verdict.reasons for node, verdict in by_node.items() if verdict.outcome is Outcome.WARN}
+    assert warned == {"n4": (Reason.BELOW_PEERS,)}
+    two_nodes = busbw_verdicts(*nodes(475, 452))
+    assert {verdict.outcome for verdict in two_nodes.values()} == {Outcome.PASS}, "two nodes are not compared"
 
 
-def test_of_unknown_gpus_the_other_nodes_tell_who_is_slow_and_not_whether_all_are() -> None:
-    said = on_busbw(*nodes(100, 101, 99, 60, gpu=STRANGE))
-    assert [one.outcome for one in said.values()] == [*[Outcome.UNJUDGED] * 3, Outcome.FAIL]
-    assert "median of 4 subjects on NVIDIA Strange" in said["n3"].basis_text
-    assert [one.outcome for one in on_busbw(*nodes(100, 60, gpu=STRANGE)).values()] == [Outcome.UNJUDGED] * 2
+def test_nodes_with_unknown_gpus_are_compared_with_peers_only() -> None:
+    by_node = busbw_verdicts(*nodes(100, 101, 99, 60, gpu=UNKNOWN))
+    assert [verdict.outcome for verdict in by_node.values()] == [*[Outcome.UNJUDGED] * 3, Outcome.FAIL]
+    basis = by_node["n3"].basis
+    assert basis is not None
+    assert basis.name == f"4 subjects on {UNKNOWN}"
+    two_nodes = busbw_verdicts(*nodes(100, 60, gpu=UNKNOWN))
+    assert [verdict.outcome for verdict in two_nodes.values()] == [Outcome.UNJUDGED] * 2
 
 
-def test_unlike_nodes_are_each_held_to_their_own() -> None:
-    said = on_busbw(*nodes(475), *nodes(400, gpu=H100, first=1))
-    assert "SKU NVIDIA H200 SXM" in said["n0"].basis_text
-    assert "SKU NVIDIA H100 SXM" in said["n1"].basis_text
+def test_nodes_with_different_models_have_their_own_reference() -> None:
+    by_node = busbw_verdicts(*nodes(475), *nodes(400, gpu=H100, first=1))
+    names = {node: verdict.basis.name for node, verdict in by_node.items() if verdict.basis}
+    assert names == {"n0": "NVIDIA H200 SXM", "n1": "NVIDIA H100 SXM"}
 
 
-def test_a_node_that_told_nothing_is_an_error_of_its_own() -> None:
-    said = on_busbw(*nodes(475, None, 474))
-    assert said["n1"].outcome is Outcome.ERROR
-    assert {said["n0"].outcome, said["n2"].outcome} == {Outcome.PASS}
+def test_node_without_metrics_is_an_error_of_that_node() -> None:
+    by_node = busbw_verdicts(*nodes(475, None, 474))
+    assert by_node["n1"].outcome is Outcome.ERROR
+    assert {by_node["n0"].outcome, by_node["n2"].outcome} == {Outcome.PASS}
 
 
-def test_a_threshold_is_asked_of_each_node() -> None:
-    said = judged(EACH_NODE, *nodes(475, 440), expect="> 450 GB/s", metric="busbw.8GiB")
-    assert {one.subject: one.outcome for one in said} == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
-    assert {one.basis_text for one in said} == {"trial mine: > 450 GB/s"}
+def test_threshold_of_the_trial_applies_to_each_node() -> None:
+    results = verdicts(EACH_NODE, *nodes(475, 440), expect="> 450 GB/s", metric="busbw.8GiB")
+    outcomes = {verdict.subject: verdict.outcome for verdict in results}
+    assert outcomes == {"n0": Outcome.PASS, "n1": Outcome.FAIL}
+    assert {(verdict.basis.kind, verdict.basis.expected) for verdict in results if verdict.basis} == {
+        (BasisKind.TRIAL, 450)
+    }

@@ -1,4 +1,4 @@
-"""One measurement alone condemns no hardware, two do; and nothing is accepted because the second could not be made."""
+"""Verdicts on a measurement and its retry: one measurement fails no hardware, and an incomplete retry lifts nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from seatrial.model import (
     Observation,
     Outcome,
     Phase,
+    Reason,
     ReferenceValue,
+    Retry,
     Rule,
     Scope,
     Threshold,
@@ -29,11 +31,12 @@ from seatrial.model import (
 
 SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
 WRONG = Rule(metric="wrong", expect=Threshold.parse("== 0"), meaning="data is corrupted", fix="train nothing")
-FACTS = {"gpu": "NVIDIA Strange", "world_size": 1, "nodes": 1}
+FACTS = {"gpu": "NVIDIA Unknown", "world_size": 1, "nodes": 1}
+CONFIG = Config(name="t", checks={"c": CheckSettings()})
 
 
-def never(context: Context, options: Options) -> Iterator[Observation]:
-    raise AssertionError("judging measures nothing")
+def not_called(context: Context, options: Options) -> Iterator[Observation]:
+    raise AssertionError("evaluation must not measure")
 
 
 def check(*rules: Rule, scope: Scope = Scope.GPU, performance: tuple[str, ...] = ("sp*",)) -> Check:
@@ -44,178 +47,196 @@ def check(*rules: Rule, scope: Scope = Scope.GPU, performance: tuple[str, ...] =
         scope=scope,
         metrics={"speed": "GB/s", "wrong": "count"},
         rules=rules or (SPEED, WRONG),
-        measure=never,
+        measure=not_called,
         limit_s=1,
         performance_metrics=performance,
     )
 
 
-def measured(speed: float, where: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
-    figures = (("speed", speed, "GB/s"), ("wrong", wrong, "count"))
-    metrics = tuple(Metric(name=name, value=value, unit=unit, subject=where) for name, value, unit in figures)
-    return Measurement(check="c", subject=where, metrics=metrics, facts=FACTS, **more)
+BY_REFERENCE = check(Rule(metric="speed", reference="b", meaning="", fix=""), performance=())
 
 
-def again(speed: float, where: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
-    one = measured(speed, where, wrong, again=True, **more)
-    return one.model_copy(update={"facts": {**FACTS, "retry": "another rank"}})
+def first(speed: float, subject: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
+    values = (("speed", speed, "GB/s"), ("wrong", wrong, "count"))
+    metrics = tuple(Metric(name=name, value=value, unit=unit, subject=subject) for name, value, unit in values)
+    return Measurement(check="c", subject=subject, metrics=metrics, **{"facts": FACTS, **more})
 
 
-CONFIG = Config(name="t", checks={"c": CheckSettings()})
+def second(speed: float, subject: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
+    return first(speed, subject, wrong, retry=True, facts={**FACTS, "retry": "another rank"}, **more)
 
 
 def verdicts(
-    own: list[Measurement], repeats: list[Measurement], what: Check | None = None, site: Baseline | None = None
+    measurements: list[Measurement],
+    retries: list[Measurement] | None,
+    check_: Check | None = None,
+    site: Baseline | None = None,
 ) -> list[Verdict]:
-    return list(judge(CONFIG, [], own, {"c": what or check()}, {}, site, retries=repeats))
+    return list(judge(CONFIG, [], measurements, {"c": check_ or check()}, {}, site, retries=retries))
 
 
-def on_speed(
-    own: list[Measurement], repeats: list[Measurement], what: Check | None = None, site: Baseline | None = None
+def speed_verdicts(
+    measurements: list[Measurement],
+    retries: list[Measurement] | None,
+    check_: Check | None = None,
+    site: Baseline | None = None,
 ) -> list[Verdict]:
-    return [one for one in verdicts(own, repeats, what, site) if one.metric == "speed"]
+    return [verdict for verdict in verdicts(measurements, retries, check_, site) if verdict.metric == "speed"]
 
 
-def test_what_falls_short_twice_fails_with_both_figures() -> None:
-    (bad,) = on_speed([measured(9)], [again(8)])
-    assert bad.outcome is Outcome.FAIL
-    assert bad.message == "speed is 9 GB/s, expected >= 10 GB/s; reproduced (9 GB/s, then 8 GB/s): slow is bad"
-    assert bad.evidence == "speed = 9 GB/s on n0/gpu0; measured again (another rank): speed = 8 GB/s on n0/gpu0"
-    assert bad.fix == "look at the cable"
+def speed_outcomes(
+    measurements: list[Measurement],
+    retries: list[Measurement] | None,
+    check_: Check | None = None,
+    site: Baseline | None = None,
+) -> list[Outcome]:
+    return [verdict.outcome for verdict in speed_verdicts(measurements, retries, check_, site)]
 
 
-def test_what_falls_short_once_only_warns() -> None:
-    (lifted,) = on_speed([measured(9)], [again(11)])
-    assert lifted.outcome is Outcome.WARN
-    assert "; not reproduced (9 GB/s, then 11 GB/s), worth looking at: slow is bad" in lifted.message
+def test_two_failures_are_a_reproduced_fail() -> None:
+    (bad,) = speed_verdicts([first(9)], [second(8)])
+    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED, Reason.REPRODUCED))
+    assert (bad.value, bad.retry, bad.fix) == (9, Retry(9, 8), "look at the cable")
+    for text in ("speed = 9 GB/s on n0/gpu0", "another rank", "speed = 8 GB/s on n0/gpu0"):
+        assert text in bad.evidence
 
 
-def test_what_falls_short_the_second_time_only_warns_too() -> None:
-    first, second = on_speed(
-        [measured(9, "n0/gpu0"), measured(11, "n0/gpu1")], [again(8, "n0/gpu0"), again(9, "n0/gpu1")]
+def test_failure_that_is_not_reproduced_warns() -> None:
+    (lifted,) = speed_verdicts([first(9)], [second(11)])
+    assert (lifted.outcome, lifted.reasons) == (Outcome.WARN, (Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED))
+    assert lifted.retry == Retry(9, 11)
+
+
+def test_failure_in_the_retry_only_warns() -> None:
+    on_gpu0, on_gpu1 = speed_verdicts(
+        [first(9, "n0/gpu0"), first(11, "n0/gpu1")], [second(8, "n0/gpu0"), second(9, "n0/gpu1")]
     )
-    assert (first.outcome, second.outcome) == (Outcome.FAIL, Outcome.WARN)
-    assert "; the second time only (11 GB/s, then 9 GB/s)" in second.message
+    assert (on_gpu0.outcome, on_gpu1.outcome) == (Outcome.FAIL, Outcome.WARN)
+    assert Reason.FAILED_IN_RETRY_ONLY in on_gpu1.reasons
+    assert on_gpu1.retry == Retry(11, 9)
 
 
-def test_a_fail_without_a_second_measurement_stays_one() -> None:
-    (alone,) = on_speed([measured(9)], [])
-    assert alone.outcome is Outcome.FAIL
-    assert "; not repeated: slow is bad" in alone.message
+def test_failure_without_a_retry_remains_fail() -> None:
+    (bad,) = speed_verdicts([first(9)], [])
+    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED, Reason.NOT_RETRIED))
 
 
-def test_of_what_no_repetition_excuses_it_is_not_said_that_there_was_none() -> None:
-    (bad,) = [one for one in verdicts([measured(11, wrong=1)], []) if one.metric == "wrong"]
-    assert bad.outcome is Outcome.FAIL
-    assert "not repeated" not in bad.message
+def test_metric_that_no_retry_lifts_has_no_retry_reason() -> None:
+    (bad,) = [verdict for verdict in verdicts([first(11, wrong=1)], []) if verdict.metric == "wrong"]
+    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED,))
 
 
-def test_of_a_repetition_that_is_still_to_come_nothing_is_said() -> None:
-    (first,) = [
-        one for one in judge(CONFIG, [], [measured(9)], {"c": check()}, {}, retries=None) if one.metric == "speed"
-    ]
-    assert first.outcome is Outcome.FAIL
-    assert first.message == "speed is 9 GB/s, expected >= 10 GB/s: slow is bad"
+def test_failure_has_no_retry_reason_before_the_retry() -> None:
+    (bad,) = speed_verdicts([first(9)], None)
+    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED,))
 
 
 @pytest.mark.parametrize(
-    ("repeats", "words"),
+    ("retries", "problem"),
     [
-        ([again(20, error="NCCL: gone")], "n0/gpu0: NCCL: gone"),
-        ([again(20, skipped="no GPU")], "n0/gpu0: no GPU"),
-        ([again(20, "n7/gpu0")], "only n7/gpu0"),
+        ([second(20, error="NCCL: gone")], "n0/gpu0: NCCL: gone"),
+        ([second(20, skipped="no GPU")], "n0/gpu0: no GPU"),
+        ([second(20, "n7/gpu0")], "n7/gpu0"),
     ],
 )
-def test_a_second_measurement_that_is_none_lifts_nothing(repeats: list[Measurement], words: str) -> None:
-    (bad,) = on_speed([measured(9)], repeats)
-    assert bad.outcome is Outcome.FAIL
-    assert "; not repeated, though it was tried: slow is bad" in bad.message
-    assert bad.evidence.endswith(f"; measured again: {words}")
+def test_failed_retry_lifts_nothing(retries: list[Measurement], problem: str) -> None:
+    (bad,) = speed_verdicts([first(9)], retries)
+    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED, Reason.RETRY_FAILED))
+    assert bad.evidence.endswith(problem)
 
 
-def test_a_second_measurement_of_some_places_lifts_nothing() -> None:
-    own = [measured(9, "n0/gpu0"), measured(11, "n0/gpu1")]
-    assert [one.outcome for one in on_speed(own, [again(20, "n0/gpu0")])] == [Outcome.FAIL, Outcome.PASS]
-    broken = [again(20, "n0/gpu0"), again(20, "n0/gpu1", error="it fell off the bus")]
-    assert [one.outcome for one in on_speed(own, broken)] == [Outcome.FAIL, Outcome.PASS]
+def test_retry_of_some_subjects_lifts_nothing() -> None:
+    measurements = [first(9, "n0/gpu0"), first(11, "n0/gpu1")]
+    assert speed_outcomes(measurements, [second(20, "n0/gpu0")]) == [Outcome.FAIL, Outcome.PASS]
+    with_error = [second(20, "n0/gpu0"), second(20, "n0/gpu1", error="it fell off the bus")]
+    assert speed_outcomes(measurements, with_error) == [Outcome.FAIL, Outcome.PASS]
 
 
-def test_a_second_measurement_without_the_metric_lifts_nothing() -> None:
-    empty = again(0).model_copy(update={"metrics": again(0).metrics[1:]})
-    assert [one.outcome for one in on_speed([measured(9)], [empty])] == [Outcome.FAIL]
+def test_retry_without_the_metric_lifts_nothing() -> None:
+    without_speed = second(0).model_copy(update={"metrics": second(0).metrics[1:]})
+    assert speed_outcomes([first(9)], [without_speed]) == [Outcome.FAIL]
 
 
-def test_corruption_seen_once_is_corruption_whenever_it_was() -> None:
-    own, repeats = [measured(9, wrong=3)], [again(11, wrong=0)]
-    outcomes = {one.metric: one.outcome for one in verdicts(own, repeats) if one.metric}
+def test_corruption_in_either_measurement_fails() -> None:
+    outcomes = {
+        verdict.metric: verdict.outcome
+        for verdict in verdicts([first(9, wrong=3)], [second(11, wrong=0)])
+        if verdict.metric
+    }
     assert outcomes == {"speed": Outcome.WARN, "wrong": Outcome.FAIL}
-    late = [one for one in verdicts([measured(9)], [again(11, wrong=3)]) if one.metric == "wrong"]
-    assert [one.outcome for one in late] == [Outcome.PASS, Outcome.FAIL]
-    assert "seen when it was measured a second time: data is corrupted" in late[1].message
+    in_retry = [verdict for verdict in verdicts([first(9)], [second(11, wrong=3)]) if verdict.metric == "wrong"]
+    assert [verdict.outcome for verdict in in_retry] == [Outcome.PASS, Outcome.FAIL]
+    assert Reason.FAILED_IN_RETRY_ONLY in in_retry[1].reasons
 
 
-def test_of_a_collective_all_ranks_together_are_measured_twice() -> None:
-    both = check(scope=Scope.CLUSTER)
+def test_retry_of_a_collective_needs_all_ranks() -> None:
+    cluster_check = check(scope=Scope.CLUSTER)
 
-    def ranks(first: Measurement) -> list[Measurement]:
-        figures = tuple(replace(one, subject="cluster") for one in first.metrics)
-        leader = first.model_copy(update={"metrics": figures})
-        return [leader, first.model_copy(update={"subject": "n0/gpu1", "metrics": ()})]
+    def ranks(measurement: Measurement) -> list[Measurement]:
+        metrics = tuple(replace(metric, subject="cluster") for metric in measurement.metrics)
+        rank0 = measurement.model_copy(update={"metrics": metrics})
+        return [rank0, measurement.model_copy(update={"subject": "n0/gpu1", "metrics": ()})]
 
-    assert [one.outcome for one in on_speed(ranks(measured(9)), ranks(again(11)), both)] == [Outcome.WARN]
-    assert [one.outcome for one in on_speed(ranks(measured(9)), ranks(again(11))[:1], both)] == [Outcome.FAIL]
-
-
-def test_second_measurements_are_no_members_of_the_fleet() -> None:
-    """Five of unknown hardware, one of them slow: all five again would make ten, and two slow ones."""
-    what = check(Rule(metric="speed", reference="b", meaning="", fix=""), performance=())
-    own = [measured(value, f"n{n}/gpu0") for n, value in enumerate((100, 101, 99, 100, 80))]
-
-    def repeated(last: float) -> list[Measurement]:
-        return [again(value, f"n{n}/gpu0") for n, value in enumerate((100, 101, 99, 100, last))]
-
-    assert on_speed(own, repeated(80), what)[4].outcome is Outcome.FAIL
-    assert "median of 5 subjects" in on_speed(own, repeated(80), what)[4].basis_text
-    lifted = on_speed(own, repeated(100), what)[4]
-    assert lifted.outcome is Outcome.UNJUDGED, "of unknown hardware nothing is ever good"
-    assert "not reproduced (80 GB/s, then 100 GB/s)" in lifted.message
+    assert speed_outcomes(ranks(first(9)), ranks(second(11)), cluster_check) == [Outcome.WARN]
+    assert speed_outcomes(ranks(first(9)), ranks(second(11))[:1], cluster_check) == [Outcome.FAIL]
 
 
-def test_an_old_record_is_judged_with_a_new_baseline_and_both_measurements() -> None:
-    what = check(Rule(metric="speed", reference="b", meaning="", fix=""), performance=())
+def test_retries_are_no_members_of_the_peer_group() -> None:
+    measurements = [first(value, f"n{n}/gpu0") for n, value in enumerate((100, 101, 99, 100, 80))]
 
-    def site(value: float) -> Baseline:
-        expected = ReferenceValue(gpus=1, nodes=1, value=value, unit="GB/s", source="runs", gpu="NVIDIA Strange")
-        return Baseline(name="lab", learned_from=(), expected={"b": (expected,)})
+    def last_verdict(last: float) -> Verdict:
+        retries = [second(value, f"n{n}/gpu0") for n, value in enumerate((100, 101, 99, 100, last))]
+        return speed_verdicts(measurements, retries, BY_REFERENCE)[4]
 
-    own, repeats = [measured(85)], [again(99)]
-    assert [one.outcome for one in on_speed(own, repeats, what, site(100))] == [Outcome.WARN]
-    assert [one.outcome for one in on_speed(own, repeats, what, site(200))] == [Outcome.FAIL]
-    assert [one.outcome for one in on_speed(own, repeats, what, site(85))] == [Outcome.PASS]
-
-
-def test_only_what_fell_short_of_performance_is_repeated() -> None:
-    def wanted(own: list[Measurement], repeats: list[Measurement] | None = None, what: Check | None = None) -> Any:
-        return checks_to_retry(CONFIG, own, repeats or [], {"c": what or check()})
-
-    short = {"c": "speed is 9 GB/s, expected >= 10 GB/s"}
-    assert wanted([measured(9)]) == short
-    assert wanted([measured(9), measured(8, "n0/gpu1")]) == {"c": f"{short['c']}, and 1 more"}
-    assert wanted([measured(11)]) == {}
-    assert wanted([measured(11, wrong=1)]) == {}
-    assert wanted([measured(9)], what=check(performance=())) == {}, "nobody declared it to vary"
-    assert wanted([measured(9, error="gone")]) == {}, "first it is to be measured everywhere"
-    assert wanted([measured(9)], [again(9)]) == {}, "once more, not for ever"
-    assert wanted([measured(9)], [again(9, error="gone")]) == short
+    assert last_verdict(80).outcome is Outcome.FAIL
+    basis = last_verdict(80).basis
+    assert basis is not None
+    assert basis.name.startswith("5 subjects")
+    lifted = last_verdict(100)
+    assert lifted.outcome is Outcome.UNJUDGED, "peers cannot show that unknown hardware is good"
+    assert Reason.NOT_REPRODUCED in lifted.reasons
+    assert lifted.retry == Retry(80, 100)
 
 
-def test_what_is_declared_to_vary_is_measured_and_says_nothing_of_corruption() -> None:
-    declared = [(one, pattern) for one in catalog().values() for pattern in one.performance_metrics]
-    assert declared
-    for one, pattern in declared:
-        found = [name for name in one.metrics if fnmatchcase(name, pattern)]
-        assert found, f"{one.name} measures no {pattern}"
-        assert {one.metrics[name] for name in found} <= {
+@pytest.mark.parametrize(("value", "outcome"), [(100, Outcome.WARN), (200, Outcome.FAIL), (85, Outcome.PASS)])
+def test_recorded_retry_is_compared_with_a_new_baseline(value: float, outcome: Outcome) -> None:
+    reference = ReferenceValue(gpus=1, nodes=1, value=value, unit="GB/s", source="runs", gpu="NVIDIA Unknown")
+    site = Baseline(name="lab", learned_from=(), expected={"b": (reference,)})
+    assert speed_outcomes([first(85)], [second(99)], BY_REFERENCE, site) == [outcome]
+
+
+@pytest.mark.parametrize(
+    ("measurements", "retries", "check_", "is_retried"),
+    [
+        ([first(9)], [], check(), True),
+        ([first(11)], [], check(), False),
+        ([first(11, wrong=1)], [], check(), False),
+        ([first(9)], [], check(performance=()), False),  # speed is no performance metric
+        ([first(9, error="gone")], [], check(), False),  # an incomplete first measurement
+        ([first(9)], [second(9)], check(), False),  # already retried
+        ([first(9)], [second(9, error="gone")], check(), True),
+    ],
+)
+def test_checks_with_failed_performance_metrics_are_retried(
+    measurements: list[Measurement], retries: list[Measurement], check_: Check, is_retried: bool
+) -> None:
+    reasons = checks_to_retry(CONFIG, measurements, retries, {"c": check_})
+    assert set(reasons) == ({"c"} if is_retried else set())
+    assert all("9 GB/s" in reason and ">= 10 GB/s" in reason for reason in reasons.values())
+
+
+def test_reason_for_a_retry_counts_further_failures() -> None:
+    reasons = checks_to_retry(CONFIG, [first(9), first(8, "n0/gpu1")], [], {"c": check()})
+    assert reasons["c"].endswith("1 more")
+
+
+def test_performance_metrics_of_shipped_checks_are_rates_times_or_ratios() -> None:
+    patterns = [(check_, pattern) for check_ in catalog().values() for pattern in check_.performance_metrics]
+    assert patterns
+    for check_, pattern in patterns:
+        names = [name for name in check_.metrics if fnmatchcase(name, pattern)]
+        assert names, f"{check_.name} measures no {pattern}"
+        assert {check_.metrics[name] for name in names} <= {
             "GB/s",
             "TFLOP/s",
             "files/s",
@@ -233,21 +254,21 @@ def test_what_is_declared_to_vary_is_measured_and_says_nothing_of_corruption() -
         }
 
 
-def slow_at(slow: int, *, reverse: bool, slowly: float = 4) -> list[Measurement]:
-    """Four GPUs, of which one is slow; the second time rank r drives GPU 3 − r."""
-    make = again if reverse else measured
-    return [make(slowly if gpu == slow else 11, f"n0/gpu{gpu}", rank=3 - gpu if reverse else gpu) for gpu in range(4)]
+def slow_gpu(slow: int, *, is_retry: bool) -> list[Measurement]:
+    """Four GPUs with a slow one; in the retry, rank r uses GPU 3 - r."""
+    measure = second if is_retry else first
+    return [measure(4 if gpu == slow else 11, f"n0/gpu{gpu}", rank=3 - gpu if is_retry else gpu) for gpu in range(4)]
 
 
-def test_a_fault_that_goes_with_the_rank_is_reproduced() -> None:
-    said = on_speed(slow_at(2, reverse=False), slow_at(1, reverse=True))
-    assert [one.outcome for one in said] == [Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.PASS]
-    assert (
-        "; reproduced by the same rank (4 GB/s here, then 4 GB/s at n0/gpu1): it goes with the rank" in said[2].message
-    )
+def test_fault_that_follows_the_rank_is_reproduced() -> None:
+    results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(1, is_retry=True))
+    assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.PASS]
+    assert Reason.REPRODUCED_ON_OTHER_DEVICE in results[2].reasons
+    assert results[2].retry == Retry(4, 4, "n0/gpu1")
 
 
-def test_a_fault_that_moves_is_told_where_it_went() -> None:
-    said = on_speed(slow_at(2, reverse=False), slow_at(0, reverse=True))
-    assert [one.outcome for one in said] == [Outcome.WARN, Outcome.PASS, Outcome.WARN, Outcome.PASS]
-    assert "not reproduced (4 GB/s, then 11 GB/s; instead n0/gpu0 fell short), worth looking at" in said[2].message
+def test_fault_that_moves_to_another_subject_names_it() -> None:
+    results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(0, is_retry=True))
+    assert [verdict.outcome for verdict in results] == [Outcome.WARN, Outcome.PASS, Outcome.WARN, Outcome.PASS]
+    assert Reason.NOT_REPRODUCED in results[2].reasons
+    assert results[2].retry == Retry(4, 11, "", ("n0/gpu0",))

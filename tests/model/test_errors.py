@@ -7,15 +7,15 @@ from seatrial.model.errors import DiskFullError, SeatrialError, UsageError, firs
 from seatrial.model.job import Machine
 
 
-def test_errors_of_the_user_are_of_one_family() -> None:
+def test_user_errors_share_a_base_class() -> None:
     assert issubclass(UsageError, SeatrialError)
     assert issubclass(DiskFullError, SeatrialError)
 
 
 @pytest.mark.parametrize(
-    ("record", "place"), [({"host": "h", "gpus": [1]}, "gpus.0"), ({"host": "h"}, "gpus"), ([], "the whole")]
+    ("record", "key"), [({"host": "h", "gpus": [1]}, "gpus.0"), ({"host": "h"}, "gpus"), ([], "the document")]
 )
-def test_the_first_fault_names_the_key(record: object, place: str) -> None:
+def test_first_validation_error_names_the_key(record: object, key: str) -> None:
     with pytest.raises(ValidationError) as error:
         Machine.model_validate(record)
-    assert first_validation_error(error.value).startswith(f"{place}: ")
+    assert first_validation_error(error.value).startswith(f"{key}: ")

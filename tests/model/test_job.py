@@ -18,20 +18,20 @@ JOB = Job(
 )
 
 
-def test_every_process_of_a_job_is_a_place() -> None:
+def test_process_count() -> None:
     assert JOB.process_count == 32
 
 
-def test_a_job_is_read_as_it_was_written() -> None:
+def test_job_round_trip() -> None:
     assert Job.model_validate_json(JOB.model_dump_json()) == JOB
 
 
-def test_a_job_on_an_unknown_device_is_refused() -> None:
+def test_unknown_device_is_rejected() -> None:
     with pytest.raises(ValidationError, match=r"device"):
         Job.model_validate({**JOB.model_dump(), "device": "tpu"})
 
 
-def test_a_result_without_a_culprit_names_none() -> None:
+def test_result_without_failure_has_no_failed_subject() -> None:
     result = JobResult(
         job="ranks", attempt=1, launcher="local", state=JobState.COMPLETED, started=0, seconds=1, startup_s=0.5
     )

@@ -11,16 +11,16 @@ from seatrial.model.measurement import Measurement, Metric, Series
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_metric_is_a_number(value: float) -> None:
+def test_metric_value_must_be_finite(value: float) -> None:
     with pytest.raises(ValidationError):
         Metric(name="loss", value=value, unit="", subject="cluster")
 
 
-def test_a_byte_that_is_not_utf8_costs_no_record() -> None:
+def test_bytes_that_are_not_utf8_do_not_break_a_record() -> None:
     stray = "caf\udce9 中 😀"  # as Python reads a path in Latin-1
     metric = Metric(name="m", value=1, unit="", subject=stray)
     record = Measurement(check="c", subject=stray, facts={"f": [stray, {"a": stray}], stray: 1}, metrics=(metric,))
-    assert record.subject == stray, "in memory a path still leads to its file"
+    assert record.subject == stray, "paths remain usable in memory"
     for written in (record.model_dump_json(), json.dumps(record.model_dump(mode="json"), ensure_ascii=False)):
         read = Measurement.model_validate_json(written.encode())
         assert read.subject == read.metrics[0].subject == "caf\ufffd 中 😀"
@@ -29,21 +29,21 @@ def test_a_byte_that_is_not_utf8_costs_no_record() -> None:
     assert record.model_dump()["subject"] == "caf\ufffd 中 😀"
 
 
-def test_a_metric_is_small_and_checked_like_any_record() -> None:
-    one = Metric(name="a", value=1, unit="s", subject="n0", samples=(1, 2))
-    assert not hasattr(one, "__dict__"), "a million of them would take twice the memory"
-    assert Measurement.model_validate_json(_with(one).model_dump_json()) == _with(one)
+def test_metric_has_slots_and_is_validated() -> None:
+    metric = Metric(name="a", value=1, unit="s", subject="n0", samples=(1, 2))
+    assert not hasattr(metric, "__dict__"), "a million metrics would take twice the memory"
+    assert Measurement.model_validate_json(_with(metric).model_dump_json()) == _with(metric)
     with pytest.raises(FrozenInstanceError):
-        one.value = 2.0  # type: ignore[misc]
+        metric.value = 2.0  # type: ignore[misc]
     for wrong in ({"value": math.nan}, {"samples": (math.inf,)}, {"colour": "green"}, {"unit": 1}):
         with pytest.raises(ValidationError):
-            Metric(**{**asdict(one), **wrong})
+            Metric(**{**asdict(metric), **wrong})
 
 
 def _with(metric: Metric) -> Measurement:
     return Measurement(check="c", subject="n0", metrics=(metric,))
 
 
-def test_a_curve_has_a_y_for_each_x() -> None:
-    with pytest.raises(ValueError, match="the curve busbw has 2 values of x and 1 of y"):
+def test_series_with_different_lengths_is_rejected() -> None:
+    with pytest.raises(ValueError, match="busbw has 2 x values and 1 y values"):
         Series(name="busbw", subject="cluster", x=(1, 2), y=(1,), x_unit="B", y_unit="GB/s")

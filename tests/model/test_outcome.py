@@ -3,12 +3,12 @@ from __future__ import annotations
 from seatrial.model.outcome import WORST_FIRST, Outcome, worst
 
 
-def test_nothing_said_is_unjudged_and_failure_outranks_all() -> None:
+def test_worst_outcome() -> None:
     assert worst([]) is Outcome.UNJUDGED
     assert worst([Outcome.PASS, Outcome.ERROR, Outcome.FAIL, Outcome.SKIP]) is Outcome.FAIL
     assert worst([Outcome.PASS, Outcome.SKIP]) is Outcome.PASS
     assert worst([Outcome.PASS, Outcome.UNJUDGED, Outcome.WARN]) is Outcome.UNJUDGED
 
 
-def test_every_outcome_has_its_rank() -> None:
+def test_worst_first_lists_every_outcome() -> None:
     assert sorted(WORST_FIRST) == sorted(Outcome)

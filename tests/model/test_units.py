@@ -11,23 +11,23 @@ from seatrial.model.units import format_bytes, format_value, parse_bytes
     ("text", "count"),
     [("8GiB", 8 * 2**30), ("1 MiB", 2**20), ("512", 512), (1024, 1024), ("1.5KiB", 1536), ("10MiB", 10485760)],
 )
-def test_sizes_are_binary_and_exact(text: str | int, count: int) -> None:
+def test_parse_bytes(text: str | int, count: int) -> None:
     assert parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["8GB", "", "-1", "1.0001B", "many", "1 mib"])
-def test_a_size_that_could_be_read_two_ways_is_refused(text: str) -> None:
+def test_invalid_or_ambiguous_size_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a"):
         parse_bytes(text)
 
 
 @given(st.integers(min_value=0, max_value=2**50), st.sampled_from(["B", "KiB", "MiB", "GiB"]))
-def test_a_whole_size_survives_being_printed(count: int, unit: str) -> None:
+def test_format_bytes_round_trip(count: int, unit: str) -> None:
     size = parse_bytes(f"{count % 1024}{unit}")
     assert parse_bytes(format_bytes(size)) == size
 
 
-def test_values_read_as_a_person_reads_them() -> None:
+def test_format_value() -> None:
     assert format_value(2**30, "B") == "1GiB"
     assert format_value(1, "bool") == "yes"
     assert format_value(356.4821, "GB/s") == "356.5 GB/s"

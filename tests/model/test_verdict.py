@@ -1,4 +1,4 @@
-"""A verdict: a record like all others for who reads, writes or would change it."""
+"""Serialization and immutability of verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from seatrial.model import Basis, BasisKind, Outcome, Reason, Retry, Verdict
 
-_ONE = Verdict(
+_VERDICT = Verdict(
     check="c",
     subject="n0",
     metric="m",
@@ -22,26 +22,26 @@ _ONE = Verdict(
     interval=(4.0, 6.0),
     retry=Retry(5.0, 6.0, "n0/gpu1", ("n1",)),
 )
-_RECORD = TypeAdapter(Verdict)
+_ADAPTER = TypeAdapter(Verdict)
 
 
-def test_what_is_written_is_what_is_read() -> None:
-    read = _RECORD.validate_json(_RECORD.dump_json(_ONE))
-    assert read == _ONE
-    assert hash(read) == hash(_ONE)
-    assert list(_RECORD.dump_python(read)) == list(asdict(_ONE))
-    assert not hasattr(read, "__dict__"), "it would be four times as large"
+def test_verdict_round_trip() -> None:
+    read = _ADAPTER.validate_json(_ADAPTER.dump_json(_VERDICT))
+    assert read == _VERDICT
+    assert hash(read) == hash(_VERDICT)
+    assert list(_ADAPTER.dump_python(read)) == list(asdict(_VERDICT))
+    assert not hasattr(read, "__dict__"), "a verdict with a __dict__ takes four times the memory"
 
 
-def _changed(one: Verdict) -> None:
-    """Never called. To mypy alone a verdict is frozen: were it not, this ``ignore`` would be one too many."""
-    one.detail = "changed"  # type: ignore[misc]
+def _assign_field(verdict: Verdict) -> None:
+    """Never called: mypy reports an unused ``ignore`` here unless verdicts are frozen for mypy."""
+    verdict.detail = "changed"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     "change",
     [{"outcome": "GOOD"}, {"detail": 1}, {"reasons": ["slow"]}, {"basis": {"kind": "hearsay"}}, {"colour": "green"}],
 )
-def test_a_record_that_is_none_is_refused(change: dict[str, object]) -> None:
+def test_invalid_field_is_rejected(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        _RECORD.validate_python({**asdict(_ONE), **change})
+        _ADAPTER.validate_python({**asdict(_VERDICT), **change})

@@ -15,7 +15,7 @@ KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in cata
 
 @pytest.fixture
 def burn_in() -> dict[str, CheckSettings]:
-    return resolve("burn-in", environ={}, known=KNOWN).config.checks
+    return resolve("burn-in", environ={}, schemas=KNOWN).config.checks
 
 
 def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
@@ -29,6 +29,6 @@ def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]
 
 
 def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:
-    acceptance = resolve("acceptance", environ={}, known=KNOWN).config.checks
+    acceptance = resolve("acceptance", environ={}, schemas=KNOWN).config.checks
     for name in ("collectives.all_reduce", "train.ddp"):
         assert burn_in[name].expect == acceptance[name].expect

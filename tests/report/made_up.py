@@ -84,7 +84,12 @@ def all_reduce(busbw: tuple[float, ...], ranks: list[str] | None = None) -> Meas
         subject=(ranks or ["h200-01/gpu0"])[0],
         rank=0,
         metrics=tuple(metrics),
-        facts={"how": HOW, "backend": "nccl", "dtype": "float32", "iterations": {"1MiB": {"warmup": 5, "windows": 40}}},
+        facts={
+            "method": HOW,
+            "backend": "nccl",
+            "dtype": "float32",
+            "iterations": {"1MiB": {"warmup": 5, "windows": 40}},
+        },
         series=(
             Series(name="busbw", subject=CLUSTER, x=x, y=busbw, x_unit="B", y_unit="GB/s"),
             Series(name="latency", subject=CLUSTER, x=x, y=latencies, x_unit="B", y_unit="us"),

@@ -80,9 +80,9 @@ def _tracks(gauge: str, scale: float, names: list[str]) -> list[Track]:
         return [Track(gauge=gauge, label=name, values=_values(scale, name)) for name in names]
     middle = [value or 0.0 for value in _values(scale, gauge)]
     return [
-        Track(gauge=gauge, label="least", role="least", values=tuple(0.9 * value for value in middle)),
+        Track(gauge=gauge, label="min", role="min", values=tuple(0.9 * value for value in middle)),
         Track(gauge=gauge, label="median", role="median", values=tuple(middle)),
-        Track(gauge=gauge, label="greatest", role="greatest", values=tuple(1.1 * value for value in middle)),
+        Track(gauge=gauge, label="max", role="max", values=tuple(1.1 * value for value in middle)),
         Track(gauge=gauge, label=names[-1], values=tuple(1.2 * value for value in middle)),
     ]
 

@@ -145,7 +145,7 @@ def rejected() -> Trial:
                 title="NVLink 7 of node2/gpu2 is down",
                 subject="node2/gpu2",
                 confidence="high",
-                evidence="Its state reads inactive, and the all-reduce reaches 61 % of what the pair of nodes should give; "
+                evidence="Its state is inactive, and the all-reduce reaches 61 % of the expected bandwidth; "
                 "the rank time of this GPU is the longest at every size.",
                 first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
                 fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
@@ -167,7 +167,7 @@ def rejected() -> Trial:
                 fix="Compare /etc/security/limits.d/ of both nodes.",
             ),
         ),
-        left_out={"train.ddp": "--skip"},
+        excluded_checks={"train.ddp": "--skip"},
         decision=Decision(
             value=DecisionValue.REJECTED,
             reason="2 checks failed: collectives.all_reduce, gpu.inventory",
@@ -219,8 +219,8 @@ def incomplete() -> Trial:
         verdicts=(*host_verdicts("node1"), *passes(measurements[1], "ecc_uncorrected", rule("==", 0, "")), *errors),
         results=(
             _result("nodes", JobState.COMPLETED, 4.1, 0.4),
-            _result("ranks", JobState.FAILED, 21.4, 7.9, culprit="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
-            _result("ranks", JobState.HUNG, 61.0, 8.2, culprit="node1/gpu3", cause="silent for 60 s", attempt=2),
+            _result("ranks", JobState.FAILED, 21.4, 7.9, failed_subject="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
+            _result("ranks", JobState.HUNG, 61.0, 8.2, failed_subject="node1/gpu3", cause="silent for 60 s", attempt=2),
         ),
         findings=(
             Finding(
@@ -284,8 +284,8 @@ def hostile() -> Trial:
         measurements=(measurement,),
         verdicts=(verdict, replace(verdict, outcome=Outcome.WARN, subject="node1")),
         findings=(finding,),
-        results=(_result(HOSTILE, JobState.FAILED, 1.0, 1.0, culprit=HOSTILE, cause=HOSTILE),),
-        left_out={HOSTILE: HOSTILE},
+        results=(_result(HOSTILE, JobState.FAILED, 1.0, 1.0, failed_subject=HOSTILE, cause=HOSTILE),),
+        excluded_checks={HOSTILE: HOSTILE},
         command=("seatrial", "run", HOSTILE),
         config={"name": HOSTILE, HOSTILE: HOSTILE},
         origins={"name": HOSTILE},
@@ -335,7 +335,13 @@ SAMPLES: dict[str, Callable[[], Trial]] = {
 
 
 def _result(
-    job: str, state: JobState, seconds: float, startup: float, culprit: str = "", cause: str = "", attempt: int = 1
+    job: str,
+    state: JobState,
+    seconds: float,
+    startup: float,
+    failed_subject: str = "",
+    cause: str = "",
+    attempt: int = 1,
 ) -> JobResult:
     return JobResult(
         job=job,
@@ -345,7 +351,7 @@ def _result(
         started=BEGAN,
         seconds=seconds,
         startup_s=startup,
-        failed_subject=culprit,
+        failed_subject=failed_subject,
         cause=cause,
     )
 
@@ -354,7 +360,7 @@ def _jobs(nodes: int, checks: list[str]) -> tuple[Job, ...]:
     inventories = tuple(name for name in checks if name.endswith("inventory"))
     others = tuple(name for name in CATALOG if name not in inventories)
     limits = dict.fromkeys(CATALOG, 300.0)
-    common: dict[str, Any] = {"limits": limits, "device": "cuda", "nodes": nodes, "options": {}, "promised_gpus": 4}
+    common: dict[str, Any] = {"limits": limits, "device": "cuda", "nodes": nodes, "options": {}, "expected_gpus": 4}
     return (
         Job(name="nodes", placement="nodes", ranks_per_node=1, checks=inventories, limit_s=420, **common),
         Job(
@@ -372,9 +378,9 @@ def _trial(**given: Any) -> Trial:
         *(Timing(name=name, kind="check", seconds=value) for name, value in seconds.items()),
         *(Timing(name=name, kind="overhead", seconds=value) for name, value in overhead.items()),
     ]
-    left_out = given.get("left_out", {})
+    excluded = given.get("excluded_checks", {})
     jobs = tuple(
-        job.model_copy(update={"checks": tuple(name for name in job.checks if name not in left_out)})
+        job.model_copy(update={"checks": tuple(name for name in job.checks if name not in excluded)})
         for job in _jobs(nodes, measured)
     )
     defaults: dict[str, Any] = {

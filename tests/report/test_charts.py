@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from seatrial.model import Series
 from seatrial.report.charts import (
     FRAME,
-    MOST_POINTS,
-    MOST_TICKS,
+    MAX_POINTS,
+    MAX_TICKS,
     RUG_HEIGHT,
     RUG_WIDTH,
     Chart,
@@ -27,8 +27,8 @@ def series(name: str, x: list[float], y: list[float], subject: str = "cluster", 
     return Series(name=name, subject=subject, x=tuple(x), y=tuple(y), x_unit=x_unit, y_unit=y_unit)
 
 
-def only(*given: Series, troubled: frozenset[str] = frozenset()) -> Chart:
-    (chart,) = charts(given, troubled)
+def only(*given: Series, not_passed: frozenset[str] = frozenset()) -> Chart:
+    (chart,) = charts(given, not_passed)
     return chart
 
 
@@ -83,7 +83,7 @@ def test_other_units_are_another_chart() -> None:
 
 def test_many_subjects_are_a_band_with_the_median_and_those_in_trouble() -> None:
     every = [series("loss", [1, 2], [number, number], f"n{number}") for number in range(20)]
-    chart = only(*every, troubled=frozenset({"n3", "n19"}))
+    chart = only(*every, not_passed=frozenset({"n3", "n19"}))
     assert [line.label for line in chart.curves] == ["median of 20", "n3", "n19"]
     assert chart.band_label == "all 20"
     lowest, highest = chart.y.at(0), chart.y.at(19)
@@ -97,7 +97,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_spike() -> None:
     y[5_432] = 99.0
     chart = only(series("loss", [float(step) for step in range(10_000)], y))
     points = points_of(chart.curves[0].path)
-    assert len(points) <= MOST_POINTS
+    assert len(points) <= MAX_POINTS
     assert min(place for _, place in points) == chart.y.at(99.0)
     assert chart.curves[0].marks == ()
 
@@ -137,23 +137,23 @@ def test_whatever_the_numbers_the_curve_stays_within_the_frame(points: list[tupl
 
 def test_a_tight_spread_looks_tight() -> None:
     tight, wide = rug([99, 100, 101], [False] * 3), rug([50, 100, 150], [False] * 3)
-    assert tight.calm == "M43.4 4V12M48 4V12M52.6 4V12"
-    assert wide.calm == "M2 4V12M48 4V12M94 4V12"
+    assert tight.passed == "M43.4 4V12M48 4V12M52.6 4V12"
+    assert wide.passed == "M2 4V12M48 4V12M94 4V12"
 
 
 def test_trouble_has_ticks_of_its_own() -> None:
     strip = rug([1, 2, 3], [False, False, True])
-    assert (strip.calm.count("M"), strip.loud) == (2, "M94 1V15")
+    assert (strip.passed.count("M"), strip.not_passed) == (2, "M94 1V15")
 
 
 def test_many_values_are_a_histogram() -> None:
-    strip = rug([float(value) for value in range(MOST_TICKS + 1)], [False] * (MOST_TICKS + 1))
-    assert strip.calm.count("v") <= RUG_WIDTH / 3 + 1
-    assert "V" not in strip.calm
+    strip = rug([float(value) for value in range(MAX_TICKS + 1)], [False] * (MAX_TICKS + 1))
+    assert strip.passed.count("v") <= RUG_WIDTH / 3 + 1
+    assert "V" not in strip.passed
 
 
 @given(st.lists(st.tuples(number, st.booleans()), min_size=2, max_size=60))
 def test_whatever_the_numbers_the_ticks_stay_on_the_strip(values: list[tuple[float, bool]]) -> None:
     strip = rug([value for value, _ in values], [bad for _, bad in values])
-    starts = [move.split("V")[0].split("v")[0].split() for move in (strip.calm + strip.loud).split("M")[1:]]
+    starts = [move.split("V")[0].split("v")[0].split() for move in (strip.passed + strip.not_passed).split("M")[1:]]
     assert all(0 <= float(x) <= RUG_WIDTH + 3 and 0 <= float(y) <= RUG_HEIGHT for x, y in starts)

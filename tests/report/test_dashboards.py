@@ -86,10 +86,7 @@ def test_a_device_has_one_style_in_all_panels_and_stands_in_one_legend() -> None
 
 
 def test_many_devices_are_a_band_their_median_and_who_keeps_away() -> None:
-    roles = [
-        track([value] * 3, label=role, role=role)
-        for role, value in (("least", 1.0), ("median", 2.0), ("greatest", 3.0))
-    ]
+    roles = [track([value] * 3, label=role, role=role) for role, value in (("min", 1.0), ("median", 2.0), ("max", 3.0))]
     drawn = board(*roles, track([9.0] * 3, label="n7/gpu1"), seconds=3, devices=64)
     (panel,) = drawn.panels
     assert panel.band.endswith("Z")
@@ -118,13 +115,13 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
     html = render(samples.watched())
     page = Page(html)
     text = words(page.text)
-    assert "GPU dashboard 4 GPUs, 60 s, a point each 1 s 1 collectives.all_reduce 2 x 3 collectives.all_reduce" in text
+    assert "GPU dashboard 4 GPUs, 60 s, one point per 1 s 1 collectives.all_reduce 2 x 3 collectives.all_reduce" in text
     assert "CPU dashboard 1 node, 60 s" in text
     assert "collectives.all_reduce h200-01/gpu3 21 98 %" in text
     assert "software power cap 20 %, software thermal slowdown 10 %" in text
     assert "collectives.all_reduce (1 GPU)." in text
     assert "collectives.transport" not in text, "a check of another phase or none"
-    assert "Looks a second that each GPU got: 0.25 to 0.33. The costliest sampler took 0.41 % of one core." in text
+    assert "Samples per second and GPU: 0.25 to 0.33. Highest CPU use of a sampler: 0.41 % of one core." in text
     assert "h200-01: no telemetry for 41 s of its checks" in text
     assert "./jobs/ranks/telemetry.jsonl.gz" in page.values("href")
     assert html.index(">Interconnect</h2>") < html.index("GPU dashboard") < html.index(">Single-GPU training</h2>")
@@ -132,9 +129,9 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
 
 @pytest.mark.parametrize(("share", "told"), [(0.01, False), (0.0101, True)])
 def test_a_sampler_that_costs_too_much_is_marked(share: float, told: bool) -> None:
-    seen = telemetry("h200-01", 4).model_copy(update={"cpu_share": share})
+    seen = telemetry("h200-01", 4).model_copy(update={"sampler_cpu_share": share})
     html = render(samples.accepted().model_copy(update={"telemetry": seen}))
-    assert ('<b class="warn">more than the 1 %' in html) is told
+    assert ('<b class="warn">above the limit of 1 %' in html) is told
 
 
 def sampled() -> Trial:
@@ -151,7 +148,7 @@ def test_a_phase_without_a_dashboard_says_why() -> None:
     told = undrawn_of(sampled())
     assert told[Phase.INTERCONNECT] == ""
     assert re.fullmatch(
-        r"No GPU dashboard and no CPU dashboard: in the \d+\.\d s of its checks no gauge was read twice\.",
+        r"No GPU dashboard and no CPU dashboard: fewer than two samples in the \d+\.\d s of its checks\.",
         told[Phase.SINGLE_GPU],
     )
     assert told[Phase.SINGLE_GPU] in words(Page(render(sampled())).text)

@@ -80,7 +80,7 @@ def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
     assert f"{SYMBOLS[trial.decision.value]} {trial.decision.value}" in words(page.text)
     if sample != "hostile":
         assert trial.decision.reason in page.text
-        assert f"Scope: {trial.decision.tested_hardware}" in page.text
+        assert f"Tested: {trial.decision.tested_hardware}" in page.text
         assert shlex.join(trial.command) in page.text
 
 
@@ -119,7 +119,7 @@ def test_every_finding_is_told() -> None:
 def test_nothing_to_complain_of_is_said() -> None:
     trial = samples.accepted()
     good = tuple(verdict for verdict in trial.verdicts if verdict.outcome.value == "PASS")
-    assert "Nothing: no check failed" in Page(render(trial.model_copy(update={"verdicts": good}))).text
+    assert "No FAIL, ERROR, UNJUDGED or WARN" in Page(render(trial.model_copy(update={"verdicts": good}))).text
 
 
 def test_how_it_was_measured_stands_open_under_the_heading() -> None:
@@ -131,10 +131,10 @@ def test_how_it_was_measured_stands_open_under_the_heading() -> None:
 def test_the_map_has_a_legend() -> None:
     text = words(Page(render(samples.fleet())).text)
     assert (
-        "A box is a GPU, by its number on the node; where not all is PASS, a sign stands in its place. "
+        "A box is a GPU with its number on the node, or the symbol of an outcome other than PASS. "
         "✗ FAIL ⊘ ERROR 0 PASS" in text
     )
-    assert "A box is a rank (a process without a GPU), by" in words(Page(render(on_ranks())).text)
+    assert "A box is a rank (a process without a GPU) with" in words(Page(render(on_ranks())).text)
 
 
 def on_ranks() -> Trial:
@@ -149,7 +149,7 @@ def test_how_jobs_ended() -> None:
 
 def test_what_ended_the_trial_early_is_said() -> None:
     trial = samples.incomplete().model_copy(update={"stop_reason": "interrupted by Ctrl-C"})
-    assert "The trial ended before its time: interrupted by Ctrl-C" in Page(render(trial)).text
+    assert "The trial was stopped: interrupted by Ctrl-C" in Page(render(trial)).text
 
 
 def test_the_config_has_origins() -> None:

@@ -55,7 +55,7 @@ def test_checks_are_printed_with_their_rules_and_needs() -> None:
     for check in some.values():
         assert check.title in out.getvalue()
         assert all(rule.metric in out.getvalue() for rule in check.rules)
-    assert "FAIL unless >= 1 count where trained is yes" in out.getvalue()
+    assert "FAIL unless >= 1 count if trained = yes" in out.getvalue()
 
 
 def test_a_check_without_rules_keeps_its_title() -> None:
@@ -91,7 +91,7 @@ def test_findings_are_printed_with_cause_command_and_fix() -> None:
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert lines[0][:2] == ["lost", "[GPU]"]
     assert "(log:1; confidence: high)" in out.getvalue()
-    assert lines[1:] == [["why", "Xid", "79"], ["first", "lspci"], ["fix", "reseat"]]
+    assert lines[1:] == [["evidence", "Xid", "79"], ["first", "lspci"], ["fix", "reseat"]]
 
 
 def test_no_finding_is_no_all_clear() -> None:

@@ -74,7 +74,7 @@ def test_a_check_that_was_left_out_is_skipped() -> None:
     root = ET.fromstring(render(samples.rejected()))
     skipped = root.find("testsuite[@name='train.ddp']/testcase/skipped")
     assert skipped is not None
-    assert skipped.get("message") == "left out: --skip"
+    assert skipped.get("message") == "excluded: --skip"
 
 
 def test_a_planned_check_that_nobody_judged_is_an_error() -> None:

@@ -48,10 +48,10 @@ def test_the_map_shows_every_place_by_its_worst() -> None:
     nodes = {node.name: node for node in node_grid(samples.fleet())}
     assert len(nodes) == 64
     assert list(nodes)[:2] == ["node01", "node02"]
-    spots = {spot.number: spot.outcome for spot in nodes["node17"].places}
+    spots = {spot.number: spot.outcome for spot in nodes["node17"].devices}
     assert (len(spots), spots["5"], spots["4"]) == (8, Outcome.FAIL, Outcome.PASS)
     assert nodes["node41"].outcome is Outcome.WARN
-    assert nodes["node51"].places[7].outcome is Outcome.ERROR
+    assert nodes["node51"].devices[7].outcome is Outcome.ERROR
 
 
 def test_the_table_by_subject_puts_the_worst_first() -> None:
@@ -104,7 +104,7 @@ def test_facts_that_differ_show_who_differs() -> None:
         Measurement(
             check="x",
             subject=f"node{number}",
-            facts={"how": "so", "driver": "570" if number == 3 else "580", "os": "U"},
+            facts={"method": "so", "driver": "570" if number == 3 else "580", "os": "U"},
         )
         for number in (10, 2, 3)
     )

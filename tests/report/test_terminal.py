@@ -41,7 +41,7 @@ def test_the_decision_comes_last(sample: str) -> None:
     trial = samples.SAMPLES[sample]()
     last = printed(trial, width=4000).rstrip().splitlines()[-2:]
     assert last[0].startswith(f"{trial.decision.value}  ")
-    assert last[1].strip().startswith("Scope: ")
+    assert last[1].strip().startswith("Tested: ")
 
 
 def test_text_from_outside_is_no_markup() -> None:
@@ -86,7 +86,7 @@ def test_how_many_the_sites_baseline_judged_is_told() -> None:
     own = replace(trial.verdicts[0], basis=Basis(BasisKind.SITE, "hall-2", 363, "GB/s", source="3 runs"))
     site = Baseline(name="hall-2", learned_from=("a.json",), expected={})
     told = trial.model_copy(update={"verdicts": (own, *trial.verdicts[1:]), "baseline": site})
-    assert "2 SKIP; 1 of them by the site's baseline hall-2" in printed(told, width=120)
+    assert "2 SKIP; 1 judged by the site's baseline hall-2" in printed(told, width=120)
     assert "baseline" not in next(line for line in printed(trial).splitlines() if line.startswith("verdicts: "))
 
 

@@ -91,7 +91,7 @@ def test_a_metric_that_a_rule_missed_stands_there_with_the_reason() -> None:
 
 def test_many_different_reasons_do_not_fill_the_table() -> None:
     verdicts = tuple(verdict(f"n{i}", Outcome.UNJUDGED, "t", f"t is {i}") for i in range(9))
-    assert check(verdicts=verdicts).rows[0].remark == "t is 0; and so on"
+    assert check(verdicts=verdicts).rows[0].remark == "t is 0; and others"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_how_fast_it_is_comes_before_what_else_was_judged() -> None:
 
 
 def test_how_it_was_measured_is_told_once_unless_processes_differ() -> None:
-    told = [{"how": "so"}, {"how": "so"}, {}, {"how": "otherwise"}]
+    told = [{"method": "so"}, {"method": "so"}, {}, {"method": "otherwise"}]
     measurements = tuple(Measurement(check="x", subject="n", facts=facts) for facts in told)
     assert CheckView("x", "X", "Other", (), measurements).methods == ["so", "otherwise"]
 
@@ -193,24 +193,24 @@ def test_size_and_launcher() -> None:
 def test_what_processes_tell_alike_but_for_numbers_is_told_once() -> None:
     told = ["9.9 s, 192 windows", "9.9 s, 192 windows", "10.0 s, 195 windows", "not on gloo"]
     view = check()
-    measured = tuple(Measurement(check="x", subject=f"n/gpu{at}", facts={"how": how}) for at, how in enumerate(told))
+    measured = tuple(Measurement(check="x", subject=f"n/gpu{at}", facts={"method": how}) for at, how in enumerate(told))
     assert replace(view, measurements=measured).methods == [
-        "9.9 s, 192 windows (1 other process: the same with other numbers)",
+        "9.9 s, 192 windows (1 other process: same method, other numbers)",
         "not on gloo",
     ]
     assert replace(view, measurements=measured[:2]).methods == ["9.9 s, 192 windows"]
 
 
-@pytest.mark.parametrize("rehearsed", [True, False])
-def test_a_rehearsal_says_so_wherever_its_decision_stands(rehearsed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("cpu_only", [True, False])
+def test_every_report_marks_a_cpu_only_decision(cpu_only: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Who sees ACCEPTED on a dashboard, in a ticket or in CI must not take it for that of GPUs."""
-    scope = "REHEARSAL: 1 node, no GPU" if rehearsed else "1 node, 4 GPUs"
+    hardware = "CPU ONLY: 1 node, no GPU" if cpu_only else "1 node, 4 GPUs"
     trial = samples.accepted()
-    decision = trial.decision.model_copy(update={"tested_hardware": scope, "cpu_only": rehearsed})
+    decision = trial.decision.model_copy(update={"tested_hardware": hardware, "cpu_only": cpu_only})
     trial = trial.model_copy(update={"decision": decision})
     summary(trial, Console(width=100))
-    assert ("as a rehearsal" in capsys.readouterr().out) is rehearsed
-    assert (f"<h1>ACCEPTED{', as a rehearsal' if rehearsed else ''}</h1>") in html_page.render(trial)
-    assert markdown.render(trial).startswith("## ACCEPTED, as a rehearsal: ") is rehearsed
-    assert f'\nseatrial_rehearsal{{trial="acceptance"}} {rehearsed:d}\n' in prometheus.render(trial)
-    assert ('name="seatrial acceptance, a rehearsal"' in junit.render(trial)) is rehearsed
+    assert ("CPU ONLY" in capsys.readouterr().out) is cpu_only
+    assert (f"<h1>ACCEPTED{' (CPU ONLY)' if cpu_only else ''}</h1>") in html_page.render(trial)
+    assert markdown.render(trial).startswith("## ACCEPTED (CPU ONLY): ") is cpu_only
+    assert f'\nseatrial_cpu_only{{trial="acceptance"}} {cpu_only:d}\n' in prometheus.render(trial)
+    assert ('name="seatrial acceptance (CPU ONLY)"' in junit.render(trial)) is cpu_only

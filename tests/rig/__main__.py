@@ -1,4 +1,4 @@
-"""``python -m tests.rig --nodes 4 -- COMMAND…``: run a command with a cluster, and return its exit code."""
+"""``python -m tests.rig --nodes 4 -- COMMAND…``: runs a command with a test cluster and returns its exit code."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.rig.cluster import Cluster
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rig", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--gpus-per-node", type=int, default=0, help="fake ones")
+    parser.add_argument("--gpus-per-node", type=int, default=0, help="fake GPUs per node")
     parser.add_argument("command", nargs="+")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if reason := Cluster.reason_unavailable():
-        parser.exit(1, f"no Slurm cluster here: {reason}\n")
+        parser.exit(1, f"cannot start a Slurm test cluster: {reason}\n")
     with (
         tempfile.TemporaryDirectory(prefix="rig") as folder,
-        Cluster(nodes=said.nodes, gpus_per_node=said.gpus_per_node, folder=Path(folder)) as cluster,
+        Cluster(nodes=options.nodes, gpus_per_node=options.gpus_per_node, folder=Path(folder)) as cluster,
     ):
-        return _run(said.command, cluster.env)
+        return _run(options.command, cluster.env)
 
 
 def _run(argv: list[str], env: dict[str, str]) -> int:
-    """The command's exit code, 128 + N for signal N as shells have it. It ends with us, and has time to tidy up."""
+    """Returns the command's exit code, or 128 + N after signal N; the command gets SIGTERM if this process ends."""
     command = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *argv], env=env)
     try:
         code = command.wait()

@@ -1,7 +1,7 @@
-"""Records what Slurm's own tools answer, as fixtures for other tests: ``python -m tests.rig.capture FOLDER``.
+"""Records the output of Slurm commands as test fixtures: ``python -m tests.rig.capture FOLDER``.
 
-Each answer is a file with its standard output (``.json``, ``.txt``) and one with its standard error (``.err``), if any.
-``commands.txt`` lists them with the exit code, the seconds that it took and the command.
+Each command has a file with its standard output (``.json`` or ``.txt``) and, if not empty, one with its standard error
+(``.err``). ``commands.txt`` lists file, exit code, seconds and command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUEUE = ["squeue", "--all", "--states=all", "-o", "%i|%T|%r|%N"]
 
 
 class Recorder:
-    """Runs commands on the cluster and keeps their answers."""
+    """Runs commands on the cluster and writes their output to files."""
 
     def __init__(self, cluster: Cluster, out: Path) -> None:
         self.cluster = cluster
@@ -48,24 +48,28 @@ class Recorder:
         (self._out / "commands.txt").write_text("".join(sorted(self._index)))
 
     def _anonymous(self, text: str) -> str:
-        """Without this machine's paths and names."""
+        """Returns ``text`` without paths and names of this machine."""
         folder = str(self.cluster.folder)
-        for ours, theirs in ((folder, "/rig"), (folder.replace("/", "\\/"), "\\/rig"), (platform.release(), "6.1.0")):
-            text = text.replace(ours, theirs)
+        for original, replacement in (
+            (folder, "/rig"),
+            (folder.replace("/", "\\/"), "\\/rig"),
+            (platform.release(), "6.1.0"),
+        ):
+            text = text.replace(original, replacement)
         return re.sub(rf"\b{re.escape(platform.node())}\b", "login", text)
 
-    def nodes(self, scene: str) -> None:
-        self(f"sinfo-{scene}", ["sinfo", "--json"])
-        self(f"sinfo-{scene}-nodes", ["sinfo", "--all", "-N", "-o", "%N|%P|%T|%E|%G|%c|%m|%f"])
-        self(f"sinfo-{scene}-default", ["sinfo"])
-        self(f"sinfo-{scene}-reasons", ["sinfo", "-R", "-o", "%E|%u|%H|%N"])
-        self(f"scontrol-show-nodes-{scene}", ["scontrol", "show", "nodes"])
-        self(f"scontrol-ping-{scene}", ["scontrol", "ping"])
+    def nodes(self, scenario: str) -> None:
+        self(f"sinfo-{scenario}", ["sinfo", "--json"])
+        self(f"sinfo-{scenario}-nodes", ["sinfo", "--all", "-N", "-o", "%N|%P|%T|%E|%G|%c|%m|%f"])
+        self(f"sinfo-{scenario}-default", ["sinfo"])
+        self(f"sinfo-{scenario}-reasons", ["sinfo", "-R", "-o", "%E|%u|%H|%N"])
+        self(f"scontrol-show-nodes-{scenario}", ["scontrol", "show", "nodes"])
+        self(f"scontrol-ping-{scenario}", ["scontrol", "ping"])
 
-    def jobs(self, scene: str) -> None:
-        self(f"squeue-{scene}", ["squeue", "--json"])
-        self(f"squeue-{scene}-fields", _QUEUE)
-        self(f"scontrol-show-jobs-{scene}", ["scontrol", "show", "jobs"])
+    def jobs(self, scenario: str) -> None:
+        self(f"squeue-{scenario}", ["squeue", "--json"])
+        self(f"squeue-{scenario}-fields", _QUEUE)
+        self(f"scontrol-show-jobs-{scenario}", ["scontrol", "show", "jobs"])
 
 
 def healthy(record: Recorder) -> None:
@@ -117,7 +121,7 @@ _SRUN = {
 
 
 def waiting(record: Recorder) -> None:
-    """What sbatch takes although it can never start."""
+    """Records jobs that sbatch accepts although they can never start."""
     cluster = record.cluster
     time.sleep(3)
     record.jobs("impossible")
@@ -126,7 +130,7 @@ def waiting(record: Recorder) -> None:
 
 
 def busy(record: Recorder) -> None:
-    """Jobs that run, and jobs that wait for every reason there is."""
+    """Records running jobs, and jobs that are pending for different reasons."""
     cluster = record.cluster
     options = ["--nodes=3 --exclusive", "--nodes=2", "--partition=short --nodes=2", "--partition=short --time=60"]
     options += ["--partition=closed", "--nodes=1 --begin=now+1hour", "--nodes=1 --hold", "--nodes=1 --time=600"]
@@ -144,7 +148,7 @@ def busy(record: Recorder) -> None:
 
 
 def ended(record: Recorder) -> None:
-    """Jobs that ended in every way."""
+    """Records jobs with all end states."""
     cluster = record.cluster
     for name, (options, script) in _ENDS.items():
         cluster.run(["sbatch", f"--job-name={name}", "--output=%x.out", *options.split(), "--wrap", script])
@@ -175,7 +179,7 @@ _ENDS = {
 
 
 def troubled(record: Recorder) -> None:
-    """A node that does not answer, and one that was drained."""
+    """Records a node that does not answer, and a drained node."""
     cluster = record.cluster
     cluster.run(["scancel", "--user=root"])
     cluster.kill_slurmd("node1")
@@ -204,7 +208,7 @@ _CLIENTS = {
 
 
 def refused(record: Recorder) -> None:
-    """Clients that get no answer."""
+    """Records clients that get no answer."""
     cluster = record.cluster
     cluster.wrong_munge_key("node3")
     for name, argv in _CLIENTS.items():
@@ -227,9 +231,9 @@ def main(out: Path) -> None:
         Cluster(nodes=4, gpus_per_node=2, folder=Path(folder), extra=_EXTRA) as cluster,
     ):
         record = Recorder(cluster, out)
-        for scene in (healthy, waiting, busy, ended, troubled, refused):
-            scene(record)
-            print(scene.__name__, flush=True)
+        for scenario in (healthy, waiting, busy, ended, troubled, refused):
+            scenario(record)
+            print(scenario.__name__, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A real Slurm cluster of N nodes on one Linux machine, as root.
+"""The rig: a real Slurm test cluster of N nodes on one Linux machine, as root.
 
-Each node is a set of namespaces (processes, mounts, host name, network, IPC) around an init of its own, with a cable
-(a veth pair) to the host's bridge. The controller is the host. When a node's init dies, the kernel takes with it
-every process, mount and link of the node; and init dies with the process that made the cluster. So even after a
-SIGKILL little is left, and the next rig removes that (``host.py``).
+Each node is a set of namespaces (PID, mount, UTS, network, IPC) with its init process, and a veth pair to a bridge of
+the host. The controller runs on the host. When the init process of a node exits, the kernel removes all processes,
+mounts and links of the node; init exits with the process that created the cluster. After a SIGKILL, the next rig
+removes the rest (``host.py``).
 
-Every directory of the host is shared by all nodes, except /proc, /sys, /dev/shm and what ``private_dir`` takes.
+All nodes share all directories of the host, except /proc, /sys, /dev/shm and those of ``private_dir``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.rig.faults import Faults, munged_command, require_success
 
 _COMMANDS = ("slurmctld", "slurmd", "srun", "munged", "ip", "tc", "iptables", "unshare", "nsenter", "setpriv")
 _PACKAGES = "slurm-wlm munge iproute2 iptables"
-_DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
+_DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
 _SOCKET_PATH_MAX = 107  # sun_path of unix(7)
 
-# A fresh sysfs shows the node's own network; slurmd wants the host's cgroups in it.
-# What a GPU is in truth: /dev/full, kmsg, random, urandom, and then /dev/null, which every job must be able to open.
+# A new sysfs shows the network of the node; slurmd needs the cgroups of the host in it.
+# Device minors of the fake GPUs: /dev/full, kmsg, random, urandom, then /dev/null, to which every job needs access.
 _GPU_MINORS = (7, 11, 8, 9)
 _NULL = 3
 _INIT = """
@@ -56,27 +56,27 @@ while :; do wait; done
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster, and how to get into it."""
+    """A node of the cluster: host side of its link, and PID of its init process."""
 
     name: str
     link: str
     init: int
 
     def enter(self, argv: Sequence[str]) -> list[str]:
-        spaces = ["--pid", "--mount", "--uts", "--net", "--ipc"]
-        return ["nsenter", "--target", str(self.init), *spaces, "--", *argv]
+        namespaces = ["--pid", "--mount", "--uts", "--net", "--ipc"]
+        return ["nsenter", "--target", str(self.init), *namespaces, "--", *argv]
 
 
 class Cluster(Faults):
     """``with Cluster(nodes=4, folder=tmp_path) as cluster: cluster.run(["srun", "-N4", "hostname"])``.
 
-    ``folder`` keeps its configuration and logs. ``extra`` are further lines of slurm.conf. To be used from the main
-    thread: while it is up, SIGTERM counts as Ctrl-C, so that it is taken down then too.
+    ``folder`` contains configuration and logs. ``extra``: further lines of slurm.conf. Use it in the main thread:
+    while it runs, SIGTERM raises KeyboardInterrupt, so that the cluster is stopped then too.
 
-    ``confined``: jobs are held to their CPUs, memory and devices by affinity and cgroups. A node has two CPUs then,
-    since they must be there, and at most four GPUs. One such rig at a time: nodes of one name share their cgroups.
+    ``confined``: affinity and cgroups limit jobs to their CPUs, memory and devices. A node then has two real CPUs and
+    at most four GPUs. Only one confined rig can run at a time, as nodes with the same name share their cgroups.
 
-    On a node, names are those of its own cluster. On the host, they are also those of the newest rig.
+    Node names resolve to the node's own cluster on a node, and to the newest rig on the host.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Cluster(Faults):
 
     @classmethod
     def reason_unavailable(cls) -> str | None:
-        """Why there can be no cluster here; None when there can."""
+        """Returns why this machine cannot run a cluster; None if it can."""
         if os.geteuid() != 0:
             return "needs root, for network namespaces"
         if missing := [command for command in _COMMANDS if not shutil.which(command)]:
@@ -112,35 +112,35 @@ class Cluster(Faults):
         self._down.close()
 
     def run(self, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command on the controller, in the cluster's folder."""
+        """Runs a command on the controller, in the cluster's folder."""
         return subprocess.run(
             argv, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False
         )
 
     def run_on(self, node: str, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command on a node, past Slurm."""
+        """Runs a command on a node without Slurm."""
         return self.run(self._machines[node].enter(argv), timeout)
 
     def link(self, node: str) -> str:
         return self._machines[node].link
 
     def wait_for(self, nodes: Sequence[str], *states: str, seconds: float = 60) -> None:
-        """Wait until ``sinfo`` says that the nodes are in one of these states: ``idle``, ``down*`` (no answer)…"""
+        """Waits until ``sinfo`` reports one of the states for all nodes: ``idle``, ``down*`` (no answer)…"""
         deadline = time.monotonic() + seconds
         query = ["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%T"]
-        while not (seen := set((said := self.run(query)).stdout.split())) or not seen <= set(states):
+        while not (seen := set((answer := self.run(query)).stdout.split())) or not seen <= set(states):
             if time.monotonic() > deadline or self._controller.poll() is not None:
-                raise TimeoutError(f"{','.join(nodes)} not {states}: {said.stdout}{said.stderr}\n{self.logs()}")
+                raise TimeoutError(f"{','.join(nodes)} not {states}: {answer.stdout}{answer.stderr}\n{self.logs()}")
             time.sleep(0.1)
 
     def logs(self, lines: int = 10) -> str:
-        """The end of each daemon's log."""
+        """Returns the last lines of each daemon's log."""
         texts = {path.name: path.read_text(errors="replace") for path in sorted((self.folder / "log").iterdir())}
         ends = {name: text.splitlines()[-lines:] for name, text in texts.items() if text}
         return "\n".join(f"--- {name}\n" + "\n".join(end) for name, end in ends.items())
 
     def start_munge(self) -> None:
-        """The authentication daemon of all nodes and the controller, which share its socket."""
+        """Starts munged, whose socket all nodes and the controller share."""
         socket = self.folder / "run/munge.socket"
         if len(os.fsencode(socket)) > _SOCKET_PATH_MAX:
             raise ValueError(f"the folder's path is too long: {socket} has more than {_SOCKET_PATH_MAX} bytes")
@@ -161,11 +161,11 @@ class Cluster(Faults):
     def start_slurmd(self, node: str) -> None:
         require_success(self.run_on(node, ["slurmd", "-f", self.env["SLURM_CONF"], "-N", node]))
 
-    # How it is made, in this order
+    # Steps of the start, in this order
 
     def _make(self, stack: ExitStack) -> None:
-        slot, held = host.claim_slot()
-        stack.callback(held.close)
+        slot, slot_socket = host.claim_slot()
+        stack.callback(slot_socket.close)
         stack.callback(host.clean_up_slot, slot)
         self.env[host.TAG] = str(slot)
         network = f"10.77.{slot}"
@@ -181,7 +181,7 @@ class Cluster(Faults):
             init = self._boot(name)
             self._machines[name] = Node(name, host.link(slot, number), _child(init))
             stack.callback(self._power_off, self._machines[name], init)
-            self._plug_in(self._machines[name], host.bridge(slot), f"{files.address(network, number)}/24")
+            self._connect(self._machines[name], host.bridge(slot), f"{files.address(network, number)}/24")
         self.start_controller()
         stack.callback(self.stop_controller)
         for name in self.nodes:
@@ -194,25 +194,25 @@ class Cluster(Faults):
         require_success(self.run(["ip", "link", "set", bridge, "up"]))
 
     def _boot(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a node's init and wait until it has set up its namespaces."""
+        """Starts the init process of a node and waits until its namespaces are ready."""
         minors = [*_GPU_MINORS, *[_NULL] * self._gpus][: self._gpus]
         script = _INIT.format(folder=self.folder, name=name, gpus=" ".join(map(str, minors)))
-        spaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--uts", "--net", "--ipc"]
-        init = self._daemon(f"init-{name}", ["unshare", *spaces, "sh", "-c", script], subprocess.PIPE)
+        namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--uts", "--net", "--ipc"]
+        init = self._daemon(f"init-{name}", ["unshare", *namespaces, "sh", "-c", script], subprocess.PIPE)
         assert init.stdout
         if init.stdout.readline() != b"ready\n":
             raise RuntimeError(f"cannot set up {name}: its init ended with {init.wait()}\n{self.logs()}")
         return init
 
-    def _plug_in(self, node: Node, bridge: str, address: str) -> None:
-        cable = ["ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", str(node.init)]
-        require_success(self.run(cable))
+    def _connect(self, node: Node, bridge: str, address: str) -> None:
+        command = ["ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", str(node.init)]
+        require_success(self.run(command))
         require_success(self.run(["ip", "link", "set", node.link, "master", bridge, "up"]))
         require_success(self.run_on(node.name, ["ip", "address", "add", address, "dev", "eth0"]))
         require_success(self.run_on(node.name, ["ip", "link", "set", "eth0", "up"]))
 
     def _power_off(self, node: Node, init: subprocess.Popen[bytes]) -> None:
-        """Returns when no process of the node is left: only then does its init end, and unshare, which waits for it."""
+        """Kills the init process and waits for unshare, which exits when no process of the node is left."""
         if init.poll() is None:
             os.kill(node.init, signal.SIGKILL)
         init.wait()
@@ -220,12 +220,12 @@ class Cluster(Faults):
     def _daemon(self, name: str, argv: Sequence[str], stdout: int | None = None) -> subprocess.Popen[bytes]:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             return subprocess.Popen(
-                [*_DIE_WITH_US, *argv], env=self.env, stdin=subprocess.DEVNULL, stdout=stdout or log, stderr=log
+                [*_DIE_WITH_PARENT, *argv], env=self.env, stdin=subprocess.DEVNULL, stdout=stdout or log, stderr=log
             )
 
 
 def _child(init: subprocess.Popen[bytes]) -> int:
-    """The pid, as the host sees it, of the process that unshare started as the first of the new namespace."""
+    """Returns the host PID of the init process, the child of unshare."""
     return psutil.Process(init.pid).children()[0].pid
 
 

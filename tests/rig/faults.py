@@ -1,4 +1,4 @@
-"""What can go wrong in a cluster, and how it is made to."""
+"""Faults of a test cluster, and the commands that cause them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.rig import files
 
 
 class Faults(abc.ABC):
-    """The faults of a cluster. All of them end with it."""
+    """The faults of a cluster; they end with the cluster."""
 
     folder: Path
 
@@ -27,22 +27,22 @@ class Faults(abc.ABC):
     # The network
 
     def slow_link(self, node: str, rate: str) -> None:
-        """Limit a node's link, each way, to ``rate`` as tc(8) writes it: ``200mbit``."""
+        """Limits a node's link in both directions to ``rate`` in the format of tc(8): ``200mbit``."""
         shape = ["root", "tbf", "rate", rate, "burst", "256kbit", "latency", "100ms"]
         require_success(self.run(["tc", "qdisc", "replace", "dev", self.link(node), *shape]))
         require_success(self.run_on(node, ["tc", "qdisc", "replace", "dev", "eth0", *shape]))
 
     def drop_packets(self, node: str, probability: float) -> None:
-        """Lose this share of the packets that come to a node."""
-        lost = ["-m", "statistic", "--mode", "random", "--probability", str(probability), "-j", "DROP"]
-        require_success(self.run_on(node, ["iptables", "--append", "INPUT", "-i", "eth0", *lost]))
+        """Drops incoming packets of a node with this probability."""
+        rule = ["-m", "statistic", "--mode", "random", "--probability", str(probability), "-j", "DROP"]
+        require_success(self.run_on(node, ["iptables", "--append", "INPUT", "-i", "eth0", *rule]))
 
     def unplug(self, node: str) -> None:
-        """Pull a node's cable."""
+        """Sets a node's link down."""
         require_success(self.run(["ip", "link", "set", self.link(node), "down"]))
 
     def restore_link(self, node: str) -> None:
-        """The node's link as it was: plugged in, at full speed, without losses."""
+        """Restores the node's link: up, no rate limit, no packet loss."""
         require_success(self.run(["ip", "link", "set", self.link(node), "up"]))
         require_success(self.run(["tc", "qdisc", "replace", "dev", self.link(node), "root", "noqueue"]))
         require_success(self.run_on(node, ["tc", "qdisc", "replace", "dev", "eth0", "root", "noqueue"]))
@@ -57,11 +57,11 @@ class Faults(abc.ABC):
         require_success(self.run(["scontrol", "update", f"nodename={node}", "state=resume"]))
 
     def kill_slurmd(self, node: str) -> None:
-        """SIGKILL. Jobs on the node go on, and the controller finds out after SlurmdTimeout."""
+        """Kills slurmd with SIGKILL; jobs on the node continue, and the controller detects it after SlurmdTimeout."""
         require_success(self.run_on(node, ["sh", "-c", f"kill -KILL $(cat {self.folder}/run/slurmd-{node}.pid)"]))
 
     def wrong_munge_key(self, node: str) -> None:
-        """From now on this node's credentials are refused by the others, and theirs by it."""
+        """Gives the node another munge key, so that credentials between it and other nodes are rejected."""
         run = self.folder / "run"
         files.write_key(run / f"munge-{node}.key")
         require_success(self.run_on(node, munged_command(self.folder, f"munge-{node}")))
@@ -70,9 +70,9 @@ class Faults(abc.ABC):
     # The filesystem
 
     def private_dir(self, path: Path, node: str, options: str = "size=64m") -> None:
-        """Give a node an empty filesystem of its own at ``path``, which is shared everywhere else.
+        """Mounts an empty tmpfs at ``path`` on one node; other nodes still share the directory.
 
-        ``options`` are those of tmpfs(5): ``size=64k`` is soon full, ``ro`` refuses writes.
+        ``options`` are those of tmpfs(5), for example ``size=64k`` or ``ro``.
         """
         require_success(self.run_on(node, ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]))
 
@@ -81,13 +81,13 @@ class Faults(abc.ABC):
 
 
 def require_success(done: subprocess.CompletedProcess[str]) -> None:
-    """Raise when a command failed that cannot fail in a healthy rig."""
+    """Raises RuntimeError if the command failed."""
     if done.returncode:
         raise RuntimeError(f"{done.args} ended with {done.returncode}: {done.stderr or done.stdout}")
 
 
 def munged_command(folder: Path, name: str) -> list[str]:
-    """The command of an authentication daemon with the key ``NAME.key`` and the socket ``NAME.socket``."""
+    """Returns the command line of a munged with key ``NAME.key`` and socket ``NAME.socket``."""
     run = f"{folder}/run/{name}"
     paths = [f"--socket={run}.socket", f"--key-file={run}.key", f"--pid-file={run}.pid", f"--seed-file={run}.seed"]
     return ["munged", "--force", *paths, f"--log-file={folder}/log/{name}d.log"]

@@ -1,4 +1,4 @@
-"""The files of a cluster, all in one folder."""
+"""Writes the configuration files of a test cluster to one folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=1000
 GresTypes=gpu
 MpiDefault=none
-# A node has the CPUs and the memory that we say, whatever this machine has.
+# CPUs and memory of a node as configured, not as detected.
 SlurmdParameters=config_overrides
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=1,sched_interval=1
-# Tests wait for these.
+# Short, as tests wait for these timeouts.
 KillWait=2
 OverTimeLimit=0
 MessageTimeout=5
@@ -46,7 +46,7 @@ _CONFINE = "ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes\n"
 def write(
     folder: Path, network: str, port: int, nodes: list[str], gpus: int, extra: str, confined: bool = False
 ) -> None:
-    """Lay out a folder; FileExistsError when it has the state of another cluster. ``extra``: lines of slurm.conf."""
+    """Writes all files; FileExistsError if ``folder`` has the state of a cluster. ``extra``: lines of slurm.conf."""
     for name in ("log", "run", "state", "cgroup", "dev", *(f"spool/{node}" for node in nodes)):
         (folder / name).mkdir(parents=True)
     gres = f" Gres=gpu:fake:{gpus}" if gpus else ""
@@ -58,7 +58,7 @@ def write(
     (folder / "slurm.conf").write_text(conf + "\n".join(lines) + "\n")
     devices = [f"Name=gpu Type=fake File={folder}/dev/gpu{number}\n" for number in range(gpus)]
     (folder / "gres.conf").write_text("".join(devices))
-    # the v2 plugin wants systemd
+    # the v2 plugin needs systemd
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n" + (_CONFINE if confined else ""))
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names(network, nodes), ""]))
     write_key(folder / "run/munge.key")
@@ -74,5 +74,5 @@ def address(network: str, node: int) -> str:
 
 
 def names(network: str, nodes: list[str]) -> list[str]:
-    """The lines of /etc/hosts."""
+    """Returns the lines of /etc/hosts."""
     return [f"{network}.1 ctl", *(f"{address(network, number)} {node}" for number, node in enumerate(nodes))]

@@ -1,4 +1,4 @@
-"""Clusters for tests. In a test module: ``pytest_plugins = ["tests.rig.fixtures"]``."""
+"""Fixtures that start test clusters. In a test module: ``pytest_plugins = ["tests.rig.fixtures"]``."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from tests.rig.cluster import Cluster
 @contextmanager
 def _maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     if reason := Cluster.reason_unavailable():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm cluster here: {reason}")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"cannot start a Slurm test cluster: {reason}")
     with ExitStack() as stack:
 
         def make(nodes: int, gpus_per_node: int = 0, extra: str = "", confined: bool = False) -> Cluster:
             if confined and (reason := host.cgroups_unavailable()):
                 pytest.skip(reason)
             folder = tmp_path_factory.mktemp("rig")
-            kind = Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra, confined=confined)
-            return stack.enter_context(kind)
+            cluster = Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra, confined=confined)
+            return stack.enter_context(cluster)
 
         yield make
 
 
 @pytest.fixture
 def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """``make_cluster(nodes=2, gpus_per_node=2, extra=…, confined=True)``: a cluster that lives as long as the test."""
+    """Returns a function that starts a cluster for one test: ``make_cluster(nodes=2, gpus_per_node=2, extra=…)``."""
     with _maker(tmp_path_factory) as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def make_shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """The same, of clusters that live as long as the module's tests."""
+    """Returns a function that starts a cluster for all tests of a module."""
     with _maker(tmp_path_factory) as make:
         yield make
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes for all tests of the session that break nothing of Slurm.
+    """Returns a two-node cluster for all tests of the session that do not break Slurm.
 
-    Those that do make a cluster of their own: it is up in 0.2 s, and a controller that is started again takes 4 s.
+    Other tests start a separate cluster, which takes 0.2 s; a restart of the controller takes 4 s.
     """
     with _maker(tmp_path_factory) as make:
         yield make(2)

@@ -1,7 +1,7 @@
-"""What a rig changes on its host: it takes a slot, whose number its links, /etc/hosts lines and processes carry.
+"""Changes of a rig to its host: links, /etc/hosts lines and processes, all marked with the number of a slot.
 
-A slot is held by an abstract Unix socket, whose name the kernel frees the moment its process is gone, however that
-died. So two rigs never share a slot, and what carries the number of a free slot is a dead rig's and can go.
+A rig holds its slot with an abstract Unix socket, whose name the kernel releases when the process ends. Links, lines
+and processes with the number of a free slot are leftovers of an ended rig and are removed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SLOTS = 200  # each takes a network 10.77.SLOT.0/24
 
 
 def claim_slot() -> tuple[int, socket.socket]:
-    """A slot of our own and the socket that holds it until it is closed. Removes what dead rigs left."""
-    for slot in _named():
-        with suppress(OSError), closing(_hold(slot)):
+    """Returns a free slot and the socket that holds it until closed; removes leftovers of ended rigs first."""
+    for slot in _marked_slots():
+        with suppress(OSError), closing(_lock(slot)):
             clean_up_slot(slot)
     for slot in range(_SLOTS):
         with suppress(OSError):
-            return slot, _hold(slot)
-    raise RuntimeError(f"all {_SLOTS} slots for rigs are taken")
+            return slot, _lock(slot)
+    raise RuntimeError(f"all {_SLOTS} slots for rigs are in use")
 
 
 def bridge(slot: int) -> str:
@@ -42,19 +42,19 @@ def bridge(slot: int) -> str:
 
 
 def link(slot: int, node: int) -> str:
-    """The host's end of a node's cable."""
+    """Returns the host side of a node's veth pair."""
     return f"{bridge(slot)}n{node}"
 
 
 def clean_up_slot(slot: int) -> None:
-    """Remove a slot's processes, links and /etc/hosts lines."""
+    """Removes the processes, links and /etc/hosts lines of a slot."""
     processes = [process for process in psutil.process_iter() if _tag(process) == str(slot)]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=10)
     for name in _links(slot):
-        # A link may go by itself just now: the kernel takes it down with the network namespace of its other end.
+        # May fail: the kernel removes the link with the network namespace of its other end.
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
     if left := _links(slot):
         raise RuntimeError(f"cannot remove network links {left}")
@@ -62,10 +62,7 @@ def clean_up_slot(slot: int) -> None:
 
 
 def write_hosts(slot: int, lines: Iterable[str]) -> None:
-    """Make these the slot's lines in /etc/hosts.
-
-    In place, since the file may be a bind mount. Ours come first, so that without them the rest is as it was.
-    """
+    """Replaces the slot's lines in /etc/hosts; in place, as the file may be a bind mount."""
     with _HOSTS.open("r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         mark = f" # seatrial rig {slot}\n"
@@ -76,23 +73,23 @@ def write_hosts(slot: int, lines: Iterable[str]) -> None:
 
 
 def cgroups_unavailable() -> str | None:
-    """Why jobs cannot be confined here; None when they can."""
+    """Returns why jobs cannot be confined on this machine; None if they can."""
     missing = [name for name in _CONTROLLERS if not (_CGROUPS / name / "cgroup.procs").exists()]
-    return f"no cgroup v1 here for {', '.join(missing)}" if missing else None
+    return f"no cgroup v1 for {', '.join(missing)}" if missing else None
 
 
 def lock_cgroups(seconds: float = 120) -> socket.socket:
-    """What holds the cgroups of nodes until it is closed. Raises TimeoutError when another rig does not let go."""
+    """Returns a socket that locks the cgroups of nodes until closed. Raises TimeoutError if another rig holds them."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(OSError):
-            return _hold("cgroups")
+            return _lock("cgroups")
         time.sleep(0.1)
     raise TimeoutError("another rig holds the cgroups")
 
 
 def remove_cgroups() -> None:
-    """Remove the cgroups that Slurm made for nodes, innermost first: it leaves the outermost there."""
+    """Removes the cgroups that Slurm created for nodes, innermost first."""
     for controller in _CONTROLLERS:
         for top in (_CGROUPS / controller).glob("slurm_node*"):
             folders = [top, *(path for path in top.rglob("*") if path.is_dir())]
@@ -100,19 +97,19 @@ def remove_cgroups() -> None:
                 folder.rmdir()
 
 
-def _hold(slot: int | str) -> socket.socket:
-    """Raises OSError when another process holds the slot."""
-    held = socket.socket(socket.AF_UNIX)
+def _lock(slot: int | str) -> socket.socket:
+    """Returns a socket that holds the slot. Raises OSError if another process holds it."""
+    lock = socket.socket(socket.AF_UNIX)
     try:
-        held.bind(f"\0seatrial-rig-{slot}")
+        lock.bind(f"\0seatrial-rig-{slot}")
     except OSError:
-        held.close()
+        lock.close()
         raise
-    return held
+    return lock
 
 
-def _named() -> set[int]:
-    """The slots whose number anything on this host carries."""
+def _marked_slots() -> set[int]:
+    """Returns the slots of all marked links, /etc/hosts lines and processes on this host."""
     links = (match[1] for _, name in socket.if_nameindex() if (match := _LINK.fullmatch(name)))
     lines = _MARK.findall(_HOSTS.read_text(encoding="utf-8"))
     processes = (_tag(process) for process in psutil.process_iter())
@@ -122,10 +119,10 @@ def _named() -> set[int]:
 def _tag(process: psutil.Process) -> str | None:
     try:
         return process.environ().get(TAG)
-    except psutil.Error:  # gone
+    except psutil.Error:  # ended
         return None
 
 
 def _links(slot: int) -> list[str]:
-    found = [(_LINK.fullmatch(name), name) for _, name in socket.if_nameindex()]
-    return [name for match, name in found if match and int(match[1]) == slot]
+    matches = [(_LINK.fullmatch(name), name) for _, name in socket.if_nameindex()]
+    return [name for match, name in matches if match and int(match[1]) == slot]

@@ -1,4 +1,4 @@
-"""The rig does what other tests rely on, and leaves nothing behind."""
+"""The test cluster has the features that other tests need, and removes everything when it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
 _REACH = "timeout 1 bash -c '</dev/tcp/node0/6818'"
-_FOREVER = str(10**6 + os.getpid())  # seconds that only our sleeps sleep
+_SLEEP_S = str(10**6 + os.getpid())  # unique to the sleep processes of this test
 
 
 def srun(cluster: Cluster, *argv: str) -> str:
@@ -38,16 +38,16 @@ def srun(cluster: Cluster, *argv: str) -> str:
 
 @dataclass(frozen=True)
 class Traces:
-    """What there is on this host of one cluster."""
+    """Processes, links, mounts, devices and /etc/hosts lines of one cluster on this host."""
 
     folder: Path
     slot: str
 
     @classmethod
-    def of(cls, folder: Path) -> Traces:
-        found = re.search(r"^10\.77\.(\d+)\.1 ctl$", (folder / "hosts").read_text(), re.MULTILINE)
-        assert found
-        return cls(folder, found[1])
+    def of_folder(cls, folder: Path) -> Traces:
+        match = re.search(r"^10\.77\.(\d+)\.1 ctl$", (folder / "hosts").read_text(), re.MULTILINE)
+        assert match
+        return cls(folder, match[1])
 
     def kinds(self) -> set[str]:
         return {trace.split()[0] for trace in self}
@@ -67,8 +67,8 @@ class Traces:
                     yield f"process {process.pid} {shlex.join(process.cmdline())}"
 
     def _has(self, process: psutil.Process) -> bool:
-        words = [*process.cmdline(), process.environ().get("SLURM_CONF", "")]
-        return str(self.folder) in " ".join(words) or _FOREVER in words
+        arguments = [*process.cmdline(), process.environ().get("SLURM_CONF", "")]
+        return str(self.folder) in " ".join(arguments) or _SLEEP_S in arguments
 
 
 def _lines(path: str) -> list[str]:
@@ -79,41 +79,41 @@ def cgroups() -> list[Path]:
     return list(Path("/sys/fs/cgroup").glob("*/slurm_node*"))
 
 
-def load(cluster: Cluster) -> None:
-    """A job on all nodes, and a process that hides: no environment, its own session, no parent."""
-    cluster.run(["sbatch", "-N2", "--wrap", f"srun sleep {_FOREVER}"])
-    cluster.run_on("node1", ["env", "-i", "sh", "-c", f"setsid sleep {_FOREVER} >/dev/null 2>&1 &"])
-    until(lambda: Traces.of(cluster.folder).sleeping() == 3)
+def start_load(cluster: Cluster) -> None:
+    """Starts a job on all nodes, and a detached process without environment, session and parent."""
+    cluster.run(["sbatch", "-N2", "--wrap", f"srun sleep {_SLEEP_S}"])
+    cluster.run_on("node1", ["env", "-i", "sh", "-c", f"setsid sleep {_SLEEP_S} >/dev/null 2>&1 &"])
+    until(lambda: Traces.of_folder(cluster.folder).sleeping() == 3)
 
 
 class TestJobs:
-    def test_each_task_is_on_a_machine_of_its_own(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_one_task_per_node(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(4, gpus_per_node=2)
         script = "echo $(hostname) $(ls /sys/class/net) $CUDA_VISIBLE_DEVICES $(ls /dev/shm | wc -l)"
-        said = srun(cluster, "-N4", "--gpus-per-node=2", "sh", "-c", script)
-        assert sorted(said.splitlines()) == [f"{node} eth0 lo 0,1 0" for node in cluster.nodes]
+        output = srun(cluster, "-N4", "--gpus-per-node=2", "sh", "-c", script)
+        assert sorted(output.splitlines()) == [f"{node} eth0 lo 0,1 0" for node in cluster.nodes]
 
-    def test_srun_inside_sbatch_writes_to_the_shared_folder(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_srun_in_sbatch_writes_to_the_shared_folder(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
         cluster.run(["sbatch", "-N2", "-o", "%j.out", "--wrap", "srun -l hostname; echo done"])
         out = cluster.folder / "1.out"
         until(lambda: out.exists() and "done" in out.read_text())
         assert sorted(out.read_text().splitlines()) == ["0: node0", "1: node1", "done"]
 
-    def test_names_resolve_everywhere(self, cluster: Cluster) -> None:
+    def test_node_names_resolve(self, cluster: Cluster) -> None:
         query = ["getent", "ahostsv4", "ctl", *cluster.nodes]
         (answer,) = {cluster.run_on(node, query).stdout for node in cluster.nodes}
         assert answer.count("STREAM") == 5
-        # Here names may be those of other rigs as well.
+        # On the host, names of other rigs resolve too.
         assert set(answer.splitlines()) <= set(cluster.run(query).stdout.splitlines())
 
-    def test_a_node_has_no_more_memory_than_it_says(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_configured_memory_is_a_limit(self, make_cluster: Callable[..., Cluster]) -> None:
         done = make_cluster(1).run(["srun", "--mem=9000", "true"])
         assert "Memory specification can not be satisfied" in done.stderr
 
 
 class TestFaults:
-    def test_the_network_fails_and_recovers(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_network_faults_and_recovery(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
 
         def reaches() -> bool:
@@ -129,7 +129,7 @@ class TestFaults:
         cluster.restore_link("node0")
         until(reaches)
 
-    def test_a_slow_link_is_slow_both_ways_until_mended(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_slow_link_in_both_directions(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
         (cluster.folder / "data").write_bytes(bytes(2_000_000))
 
@@ -139,14 +139,14 @@ class TestFaults:
             return time.monotonic() - start
 
         upload, download = "srun -w node0 cat data", "srun -w node0 cat <data"
-        seconds(upload)  # the first job waits for Slurm's scheduler
+        seconds(upload)  # the first job includes the wait for the scheduler
         cluster.slow_link("node0", "8mbit")  # 2 s for 2 MB
         assert min(seconds(upload), seconds(download)) > 1.5
         cluster.restore_link("node0")
         until(lambda: seconds(upload) < 1.5)
         until(lambda: seconds(download) < 1.5)
 
-    def test_a_drained_node_is_not_given_out(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_drained_node_gets_no_jobs(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
         cluster.drain("node0", "fan broken")
         cluster.wait_for(["node0"], "drained")
@@ -155,7 +155,7 @@ class TestFaults:
         cluster.undrain("node0")
         cluster.wait_for(["node0"], "idle")
 
-    def test_a_killed_slurmd_is_noticed_and_comes_back(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_killed_slurmd_is_down_until_restarted(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2, extra="SlurmdTimeout=4")
         cluster.kill_slurmd("node1")
         cluster.wait_for(["node1"], "down*")
@@ -163,12 +163,12 @@ class TestFaults:
         cluster.wait_for(["node1"], "idle")
         assert srun(cluster, "-w", "node1", "hostname") == "node1\n"
 
-    def test_waiting_for_nodes_ends_with_the_logs(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_wait_timeout_contains_logs(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(1)
         with pytest.raises(TimeoutError, match=r"(?s)node0 not \('down',\): idle.*slurmd version"):
             cluster.wait_for(["node0"], "down", seconds=0.1)
 
-    def test_the_controller_and_munge_stop_and_start(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_controller_and_munge_stop_and_start(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(1)
         cluster.stop_controller()
         assert "at ctl is DOWN" in cluster.run(["scontrol", "ping"]).stdout
@@ -179,14 +179,14 @@ class TestFaults:
         cluster.start_munge()
         assert srun(cluster, "hostname") == "node0\n"
 
-    def test_one_node_has_another_munge_key(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_node_with_another_munge_key(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
         cluster.wrong_munge_key("node1")
         assert cluster.run_on("node0", ["sinfo"]).returncode == 0
         assert cluster.run_on("node1", ["sinfo"]).returncode != 0
         assert "Invalid credential" in cluster.logs()
 
-    def test_a_directory_is_shared_unless_private(self, make_cluster: Callable[..., Cluster]) -> None:
+    def test_private_directory(self, make_cluster: Callable[..., Cluster]) -> None:
         cluster = make_cluster(2)
         (shared := cluster.folder / "shared").mkdir()
         write = ["-N2", "sh", "-c", f"hostname >{shared}/$(hostname)"]
@@ -200,7 +200,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("options", "message"), [("ro", "Read-only file system"), ("size=64k", "No space left on device")]
     )
-    def test_a_private_directory_refuses_writes(
+    def test_read_only_and_full_private_directory(
         self, make_cluster: Callable[..., Cluster], options: str, message: str
     ) -> None:
         cluster = make_cluster(1)
@@ -209,47 +209,47 @@ class TestFaults:
         assert message in done.stderr
 
 
-class TestTheEnd:
-    def test_leaves_nothing(self, tmp_path: Path) -> None:
+class TestCleanup:
+    def test_normal_exit(self, tmp_path: Path) -> None:
         with Cluster(nodes=2, gpus_per_node=2, folder=tmp_path) as cluster:
-            load(cluster)
+            start_load(cluster)
             cluster.wrong_munge_key("node0")
-            assert Traces.of(tmp_path).kinds() == {"link", "host", "process"}
-        assert list(Traces.of(tmp_path)) == []
+            assert Traces.of_folder(tmp_path).kinds() == {"link", "host", "process"}
+        assert list(Traces.of_folder(tmp_path)) == []
 
-    def test_leaves_no_cgroups(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    def test_cgroups_are_removed(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
         if reason := host.cgroups_unavailable():
             pytest.skip(reason)
         with Cluster(nodes=1, gpus_per_node=2, folder=tmp_path, confined=True) as cluster:
             assert srun(cluster, "--gpus-per-node=1", "sh", "-c", f"ls {tmp_path}/dev; cat /proc/self/cgroup")
             assert cgroups()
-        with closing(host.lock_cgroups()):  # of another rig there may be some by now
+        with closing(host.lock_cgroups()):  # another rig may have created cgroups since
             assert cgroups() == []
 
-    def test_leaves_nothing_when_the_body_raises(self, tmp_path: Path) -> None:
+    def test_exception_in_the_body(self, tmp_path: Path) -> None:
         def body() -> None:
             with Cluster(nodes=2, folder=tmp_path) as cluster:
-                load(cluster)
-                raise KeyError("of the test")
+                start_load(cluster)
+                raise KeyError("test error")
 
-        with pytest.raises(KeyError, match="of the test"):
+        with pytest.raises(KeyError, match="test error"):
             body()
-        assert list(Traces.of(tmp_path)) == []
+        assert list(Traces.of_folder(tmp_path)) == []
 
-    def test_leaves_nothing_when_it_does_not_come_up_and_says_why(self, tmp_path: Path) -> None:
+    def test_failed_start_has_the_reason(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="Parsing error"), Cluster(nodes=2, folder=tmp_path, extra="Nonsense=1"):
             pass
-        assert list(Traces.of(tmp_path)) == []
+        assert list(Traces.of_folder(tmp_path)) == []
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_leaves_nothing_after_a_signal(self, number: signal.Signals) -> None:
-        with started() as (rig, traces):
+    def test_signal(self, number: signal.Signals) -> None:
+        with running_rig() as (rig, traces):
             rig.send_signal(number)
             assert rig.wait(120) == 130
             assert list(traces) == []
 
-    def test_the_next_one_removes_what_a_killed_one_left(self, tmp_path: Path) -> None:
-        with started() as (rig, traces):
+    def test_next_cluster_cleans_up_after_sigkill(self, tmp_path: Path) -> None:
+        with running_rig() as (rig, traces):
             rig.kill()
             rig.wait()
             assert traces.kinds() >= {"link", "host"}
@@ -257,7 +257,7 @@ class TestTheEnd:
                 until(lambda: not any(str(traces.folder) in trace for trace in traces))
             assert list(traces) == []
 
-    def test_two_at_once(self, tmp_path: Path) -> None:
+    def test_two_clusters_at_the_same_time(self, tmp_path: Path) -> None:
         with (
             Cluster(nodes=2, folder=tmp_path / "a") as a,
             Cluster(nodes=2, folder=tmp_path / "b") as b,
@@ -265,17 +265,17 @@ class TestTheEnd:
             for cluster in (a, b):
                 query = ["getent", "hosts", "node0"]
                 assert srun(cluster, "-N2", "--label", *query).count(cluster.run_on("node1", query).stdout) == 2
-        assert [*Traces.of(a.folder), *Traces.of(b.folder)] == []
+        assert [*Traces.of_folder(a.folder), *Traces.of_folder(b.folder)] == []
 
 
 @contextmanager
-def started() -> Iterator[tuple[subprocess.Popen[str], Traces]]:
-    """``python -m tests.rig`` whose command starts a job and runs on."""
-    script = f"srun -N2 sleep {_FOREVER} & echo $SLURM_CONF; wait"
+def running_rig() -> Iterator[tuple[subprocess.Popen[str], Traces]]:
+    """Starts ``python -m tests.rig`` with a command that starts a job and keeps running."""
+    script = f"srun -N2 sleep {_SLEEP_S} & echo $SLURM_CONF; wait"
     argv = [sys.executable, "-m", "tests.rig", "--nodes", "2", "--", "sh", "-c", script]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as rig:
         assert rig.stdout
-        traces = Traces.of(Path(rig.stdout.readline().strip()).parent)
+        traces = Traces.of_folder(Path(rig.stdout.readline().strip()).parent)
         try:
             until(lambda: traces.sleeping() == 2)
             yield rig, traces
@@ -285,14 +285,14 @@ def started() -> Iterator[tuple[subprocess.Popen[str], Traces]]:
 
 
 class TestCommand:
-    def test_returns_the_code_of_the_command(self) -> None:
+    def test_returns_the_exit_code_of_the_command(self) -> None:
         argv = [sys.executable, "-m", "tests.rig", "--nodes", "2", "--", "sh", "-c", "srun -N2 hostname; exit 7"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert (done.returncode, sorted(done.stdout.split())) == (7, ["node0", "node1"])
 
 
 class TestUnavailable:
-    def test_names_the_packages_that_are_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_packages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
         assert "slurmctld, slurmd" in (Cluster.reason_unavailable() or "")
         assert "apt-get install slurm-wlm munge" in (Cluster.reason_unavailable() or "")
@@ -302,9 +302,9 @@ class TestUnavailable:
         assert "needs root" in (Cluster.reason_unavailable() or "")
 
     @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
-    def test_tests_fail_in_ci_and_are_skipped_elsewhere(self, ci: str, outcome: str) -> None:
-        test = f"{__file__}::TestJobs::test_names_resolve_everywhere"
+    def test_unavailable_cluster_is_an_error_in_ci_and_a_skip_elsewhere(self, ci: str, outcome: str) -> None:
+        test = f"{__file__}::TestJobs::test_node_names_resolve"
         argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
         done = subprocess.run(argv, env={"PATH": "/nowhere", "CI": ci}, capture_output=True, text=True, check=False)
         assert outcome in done.stdout
-        assert "no Slurm cluster here: needs slurmctld" in done.stdout
+        assert "cannot start a Slurm test cluster: needs slurmctld" in done.stdout

@@ -1,4 +1,4 @@
-"""Samples against the checks that ran meanwhile."""
+"""Samples joined with the checks that ran at the same time."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ def device(times: range | list[float], name: str = "gpu0", node: str = "n0", **c
     return DeviceSamples.model_validate(fields | columns)
 
 
-def joined(measurements: list[Measurement], *devices: DeviceSamples, hz: float = 1.0) -> TelemetryAggregator:
-    found = TelemetryAggregator(PHASES, measurements, hz)
-    for one in devices:
-        found.add(one)
-    return found
+def aggregate(measurements: list[Measurement], *devices: DeviceSamples, hz: float = 1.0) -> TelemetryAggregator:
+    aggregator = TelemetryAggregator(PHASES, measurements, hz)
+    for samples in devices:
+        aggregator.add(samples)
+    return aggregator
 
 
 def dashboard(telemetry: Telemetry, phase: str = "One") -> dict[tuple[str, str], tuple[float | None, ...]]:
-    (board,) = [one for one in telemetry.dashboards if one.phase == phase]
+    (board,) = [dashboard for dashboard in telemetry.dashboards if dashboard.phase == phase]
     return {(track.gauge, track.label): track.values for track in board.tracks}
 
 
-def test_a_window_lasts_from_the_first_process_of_a_node_to_the_last() -> None:
-    found = check_intervals(
+def test_check_interval_spans_all_processes_of_a_node() -> None:
+    intervals = check_intervals(
         [
             measured("b", 20, 5),
             measured("a", 10, 5, "n0/gpu0"),
             measured("a", 9, 3, "n0/gpu1", 1),
             measured("a", 500, 5, "n1/rank2", 2),
-            measured("a", 30, 0),  # told by the launcher
+            measured("a", 30, 0),  # an error of the launcher
             measured("c", 1, 1, "cluster", None),
         ]
     )
-    assert found == {
+    assert intervals == {
         "n0": [CheckInterval("a", 9, 15), CheckInterval("b", 20, 25)],
         "n1": [CheckInterval("a", 500, 505)],
     }
 
 
-def test_what_a_gpu_did_during_a_check() -> None:
+def test_gpu_load_of_a_check() -> None:
     gpu = device(
         range(100, 110),
         sm_util=[0, 100, 100, 0, 100, 0, 0, 0, 0, 0],
@@ -86,20 +86,20 @@ def test_what_a_gpu_did_during_a_check() -> None:
         power_w_mean=495.0,
         power_w_max=700,
         temperature_c_max=61,
-        sm_clock_mhz_min=1400,  # and not the 345 of its rest
+        sm_clock_mhz_min=1400,  # not 345, the clock while idle
         throttled_share={"software power cap": 0.75, "software thermal slowdown": 0.25},
     )
     assert list(gpu_loads(gpu, CheckInterval("b", 104.1, 104.9))) == [], "too short for a sample"
 
 
-def test_what_was_not_read_is_unknown_and_not_zero() -> None:
+def test_gauges_that_were_not_read_are_none() -> None:
     gpu = device(range(3), power_w=[None, None, None], temperature_c=[40, 41, 42])
     (load,) = gpu_loads(gpu, CheckInterval("a", 0, 2))
     assert (load.power_w_mean, load.power_w_max, load.sm_clock_mhz_min, load.throttled_share) == (None, None, None, {})
 
 
-def test_samples_in_which_another_gpu_was_looked_at_are_no_looks() -> None:
-    """One look in three, and it told of heat: that is one look, not three."""
+def test_samples_without_values_of_a_gpu_do_not_count() -> None:
+    """The GPU is read in one of three samples."""
     gpu = device(
         range(7),
         power_w=[700, None, None, 690, None, None, None],
@@ -110,16 +110,16 @@ def test_samples_in_which_another_gpu_was_looked_at_are_no_looks() -> None:
     assert list(gpu_loads(gpu, CheckInterval("b", 3.5, 6))) == []
 
 
-def test_the_first_second_of_a_check_tells_of_what_ran_before() -> None:
-    """device.burn at 690 W to 110.4 s; NVML's power is of the last second."""
+def test_first_second_of_a_check_is_skipped() -> None:
+    """device.burn ran at 690 W until 110.4 s; NVML's power is a mean over the last second."""
     gpu = device(range(100, 121), power_w=[690.0] * 12 + [120.0] * 9)
     (load,) = gpu_loads(gpu, CheckInterval("transfer.host", 110.4, 119))
     assert (load.samples, load.power_w_max) == (8, 120)
     assert list(gpu_loads(gpu, CheckInterval("device.digests", 110.4, 111.3))) == []
 
 
-def test_a_gpu_is_told_of_its_own_window_and_of_the_nodes_where_it_has_none() -> None:
-    """The first GPU has long gone over to the next check when the second ends this one."""
+def test_gpu_load_uses_the_gpus_interval_or_else_the_nodes() -> None:
+    """The second GPU ends the first check six seconds after the first GPU."""
     measurements = [
         measured("a", 100, 4),
         measured("b", 104, 16),
@@ -128,26 +128,26 @@ def test_a_gpu_is_told_of_its_own_window_and_of_the_nodes_where_it_has_none() ->
     ]
     power = [300.0] * 5 + [700.0] * 16
     gpus = [device(range(100, 121), f"gpu{n}", power_w=power) for n in range(3)]
-    found = {(load.check, load.gpu): load.power_w_mean for load in joined(measurements, *gpus).summary().loads}
-    assert found["a", "n0/gpu0"] == 300
-    assert found["b", "n0/gpu0"] == 700
-    assert found["a", "n0/gpu1"] == found["a", "n0/gpu2"] == 540.0
-    assert len(found) == 6
+    power_w = {(load.check, load.gpu): load.power_w_mean for load in aggregate(measurements, *gpus).summary().loads}
+    assert power_w["a", "n0/gpu0"] == 300
+    assert power_w["b", "n0/gpu0"] == 700
+    assert power_w["a", "n0/gpu1"] == power_w["a", "n0/gpu2"] == 540.0
+    assert len(power_w) == 6
 
 
-def test_checks_without_a_look_are_told_with_how_many_gpus() -> None:
-    """Beside a job of its own, and with a sampler that looks at one GPU of two in turn."""
+def test_checks_without_a_sample_list_their_number_of_gpus() -> None:
+    """The sampler reads one of two GPUs in turn; another device has samples of another time."""
     measurements = [measured("a", 100, 0.9), measured("b", 101, 1.5), measured("c", 104, 1.9, skipped="no GPU")]
     turns = ([1.0, None] * 4, [None, 1.0] * 4)
     gpus = [device(range(100, 108), f"gpu{n}", power_w=turn) for n, turn in enumerate(turns)]
-    elsewhere = device(range(10), "gpu0", power_w=[1.0] * 10)
-    summary = joined(measurements, *gpus, elsewhere).summary()
+    other_time = device(range(10), "gpu0", power_w=[1.0] * 10)
+    summary = aggregate(measurements, *gpus, other_time).summary()
     assert summary.unsampled_gpus == {"a": 2, "b": 1}
     assert [(load.check, load.gpu, load.samples) for load in summary.loads] == [("b", "n0/gpu0", 1)]
 
 
 @pytest.mark.parametrize(
-    ("mask", "told"),
+    ("mask", "reasons"),
     [
         (8, {HARDWARE_SLOWDOWN}),
         (8 | 4 | 1, {HARDWARE_SLOWDOWN, "software power cap"}),
@@ -157,24 +157,24 @@ def test_checks_without_a_look_are_told_with_how_many_gpus() -> None:
         (1, set()),
     ],
 )
-def test_a_hardware_slowdown_is_told_by_its_cause_where_it_gives_one(mask: int, told: set[str]) -> None:
+def test_hardware_slowdown_is_omitted_if_another_reason_explains_it(mask: int, reasons: set[str]) -> None:
     gpu = device(range(4), clocks_event_reasons=[mask] * 4)
     (load,) = gpu_loads(gpu, CheckInterval("a", 0, 3))
-    assert set(load.throttled_share) == told
-    assert gpu.throttle_reasons(mask) == told
+    assert set(load.throttled_share) == reasons
+    assert gpu.throttle_reasons(mask) == reasons
 
 
-def test_a_slowdown_of_its_own_is_not_hidden_by_heat_in_another_look() -> None:
+def test_unexplained_hardware_slowdown_counts_beside_thermal_samples() -> None:
     (load,) = gpu_loads(device(range(5), clocks_event_reasons=[0, 8, 72, 0, 0]), CheckInterval("a", 0, 4))
     assert load.throttled_share == {HARDWARE_SLOWDOWN: 0.25, "hardware thermal slowdown": 0.25}
 
 
-def test_samples_belong_to_checks_by_the_clock_of_their_own_node() -> None:
+def test_samples_and_checks_are_joined_by_each_nodes_clock() -> None:
     """The second node's clock is an hour ahead."""
     measurements = [measured("a", 100, 10), measured("a", 3700, 10, "n1/gpu0", 1)]
     ahead = device(range(3695, 3715), node="n1", power_w=[600.0] * 20)
     behind = device(range(95, 115), power_w=[300.0] * 20)
-    summary = joined(measurements, behind, ahead).summary()
+    summary = aggregate(measurements, behind, ahead).summary()
     assert [(load.gpu, load.power_w_mean, load.samples) for load in summary.loads] == [
         ("n0/gpu0", 300.0, 10),  # without the first second
         ("n1/gpu0", 600.0, 10),
@@ -184,13 +184,13 @@ def test_samples_belong_to_checks_by_the_clock_of_their_own_node() -> None:
     assert dashboard(summary)["power_w", "n1/gpu0"][:10] == (600.0,) * 10
 
 
-def test_the_time_of_other_phases_is_cut_out() -> None:
+def test_time_of_other_phases_is_cut_from_the_axis() -> None:
     measurements = [measured("a", 100, 10), measured("c", 110, 50), measured("b", 160, 5)]
     times = range(100, 166)
-    telemetry = joined(measurements, device(times, power_w=[float(n) for n in range(66)])).summary()
+    telemetry = aggregate(measurements, device(times, power_w=[float(n) for n in range(66)])).summary()
     board = telemetry.dashboards[0]
     assert (board.phase, board.seconds, board.cuts) == ("One", 15, (10.0,))
-    assert [(one.check, one.begin, one.end) for one in board.spans] == [("a", 0, 10), ("b", 10, 15)]
+    assert [(span.check, span.begin, span.end) for span in board.spans] == [("a", 0, 10), ("b", 10, 15)]
     values = dashboard(telemetry)["power_w", "n0/gpu0"]
     assert values[:10] == tuple(range(10))
     assert values[11:15] == (61, 62, 63, 64)
@@ -200,86 +200,94 @@ def throttled(telemetry: Telemetry) -> dict[str, tuple[float | None, ...]]:
     return {label: values for (gauge, label), values in dashboard(telemetry).items() if gauge == "throttled"}
 
 
-def in_turn(gpus: int, at_once: int, seconds: int, mask: int) -> list[DeviceSamples]:
-    turns = [{(at_once * second + n) % gpus for n in range(at_once)} for second in range(seconds)]
+def sampled_in_turn(gpus: int, per_sample: int, seconds: int, mask: int) -> list[DeviceSamples]:
+    turns = [{(per_sample * second + n) % gpus for n in range(per_sample)} for second in range(seconds)]
     columns = [[mask if gpu in turn else None for turn in turns] for gpu in range(gpus)]
     return [device(range(seconds), f"gpu{n}", clocks_event_reasons=column) for n, column in enumerate(columns)]
 
 
-def test_a_node_that_has_ended_its_checks_is_not_missed() -> None:
+def test_throttled_gpus_are_counted_until_their_node_ends_the_check() -> None:
     measurements = [measured("a", 0, 4), measured("a", 0, 9, "n1/gpu0", 1)]
     gpus = [
         device(range(10), clocks_event_reasons=[32] * 10),
         device(range(10), node="n1", clocks_event_reasons=[32] * 10),
     ]
-    assert throttled(joined(measurements, *gpus).summary()) == {"software thermal slowdown": (2,) * 5 + (1,) * 5}
+    assert throttled(aggregate(measurements, *gpus).summary()) == {"software thermal slowdown": (2,) * 5 + (1,) * 5}
 
 
-def rates(telemetry: Telemetry) -> tuple[float | None, float | None]:
+def sample_rates(telemetry: Telemetry) -> tuple[float | None, float | None]:
     return telemetry.min_sample_rate_hz, telemetry.max_sample_rate_hz
 
 
-def test_how_often_gpus_were_looked_at() -> None:
-    gpus = in_turn(8, 3, 40, 0)
-    assert rates(joined([], *gpus).summary()) == (0.375, 0.375)
+def test_minimum_and_maximum_sample_rate() -> None:
+    gpus = sampled_in_turn(8, 3, 40, 0)
+    assert sample_rates(aggregate([], *gpus).summary()) == (0.375, 0.375)
     gpus.append(device(range(40), "gpu8", power_w=[1.0, *[None] * 19] * 2))
-    assert rates(joined([], *gpus).summary()) == (0.05, 0.375)
-    assert rates(joined([], device(range(5), power_w=[1.0] * 5)).summary()) == (None, None), "too short to tell"
+    assert sample_rates(aggregate([], *gpus).summary()) == (0.05, 0.375)
+    assert sample_rates(aggregate([], device(range(5), power_w=[1.0] * 5)).summary()) == (None, None), (
+        "too short for a rate"
+    )
 
 
-def test_the_record_of_a_thousand_nodes_stays_small() -> None:
-    """Every value lies between those of two neighbours: no GPU stands out but one, which was throttled."""
+def test_record_of_a_thousand_nodes_is_small() -> None:
+    """Only the two extremes and one throttled GPU are listed."""
     names = [f"n{number}" for number in range(1024)]
     measurements = [measured(check, at, 10, f"{name}/gpu0") for name in names for check, at in (("a", 0), ("b", 20))]
-    found = TelemetryAggregator(PHASES, measurements, 1.0)
+    aggregator = TelemetryAggregator(PHASES, measurements, 1.0)
     for number, name in enumerate(names):
         power = [600.0 + number] * 31
-        found.add(device(range(31), "gpu0", name, power_w=power, clocks_event_reasons=[32 * (number == 77)] * 31))
-    summary = found.summary()
+        aggregator.add(device(range(31), "gpu0", name, power_w=power, clocks_event_reasons=[32 * (number == 77)] * 31))
+    summary = aggregator.summary()
     assert len(summary.model_dump_json()) < 10_000
     assert {load.check for load in summary.loads} == {"a", "b"}
-    named = [load.gpu for load in summary.loads if load.check == "a"]
-    assert named == ["median of 1024", "n0/gpu0", "n1023/gpu0", "n77/gpu0"]
-    assert len(named) <= MAX_LOADS
+    listed = [load.gpu for load in summary.loads if load.check == "a"]
+    assert listed == ["median of 1024", "n0/gpu0", "n1023/gpu0", "n77/gpu0"]
+    assert len(listed) <= MAX_LOADS
+
+
+def gaps(aggregator: TelemetryAggregator) -> list[tuple[str, int]]:
+    """(node, seconds) of each message."""
+    messages = aggregator.sampling_gaps()
+    return [(message.partition(":")[0], int(message.split(" s ")[0].split()[-1])) for message in messages]
 
 
 @pytest.mark.parametrize(
-    ("times", "told"),
+    ("times", "gap_s"),
     [
-        (range(100, 161), []),
-        (range(110, 161), []),
-        (range(100, 120), ["n0: no telemetry for 41 s of its checks"]),
-        ([*range(100, 110), *range(150, 161)], ["n0: no telemetry for 41 s of its checks"]),
-        ([], ["n0: no telemetry for 60 s of its checks"]),
+        (range(100, 161), None),
+        (range(110, 161), None),
+        (range(100, 120), 41),
+        ([*range(100, 110), *range(150, 161)], 41),
+        ([], 60),
     ],
 )
-def test_a_sampler_that_died_is_told(times: list[float], told: list[str]) -> None:
+def test_sampling_gap_is_reported(times: list[float], gap_s: int | None) -> None:
     host = device(list(times), "host", cpu_util=[1.0] * len(times))
-    assert joined([measured("a", 100, 60)], host).sampling_gaps() == told
+    assert gaps(aggregate([measured("a", 100, 60)], host)) == ([] if gap_s is None else [("n0", gap_s)])
 
 
-def test_a_node_of_which_nothing_came_is_told() -> None:
-    assert joined([measured("a", 100, 60, "n5/gpu0")]).sampling_gaps() == ["n5: no telemetry for 60 s of its checks"]
+def test_node_without_samples_is_reported() -> None:
+    assert gaps(aggregate([measured("a", 100, 60, "n5/gpu0")])) == [("n5", 60)]
 
 
-def test_silence_between_checks_is_none() -> None:
-    """A crash, and the start of torch, lie between them."""
+def test_gap_between_checks_is_not_reported() -> None:
+    """The job was restarted between them."""
     measurements = [measured("a", 100, 10), measured("b", 300, 10)]
     host = device([*range(100, 111), *range(300, 311)], "host")
-    assert joined(measurements, host).sampling_gaps() == []
+    assert aggregate(measurements, host).sampling_gaps() == []
 
 
-def test_the_sampler_tells_what_it_costs() -> None:
+def test_cpu_share_of_the_sampler() -> None:
     host = device(range(101), "host", sampler_cpu_s=[0.25 + 0.004 * n for n in range(101)])
-    assert joined([], host).summary().sampler_cpu_share == pytest.approx(0.004)
-    assert joined([], device(range(3), "host", sampler_cpu_s=[0.2, 0.4, 0.9])).summary().sampler_cpu_share is None
+    assert aggregate([], host).summary().sampler_cpu_share == pytest.approx(0.004)
+    assert aggregate([], device(range(3), "host", sampler_cpu_s=[0.2, 0.4, 0.9])).summary().sampler_cpu_share is None
 
 
-def test_what_could_not_be_read_is_told_once_with_its_reason() -> None:
-    gpus = [device(range(3), f"gpu{n}", unread={"sm_util": "no permission"}) for n in range(8)]
-    assert joined([], *gpus).summary().unreadable_gauges == {"gpu.sm_util": "no permission (8×)"}
+def test_unreadable_gauge_is_listed_once_with_its_reason() -> None:
+    gpus = [device(range(3), f"gpu{n}", unreadable={"sm_util": "no permission"}) for n in range(8)]
+    assert aggregate([], *gpus).summary().unreadable_gauges == {"gpu.sm_util": "no permission (8×)"}
 
 
-def test_a_clock_that_was_set_back_and_a_device_of_nothing_end_nothing() -> None:
-    odd = [device([], "gpu0"), device([5.0, 1.0, 3.0], "gpu1", power_w=[1.0, None, 2.0]), device([math.pi], "host")]
-    assert joined([measured("a", 0, 10)], *odd).summary().loads
+def test_empty_devices_and_unordered_times_are_accepted() -> None:
+    unusual = [device([], "gpu0"), device([5.0, 1.0, 3.0], "gpu1", power_w=[1.0, None, 2.0]), device([math.pi], "host")]
+    assert aggregate([measured("a", 0, 10)], *unusual).summary().loads

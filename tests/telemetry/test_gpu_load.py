@@ -13,23 +13,23 @@ from tests.processes import until
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_load, "PERIOD_S", 0.01)
 
 
-def test_a_gpu_is_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, began = nvml_with_events(gpu_under_load()).install(monkeypatch), time.perf_counter()
+def test_gpu_is_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, started = nvml_with_events(gpu_under_load()).install(monkeypatch), time.perf_counter()
     with sample_gpu_load(1) as load:
         until(lambda: len(load.samples) >= 2)
     sample = load.samples[0]
     assert (sample.power_w, sample.temperature_c, sample.sm_clock_mhz) == (699.5, 61, 1500)
     assert sample.clocks_event_reasons == ("software power cap",)
-    assert began < sample.time_s < time.perf_counter()
+    assert started < sample.time_s < time.perf_counter()
     assert load.reader.unreadable == {}
     assert fake.open == 0
 
 
-def test_a_value_that_may_not_be_read_is_none_and_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_value_is_none_and_listed_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml_with_events(gpu_under_load(nvmlDeviceGetCurrentClocksEventReasons=nvml_error("NotSupported"))).install(
         monkeypatch
     )
@@ -39,7 +39,7 @@ def test_a_value_that_may_not_be_read_is_none_and_lacking(monkeypatch: pytest.Mo
     assert load.reader.unavailable == {"clocks_event_reasons": "Not Supported"}
 
 
-def test_a_gpu_that_is_lost_under_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     power = BeforeAfter(699500, nvml_error("GpuIsLost"))
     nvml_with_events(gpu_under_load(nvmlDeviceGetPowerUsage=power)).install(monkeypatch)
     with sample_gpu_load(1) as load:

@@ -1,4 +1,4 @@
-"""The sampler: what it asks of NVML and the kernel, and how it ends."""
+"""The sampler: its queries of NVML and the kernel, its output, and its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RX, TX = real.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, real.NVML_FI_DEV_NVLINK_THR
 
 
 class Clock:
-    """Time that goes on by a second at each sample, and not otherwise."""
+    """A clock that advances only when the sampler sleeps or a test changes it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -47,34 +47,34 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def nvlink(clock: Clock, kib_per_s: int = 10**6, together: bool = True) -> Callable[[list[tuple[int, int]]], Any]:
-    """Counters that have run since time 0: each link receives so much and sends twice that."""
+def nvlink(clock: Clock, kib_per_s: int = 10**6, sums: bool = True) -> Callable[[list[tuple[int, int]]], Any]:
+    """Counters that started at time 0: each link receives ``kib_per_s`` and sends twice that."""
 
     def answer(questions: list[tuple[int, int]]) -> Any:
         values = (real.c_nvmlFieldValue_t * len(questions))()
         for value, (field, link) in zip(values, questions, strict=True):
             assert field in (RX, TX)
             shares = 18 if link == ALL_LINKS else 1
-            value.nvmlReturn = real.NVML_SUCCESS if together or link != ALL_LINKS else real.NVML_ERROR_INVALID_ARGUMENT
+            value.nvmlReturn = real.NVML_SUCCESS if sums or link != ALL_LINKS else real.NVML_ERROR_INVALID_ARGUMENT
             value.value.ullVal = int(clock.now * kib_per_s * shares * (1 + (field == TX)))
         return values
 
     return answer
 
 
-def at_work(clock: Clock, index: int = 0, **answers: Any) -> FakeGpu:
-    used = real.c_nvmlUtilization_t()
-    used.gpu, used.memory = 98, 41
+def busy_gpu(clock: Clock, index: int = 0, **answers: Any) -> FakeGpu:
+    utilization = real.c_nvmlUtilization_t()
+    utilization.gpu, utilization.memory = 98, 41
     kbs = {real.NVML_PCIE_UTIL_RX_BYTES: 55_500_000, real.NVML_PCIE_UTIL_TX_BYTES: 1_250_000}
 
     def pcie(counter: int) -> int:
-        clock.now += 0.02  # as long as NVML watches
+        clock.now += 0.02  # the duration of NVML's measurement
         return kbs[counter]
 
     return h200(
         index,
         **{
-            "nvmlDeviceGetUtilizationRates": used,
+            "nvmlDeviceGetUtilizationRates": utilization,
             "nvmlDeviceGetMemoryInfo": memory(150754820096, used=9 * 2**30),
             "nvmlDeviceGetPowerUsage": 699512,
             "nvmlDeviceGetClockInfo": lambda clock: {real.NVML_CLOCK_SM: 1500}[clock],
@@ -86,19 +86,19 @@ def at_work(clock: Clock, index: int = 0, **answers: Any) -> FakeGpu:
     )
 
 
-def opened(fake: FakeNvml, root: Path = Path("/")) -> Sampler:
+def open_sampler(fake: FakeNvml, root: Path = Path("/")) -> Sampler:
     fake.nvmlInit()
     return Sampler(fake, {}, root)
 
 
-def looked(seen: Sampler) -> dict[str, Any]:
-    return dict(zip(seen.header(1)["columns"], seen.sample(), strict=True))
+def sample_by_column(node_sampler: Sampler) -> dict[str, Any]:
+    return dict(zip(node_sampler.header(1)["columns"], node_sampler.sample(), strict=True))
 
 
-def test_every_gauge_of_a_gpu_at_work(clock: Clock) -> None:
-    seen = opened(FakeNvml(at_work(clock)))
+def test_every_gauge_of_a_busy_gpu(clock: Clock) -> None:
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock)))
     clock.now += 1
-    row = looked(seen)
+    row = sample_by_column(node_sampler)
     assert {gauge.name: row[f"gpu0.{gauge.name}"] for gauge in GPU_GAUGES} == {
         "sm_util": 98,
         "memory_util": 41,
@@ -113,158 +113,152 @@ def test_every_gauge_of_a_gpu_at_work(clock: Clock) -> None:
     }
     assert row["gpu0.clocks_event_reasons"] == real.nvmlClocksEventReasonSwPowerCap
     assert row["time"] == round(clock.now, 3)
-    assert not [name for name in seen.unreadable() if name.startswith("gpu0")]
-    header = seen.header(1)
+    assert not [name for name in node_sampler.unreadable() if name.startswith("gpu0")]
+    header = node_sampler.header(1)
     assert header["reasons"][str(real.nvmlClocksEventReasonSwPowerCap)] == "software power cap"
     assert header["devices"]["gpu0"]["name"] == "NVIDIA H200"
 
 
-@pytest.mark.parametrize(("together", "questions"), [(True, 2), (False, 36)])
-def test_links_are_asked_one_by_one_only_where_their_sum_cannot_be_had(
-    clock: Clock, together: bool, questions: int
-) -> None:
-    counters, asked = nvlink(clock, together=together), list[int]()
+@pytest.mark.parametrize(("sums", "query_count"), [(True, 2), (False, 36)])
+def test_links_are_queried_separately_only_if_the_driver_has_no_sum(clock: Clock, sums: bool, query_count: int) -> None:
+    counters, query_counts = nvlink(clock, sums=sums), list[int]()
 
     def count(questions: list[tuple[int, int]]) -> Any:
-        asked.append(len(questions))
+        query_counts.append(len(questions))
         return counters(questions)
 
-    seen = opened(FakeNvml(at_work(clock, nvmlDeviceGetFieldValues=count)))
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetFieldValues=count)))
     clock.now += 2
-    assert looked(seen)["gpu0.nvlink_rx_gbs"] == 18.432
-    assert asked[-1] == questions
+    assert sample_by_column(node_sampler)["gpu0.nvlink_rx_gbs"] == 18.432
+    assert query_counts[-1] == query_count
 
 
-def test_the_sum_of_links_is_tried_once_something_has_passed(clock: Clock) -> None:
-    clock.now, asked = 0.0, list[int]()
+def test_sum_of_links_is_tried_once_counters_are_above_zero(clock: Clock) -> None:
+    clock.now, query_counts = 0.0, list[int]()
     counters = nvlink(clock)
 
     def count(questions: list[tuple[int, int]]) -> Any:
-        asked.append(len(questions))
+        query_counts.append(len(questions))
         return counters(questions)
 
-    seen = opened(FakeNvml(at_work(clock, nvmlDeviceGetFieldValues=count)))
-    clock.now = 0.0  # the counters too: no byte since the driver was loaded
-    asked.clear()
-    looked(seen)
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetFieldValues=count)))
+    clock.now = 0.0  # counters are 0: no byte since the driver was loaded
+    query_counts.clear()
+    sample_by_column(node_sampler)
     clock.now = 2.0
-    looked(seen)
-    assert asked == [36, 36, 36, 2, 36]
+    sample_by_column(node_sampler)
+    assert query_counts == [36, 36, 36, 2, 36]
     clock.now = 4.0
-    assert looked(seen)["gpu0.nvlink_rx_gbs"] == 18.432
-    assert asked[-1] == 2
+    assert sample_by_column(node_sampler)["gpu0.nvlink_rx_gbs"] == 18.432
+    assert query_counts[-1] == 2
 
 
-def test_gpus_are_looked_at_in_turn_as_far_as_the_time_on_a_core_suffices(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used = [0.0]
-    monkeypatch.setattr("seatrial.telemetry.sampler.time.process_time", lambda: used[0])
+def test_gpus_are_sampled_in_turn_within_the_cpu_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s = [0.0]
+    monkeypatch.setattr("seatrial.telemetry.sampler.time.process_time", lambda: cpu_s[0])
 
-    def dear() -> int:
-        used[0] += 0.003
+    def slow_query() -> int:
+        cpu_s[0] += 0.003
         return 699512
 
-    fake = FakeNvml(*(at_work(clock, index, nvmlDeviceGetPowerUsage=dear) for index in range(4)))
-    seen = opened(fake)
-    used[0] = 0.0
+    fake = FakeNvml(*(busy_gpu(clock, index, nvmlDeviceGetPowerUsage=slow_query) for index in range(4)))
+    node_sampler = open_sampler(fake)
+    cpu_s[0] = 0.0
 
-    def gpus(until: float) -> list[int]:
-        row = dict(zip(seen.header(1)["columns"], seen.sample(until), strict=True))
+    def sampled(cpu_limit_s: float) -> list[int]:
+        row = dict(zip(node_sampler.header(1)["columns"], node_sampler.sample(cpu_limit_s), strict=True))
         return [index for index in range(4) if row[f"gpu{index}.power_w"] is not None]
 
-    assert gpus(0.0085) == [0, 1, 2]
-    assert gpus(0.0085) == []  # nothing is left
-    assert gpus(0.0095) == [3]  # those that had no turn come first
-    assert gpus(1) == [0, 1, 2, 3]
-    used[0] = 0
-    assert gpus(0.005) == [0, 1]
-    assert gpus(1) == [0, 1, 2, 3]
+    assert sampled(0.0085) == [0, 1, 2]
+    assert sampled(0.0085) == []  # no CPU time left
+    assert sampled(0.0095) == [3]  # first those that had no turn
+    assert sampled(1) == [0, 1, 2, 3]
+    cpu_s[0] = 0
+    assert sampled(0.005) == [0, 1]
+    assert sampled(1) == [0, 1, 2, 3]
 
 
-def test_a_sum_that_is_not_the_sum_of_the_links_is_not_believed(clock: Clock) -> None:
+def test_wrong_sum_of_links_is_not_used(clock: Clock) -> None:
     counters = nvlink(clock)
 
     def first_link_for_all(questions: list[tuple[int, int]]) -> Any:
         return counters([(field, 0 if link == ALL_LINKS else link) for field, link in questions])
 
-    seen = opened(FakeNvml(at_work(clock, nvmlDeviceGetFieldValues=first_link_for_all)))
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetFieldValues=first_link_for_all)))
     clock.now += 1
-    assert looked(seen)["gpu0.nvlink_rx_gbs"] == 18.432
+    assert sample_by_column(node_sampler)["gpu0.nvlink_rx_gbs"] == 18.432
 
 
-def test_a_counter_that_began_anew_gives_no_rate(clock: Clock) -> None:
-    seen = opened(FakeNvml(at_work(clock)))
+def test_counter_reset_gives_no_rate(clock: Clock) -> None:
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock)))
     clock.now -= 500
-    assert looked(seen)["gpu0.nvlink_rx_gbs"] is None
+    assert sample_by_column(node_sampler)["gpu0.nvlink_rx_gbs"] is None
     clock.now += 1
-    assert looked(seen)["gpu0.nvlink_rx_gbs"] == 18.432
+    assert sample_by_column(node_sampler)["gpu0.nvlink_rx_gbs"] == 18.432
 
 
-def test_links_that_are_down_are_not_asked(clock: Clock) -> None:
-    seen = opened(FakeNvml(at_work(clock, **links(18, down=range(18)))))
-    assert looked(seen)["gpu0.nvlink_tx_gbs"] is None
-    assert seen.unreadable()["gpu0.nvlink_tx_gbs"] == "no NVLink is up"
+def test_links_that_are_down_are_not_queried(clock: Clock) -> None:
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock, **links(18, down=range(18)))))
+    assert sample_by_column(node_sampler)["gpu0.nvlink_tx_gbs"] is None
+    assert node_sampler.unreadable()["gpu0.nvlink_tx_gbs"] == "no NVLink is up"
 
 
-def test_pcie_is_asked_in_turn_for_no_more_than_its_share_of_the_time(clock: Clock) -> None:
-    seen = opened(FakeNvml(*(at_work(clock, index) for index in range(8))))
-    looked(seen)  # what was asked while opening
+def test_pcie_is_queried_in_turn_within_its_share_of_the_time(clock: Clock) -> None:
+    node_sampler = open_sampler(FakeNvml(*(busy_gpu(clock, index) for index in range(8))))
+    sample_by_column(node_sampler)  # values read while opening
     rounds = []
     for _ in range(4):
-        began = clock.now
-        seen.read_pcie(0.1)
-        assert clock.now - began == pytest.approx(0.08)
-        row = looked(seen)
+        started = clock.now
+        node_sampler.read_pcie(0.1)
+        assert clock.now - started == pytest.approx(0.08)
+        row = sample_by_column(node_sampler)
         rounds.append([index for index in range(8) if row[f"gpu{index}.pcie_rx_gbs"] is not None])
     assert sorted(itertools.chain(*rounds)) == list(range(8)), "each once in four rounds"
 
 
-def test_what_is_not_permitted_is_absent_with_its_reason_and_asked_once(clock: Clock) -> None:
-    asked = []
+def test_refused_gauge_is_unreadable_and_queried_once(clock: Clock) -> None:
+    query_counts = []
 
     def refused() -> Any:
-        asked.append(1)
+        query_counts.append(1)
         raise nvml_error("NoPermission")
 
-    seen = opened(FakeNvml(at_work(clock, nvmlDeviceGetUtilizationRates=lambda: refused())))
-    rows = [looked(seen) for _ in range(3)]
+    node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetUtilizationRates=lambda: refused())))
+    rows = [sample_by_column(node_sampler) for _ in range(3)]
     assert [row["gpu0.sm_util"] for row in rows] == [None] * 3
     assert rows[-1]["gpu0.power_w"] == 699.5
-    assert seen.unreadable()["gpu0.memory_util"] == "Insufficient Permissions"
-    assert len(asked) == 1
+    assert node_sampler.unreadable()["gpu0.memory_util"] == "Insufficient Permissions"
+    assert len(query_counts) == 1
 
 
-def test_a_gpu_that_is_lost_meanwhile_ends_nothing(clock: Clock) -> None:
-    gpu = at_work(clock)
-    seen = opened(FakeNvml(gpu, at_work(clock, 1)))
-    looked(seen)  # with what PCIe did before
+def test_sampling_continues_after_a_gpu_is_lost(clock: Clock) -> None:
+    gpu = busy_gpu(clock)
+    node_sampler = open_sampler(FakeNvml(gpu, busy_gpu(clock, 1)))
+    sample_by_column(node_sampler)  # uses the PCIe rates read before
     gpu.answers = gpu.lost().answers
     clock.now += 1
-    seen.read_pcie(1)
-    row = looked(seen)
+    node_sampler.read_pcie(1)
+    row = sample_by_column(node_sampler)
     assert {row[f"gpu0.{gauge.name}"] for gauge in GPU_GAUGES} == {None}
     assert row["gpu1.power_w"] == 699.5
-    assert seen.unreadable()["gpu0.power_w"] == "GPU is lost"
+    assert node_sampler.unreadable()["gpu0.power_w"] == "GPU is lost"
 
 
-def test_only_gpus_that_cuda_may_use_are_watched(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeNvml(*(at_work(clock, index) for index in range(3)))
+def test_only_gpus_in_cuda_visible_devices_are_sampled(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml(*(busy_gpu(clock, index) for index in range(3)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert list(opened(fake).header(1)["devices"]) == ["host", "gpu2"]
+    assert list(open_sampler(fake).header(1)["devices"]) == ["host", "gpu2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    every = opened(fake)
-    assert list(every.header(1)["devices"]) == ["host", "gpu0", "gpu1", "gpu2"]
-    assert "no usable GPU is called that" in every.unreadable()["host.CUDA_VISIBLE_DEVICES"]
+    all_gpus = open_sampler(fake)
+    assert list(all_gpus.header(1)["devices"]) == ["host", "gpu0", "gpu1", "gpu2"]
+    assert "lists '7'" in all_gpus.unreadable()["host.CUDA_VISIBLE_DEVICES"]
 
 
-def test_samples_are_written_at_each_period_and_news_are_told_once(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_written_every_period_and_errors_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     parents = iter([7] * 4 + [1])
     monkeypatch.setattr(sampler, "os", SimpleNamespace(getppid=lambda: next(parents), environ={}))
     file = io.StringIO()
-    run_sampler(opened(FakeNvml(at_work(clock))), file, 2.0)
+    run_sampler(open_sampler(FakeNvml(busy_gpu(clock))), file, 2.0)
     header, *lines = map(json.loads, file.getvalue().splitlines())
     rows = [line for line in lines if isinstance(line, list)]
     assert [round(b[0] - a[0], 3) for a, b in itertools.pairwise(rows)] == [0.5, 0.5]
@@ -272,32 +266,32 @@ def test_samples_are_written_at_each_period_and_news_are_told_once(
     assert len([line for line in lines if isinstance(line, dict)]) == 1
 
 
-@pytest.mark.parametrize("look_s", [0.006, 0.012])
-def test_dear_answers_make_samples_rarer_and_not_the_sampler_dear(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, look_s: float
-) -> None:
-    parents, used = iter([7] * 102 + [1]), [0.0]
+@pytest.mark.parametrize("query_s", [0.006, 0.012])
+def test_cpu_share_is_limited_with_slow_queries(clock: Clock, monkeypatch: pytest.MonkeyPatch, query_s: float) -> None:
+    parents, cpu_s = iter([7] * 102 + [1]), [0.0]
     monkeypatch.setattr(sampler, "os", SimpleNamespace(getppid=lambda: next(parents), environ={}))
-    monkeypatch.setattr("seatrial.telemetry.sampler.time.process_time", lambda: used[0])
+    monkeypatch.setattr("seatrial.telemetry.sampler.time.process_time", lambda: cpu_s[0])
 
-    def dear() -> int:
-        used[0] += look_s
+    def slow_query() -> int:
+        cpu_s[0] += query_s
         return 699512
 
     file = io.StringIO()
     run_sampler(
-        opened(FakeNvml(*(at_work(clock, index, nvmlDeviceGetPowerUsage=dear) for index in range(8)))), file, 1.0
+        open_sampler(FakeNvml(*(busy_gpu(clock, index, nvmlDeviceGetPowerUsage=slow_query) for index in range(8)))),
+        file,
+        1.0,
     )
     header, *lines = map(json.loads, file.getvalue().splitlines())
     rows = [dict(zip(header["columns"], line, strict=True)) for line in lines if isinstance(line, list)]
     share = (rows[-1]["host.sampler_cpu_s"] - rows[0]["host.sampler_cpu_s"]) / (rows[-1]["time"] - rows[0]["time"])
     assert 0.006 < share < 0.0075
-    seen = [sum(row[f"gpu{index}.power_w"] is not None for row in rows) for index in range(8)]
-    assert max(seen) - min(seen) <= 1, "each as often as the others"
+    samples = [sum(row[f"gpu{index}.power_w"] is not None for row in rows) for index in range(8)]
+    assert max(samples) - min(samples) <= 1, "all GPUs equally often"
 
 
-def test_a_real_one_samples_the_host_and_dies_with_its_parent(tmp_path: Path) -> None:
-    """Its parent is killed: nothing of the sampler is left, and every line but the last is whole."""
+def test_real_sampler_samples_the_host_and_ends_with_its_parent(tmp_path: Path) -> None:
+    """The parent is killed; the sampler ends, and every line but the last is complete."""
     path = tmp_path / "rank0.samples"
     starter = (
         "import sys, time; from pathlib import Path; from seatrial.util import processes\n"
@@ -314,7 +308,7 @@ def test_a_real_one_samples_the_host_and_dies_with_its_parent(tmp_path: Path) ->
     header, *rows = [json.loads(line) for line in path.read_text().splitlines()[:4]]
     names = [f"host.{gauge.name}" for gauge in HOST_GAUGES]
     assert [name for name in header["columns"] if name.startswith("host.")][1:] == names
-    row = dict(zip(header["columns"], [one for one in rows if isinstance(one, list)][-1], strict=True))
+    row = dict(zip(header["columns"], [line for line in rows if isinstance(line, list)][-1], strict=True))
     assert row["host.memory_used_bytes"] > 2**20
     assert row["host.sampler_cpu_s"] > 0
     assert (tmp_path / "rank0.samples.err").read_text() == ""

@@ -1,4 +1,4 @@
-"""Tiny decoders with weights."""
+"""Tiny decoders with random weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seatrial.train.decoder import Decoder
 CPU = torch.device("cpu")
 
 
-def filled(name: str, seed: int = 0, dtype: torch.dtype = torch.float) -> Decoder:
+def random_decoder(name: str, seed: int = 0, dtype: torch.dtype = torch.float) -> Decoder:
     shape = architecture.load(name)
     model = weights.build_on_meta(shape, dtype, torch.float)
     model.to_empty(device="cpu")

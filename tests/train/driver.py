@@ -1,4 +1,4 @@
-"""Runs train.ddp as the worker does, scenario after scenario, each with a fault put in for real."""
+"""Runs the check train.ddp as the worker does, once for each scenario with an injected fault."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ from seatrial.train.progress import Step
 from seatrial.worker import measure
 
 Fault = Callable[[int], AbstractContextManager[Any]]
-VICTIM = 1
+FAULTY_RANK = 1
 
 
 def _flip_one_bit(rank: int) -> AbstractContextManager[Any]:
-    """After training, one bit of one weight of the victim is another."""
-    real = Trainer.run_steps
+    """Flips one bit of a weight on the faulty rank after training."""
+    original = Trainer.run_steps
 
-    def take(self: Trainer, steps: int) -> list[Step]:
-        taken = real(self, steps)
+    def run_steps(self: Trainer, steps: int) -> list[Step]:
+        steps_run = original(self, steps)
         next(self.built.model.parameters()).data.view(torch.int32)[0, 0] ^= 1
-        return taken
+        return steps_run
 
-    return patch.object(Trainer, "run_steps", take) if rank == VICTIM else nullcontext()
+    return patch.object(Trainer, "run_steps", run_steps) if rank == FAULTY_RANK else nullcontext()
 
 
 def _drop_a_sample(rank: int) -> AbstractContextManager[Any]:
-    """The victim reads its second sample twice, and its first not at all."""
-    real = data.block_order
+    """The faulty rank reads its second sample twice and its first never."""
+    original = data.block_order
 
-    def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
-        _, second, *others = islice(samples := real(blocks, rank, ranks, seed, skip), 3)
+    def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
+        _, second, *others = islice(samples := original(blocks, rank, ranks, seed, skip), 3)
         return chain([second, second, *others], samples)
 
-    return patch.object(data, "block_order", order) if rank == VICTIM else nullcontext()
+    return patch.object(data, "block_order", block_order) if rank == FAULTY_RANK else nullcontext()
 
 
 def _frozen_order(rank: int) -> AbstractContextManager[Any]:
-    """Every epoch is as the first."""
+    """Every epoch has the order of the first."""
     del rank
-    real = data.block_order
+    original = data.block_order
 
-    def order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
-        return real(blocks, rank, ranks, seed, skip % (blocks // ranks))
+    def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
+        return original(blocks, rank, ranks, seed, skip % (blocks // ranks))
 
-    return patch.object(data, "block_order", order)
+    return patch.object(data, "block_order", block_order)
 
 
 def _gradients_by(hook: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]) -> Fault:
-    """On all ranks, gradients are exchanged by ``hook`` in place of the average."""
+    """All ranks replace DDP's gradient average by ``hook``."""
 
     class Replica(DistributedDataParallel):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -75,7 +75,7 @@ def _gradients_by(hook: Callable[[GradBucket], torch.futures.Future[torch.Tensor
     return lambda rank: patch.object(parallel, "DistributedDataParallel", Replica)
 
 
-def _kept(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _not_reduced(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -84,7 +84,7 @@ def _kept(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
 def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
     dist.all_reduce(buffer)
-    return _kept(bucket)
+    return _not_reduced(bucket)
 
 
 def _explode(rank: int) -> AbstractContextManager[Any]:
@@ -92,42 +92,42 @@ def _explode(rank: int) -> AbstractContextManager[Any]:
     return patch.object(loop, "scheduled_learning_rate", lambda *_: 1e30)
 
 
-def _wrong_seat(rank: int) -> AbstractContextManager[Any]:
-    return patch.dict(os.environ, {"LOCAL_RANK": "0"}) if rank == VICTIM else nullcontext()
+def _wrong_local_rank(rank: int) -> AbstractContextManager[Any]:
+    return patch.dict(os.environ, {"LOCAL_RANK": "0"}) if rank == FAULTY_RANK else nullcontext()
 
 
-def _slow_alone(rank: int) -> AbstractContextManager[Any]:
-    """Something slows training down while nobody communicates, and only then."""
+def _slow_without_ddp(rank: int) -> AbstractContextManager[Any]:
+    """Independent training is slower by 10 s per step; DDP training is not."""
     del rank
-    real = Trainer.run_steps
+    original = Trainer.run_steps
 
-    def take(self: Trainer, steps: int) -> list[Step]:
-        taken = real(self, steps)
-        return taken if self.world.size > 1 else [replace(step, seconds=10 + step.seconds) for step in taken]
+    def run_steps(self: Trainer, steps: int) -> list[Step]:
+        steps_run = original(self, steps)
+        return steps_run if self.world.size > 1 else [replace(step, seconds=10 + step.seconds) for step in steps_run]
 
-    return patch.object(Trainer, "run_steps", take)
+    return patch.object(Trainer, "run_steps", run_steps)
 
 
 FAULTS: dict[str, Fault] = {
     "flipped_bit": _flip_one_bit,
     "dropped_sample": _drop_a_sample,
     "frozen_order": _frozen_order,
-    "not_exchanged": _gradients_by(_kept),
+    "not_exchanged": _gradients_by(_not_reduced),
     "sum_not_mean": _gradients_by(_summed),
     "exploding": _explode,
-    "wrong_local_rank": _wrong_seat,
-    "slow_alone": _slow_alone,
+    "wrong_local_rank": _wrong_local_rank,
+    "slow_alone": _slow_without_ddp,
 }
 
 
 def main(scenarios: dict[str, Any], out: Path) -> str:
-    """On one rank: its records, as JSON. A scenario has ``options``, and ``fault``, a name in FAULTS or None.
+    """Runs all scenarios on one rank; returns its measurements by scenario as JSON.
 
-    Artifacts lie in ``out``/SCENARIO.
+    A scenario has ``options`` and ``fault``, a name in FAULTS or None; its artifacts go to ``out``/SCENARIO.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    ddp.BATCH = (*ddp.BATCH, *ddp.TINIEST)  # quicker than the real one, and as good at showing a fault
+    ddp.BATCH_OVERRIDES = (*ddp.BATCH_OVERRIDES, *ddp.TINY_OVERRIDES)  # faster, and detects the same faults
     open_group("cpu", timeout_s=60)
     records = {}
     for name, scenario in scenarios.items():

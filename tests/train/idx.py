@@ -1,4 +1,4 @@
-"""Writes small, real IDX files, as MNIST is distributed."""
+"""Writes small IDX files in MNIST's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def idx_bytes(values: Tensor) -> bytes:
 
 
 def write_mnist(folder: Path, data: Images, gzipped: bool = False) -> list[Path]:
-    """The four files of MNIST, with the pictures of ``data`` in them."""
+    """Writes ``data`` as MNIST's four files; returns their paths."""
     parts = (
         (data.train_images[:, 0] * 255).round(),
         data.train_labels,

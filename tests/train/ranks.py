@@ -1,6 +1,6 @@
-"""Several ranks on this machine, quickly: forked from a process that has imported torch, and done nothing with it.
+"""Runs a function on several local ranks, forked from a process that has imported torch.
 
-In place of torchrun, wherever that is not what is tested: importing torch, and what trains, takes each process seconds.
+Faster than torchrun, where each process imports torch: for all tests that do not test torchrun itself.
 """
 
 from __future__ import annotations
@@ -17,21 +17,31 @@ from typing import Any
 from seatrial.model import SeatrialError
 from seatrial.train.train_config import TrainConfig
 
-CORES = len(os.sched_getaffinity(0))  # said to be as many ranks, so that each takes one thread
-# not pytest's own process: it has threads, which a fork does not copy, and what they hold stays locked
+CORES = len(os.sched_getaffinity(0))  # reported as LOCAL_WORLD_SIZE, so that each rank uses one thread
+# not forked from pytest's process: locks of its threads would stay locked
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["seatrial.train.loop", "torch._dynamo", "tests.train.hf.imports", __name__])
 
 
 @dataclass
 class Failed:
-    """What a rank raised: a SeatrialError's message, or a traceback."""
+    """The error of a rank: its type, and the message of a SeatrialError or a traceback."""
 
-    said: str
+    message: str
+    error_type: str = ""
+
+    @property
+    def said(self) -> str:  # old name of message
+        return self.message
+
+    @property
+    def is_root_cause(self) -> bool:
+        """Whether the rank did not fail because of another rank."""
+        return self.error_type != "PeerFailed"
 
 
 def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
-    """A short run on a small network, in fp32, whose loss falls quickly."""
+    """A short fp32 run of a small model whose loss falls quickly."""
     fields: dict[str, Any] = {
         "run_name": "t",
         "model": {"name": name},
@@ -42,40 +52,43 @@ def config(name: str = "mistral-tiny", **changes: Any) -> TrainConfig:
         "untimed_steps": 1,
         "profile_steps": 0,
         "bf16": False,
-        "learning_rate": {"peak": 3e-3, "shape": "constant"},
+        "learning_rate": {"peak": 3e-3, "schedule": "constant"},
     }
     return TrainConfig.model_validate({**fields, **changes})
 
 
 def run(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 180) -> list[Any]:
-    """What ``function(*arguments)`` returned on each rank, or Failed. A rank that was killed is None."""
+    """The result of ``function(*arguments)`` by rank, or Failed; None for a killed rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ends, processes = [], []
     for rank in range(ranks):
-        ours, theirs = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=_rank, args=(rank, ranks, port, theirs, function, arguments), daemon=True)
+        parent_end, child_end = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=_rank, args=(rank, ranks, port, child_end, function, arguments), daemon=True)
         process.start()
-        theirs.close()
-        ends.append(ours)
+        child_end.close()
+        ends.append(parent_end)
         processes.append(process)
     try:
-        return [_answer(end, seconds) for end in ends]
+        return [_receive(end, seconds) for end in ends]
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def heard(found: list[Any]) -> list[Any]:
-    """The same, where no rank failed."""
-    failed = [one.said for one in found if isinstance(one, Failed)]
+def require_success(results: list[Any]) -> list[Any]:
+    """``results`` if no rank failed."""
+    failed = [result.message for result in results if isinstance(result, Failed)]
     assert not failed, failed[0]
-    return found
+    return results
 
 
-def _answer(end: Any, seconds: float) -> Any:
+heard = require_success  # old name
+
+
+def _receive(end: Any, seconds: float) -> Any:
     assert end.poll(seconds), "a rank did not answer"
     try:
         return end.recv()
@@ -83,23 +96,23 @@ def _answer(end: Any, seconds: float) -> Any:
         return None
 
 
-def _rank(rank: int, ranks: int, port: int, answer: Any, function: Callable[..., Any], arguments: Any) -> None:
-    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": CORES, "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in found.items()} | {"MASTER_ADDR": "127.0.0.1"}
+def _rank(rank: int, ranks: int, port: int, connection: Any, function: Callable[..., Any], arguments: Any) -> None:
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": CORES, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
     from seatrial.train import failure
 
-    failure.GRACE_S = 0.2  # no torchrun waits for one rank to end
+    failure.GRACE_S = 0.2  # there is no torchrun to wait for
     try:
-        answer.send(function(*arguments))
+        connection.send(function(*arguments))
     except SeatrialError as error:
-        answer.send(Failed(str(error)))
-    except BaseException:
-        answer.send(Failed(traceback.format_exc()))
-    os._exit(0)  # torch's threads may abort while the interpreter is torn down
+        connection.send(Failed(str(error), type(error).__name__))
+    except BaseException as error:
+        connection.send(Failed(traceback.format_exc(), type(error).__name__))
+    os._exit(0)  # torch's threads may abort at interpreter shutdown
 
 
 def train(settings: TrainConfig, out: Path) -> dict[str, Any]:
-    """``loop.train``, imported where it runs."""
+    """``loop.train``, imported on the rank."""
     from seatrial.train import loop
 
     return loop.train(settings, out)

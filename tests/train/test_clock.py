@@ -1,4 +1,4 @@
-"""Readings of the CPU's clock, as a process without a GPU takes them."""
+"""StepTimer with the CPU clock, as in a process without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The readings to come, in order."""
+    """The next clock readings, in order."""
     readings: list[float] = []
 
     def reading() -> Iterator[float]:
@@ -25,37 +25,37 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return readings
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before_and_forward_from_begin(seconds: list[float]) -> None:
+def test_a_step_starts_at_the_end_of_the_previous_one_and_forward_at_begin(seconds: list[float]) -> None:
     seconds += [10, 12, 15, 20, 21, 22, 30]
-    watch = step_timer.StepTimer(CPU)
+    timer = step_timer.StepTimer(CPU)
     for _ in range(2):
-        watch.begin()
-        watch.end_forward()
-        watch.end()
-    assert watch.read() == (10, 3)
-    assert watch.read() == (10, 1)
+        timer.begin()
+        timer.end_forward()
+        timer.end()
+    assert timer.read() == (10, 3)
+    assert timer.read() == (10, 1)
     with pytest.raises(IndexError):
-        watch.read()
+        timer.read()
 
 
 def test_only_the_first_micro_batch_counts_as_forward(seconds: list[float]) -> None:
     seconds += [10, 11, 13, 20]
-    watch = step_timer.StepTimer(CPU)
-    watch.begin()
-    watch.end_forward()
-    watch.end_forward()  # of the second: takes no reading
-    watch.end()
-    assert watch.read() == (10, 2)
+    timer = step_timer.StepTimer(CPU)
+    timer.begin()
+    timer.end_forward()
+    timer.end_forward()  # of the second: takes no reading
+    timer.end()
+    assert timer.read() == (10, 2)
 
 
-def test_a_restart_leaves_out_the_time_between_two_steps(seconds: list[float]) -> None:
+def test_reset_excludes_the_time_between_two_steps(seconds: list[float]) -> None:
     seconds += [10, 50, 51, 52, 54]
-    watch = step_timer.StepTimer(CPU)
-    watch.reset()  # at 50: a checkpoint was saved
-    watch.begin()
-    watch.end_forward()
-    watch.end()
-    assert watch.read() == (4, 1)
+    timer = step_timer.StepTimer(CPU)
+    timer.reset()  # at 50: a checkpoint was saved
+    timer.begin()
+    timer.end_forward()
+    timer.end()
+    assert timer.read() == (4, 1)
 
 
 def test_matrix_products_are_timed_on_gpus_only() -> None:

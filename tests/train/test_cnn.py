@@ -15,13 +15,13 @@ FEW = 300
 
 @pytest.fixture(scope="module")
 def digits() -> Images:
-    """Five classes that four pixels tell apart: quick to learn, and with a known best accuracy."""
+    """Five classes that four pixels distinguish: learned quickly."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 5, (FEW,), generator=generator)
-    pictures = torch.rand(FEW, 1, 28, 28, generator=generator) / 4
-    for picture, label in zip(pictures, labels.tolist(), strict=True):
-        picture[0, 4 + 4 * label : 8 + 4 * label, 12:16] = 1
-    return Images(pictures[:200], labels[:200], pictures[200:], labels[200:], name="test", source="test")
+    images = torch.rand(FEW, 1, 28, 28, generator=generator) / 4
+    for image, label in zip(images, labels.tolist(), strict=True):
+        image[0, 4 + 4 * label : 8 + 4 * label, 12:16] = 1
+    return Images(images[:200], labels[:200], images[200:], labels[200:], name="test", source="test")
 
 
 def train(data: Images, epochs: int = 5, batch: int = 32) -> tuple[torch.nn.Module, cnn.Training, list[str]]:
@@ -29,7 +29,7 @@ def train(data: Images, epochs: int = 5, batch: int = 32) -> tuple[torch.nn.Modu
     return net, cnn.train(net, data, "cpu", epochs, batch, notes.append), notes
 
 
-def test_it_learns_and_says_how_far_it_is(digits: Images) -> None:
+def test_training_learns_and_reports_progress(digits: Images) -> None:
     net, training, notes = train(digits)
     assert cnn.accuracy(net, digits, "cpu") > 90
     assert training.losses[0] > 2 > 1 > training.losses[-1]
@@ -38,14 +38,14 @@ def test_it_learns_and_says_how_far_it_is(digits: Images) -> None:
     assert notes == [f"epoch {epoch}/5" for epoch in range(1, 6)]
 
 
-def test_the_same_again_is_the_same_bit_by_bit(digits: Images) -> None:
+def test_training_is_bitwise_reproducible(digits: Images) -> None:
     torch.manual_seed(1)
     first = train(digits, epochs=1)[1].losses
-    torch.manual_seed(2)  # a check before this one may have drawn numbers
+    torch.manual_seed(2)  # an earlier check may have used the generator
     assert train(digits, epochs=1)[1].losses == first
 
 
-def test_accuracy_is_the_share_of_right_answers(digits: Images) -> None:
+def test_accuracy_is_the_percentage_of_correct_predictions(digits: Images) -> None:
     class Always(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot(torch.full((len(images),), 3), 10)
@@ -67,7 +67,7 @@ def test_few_steps_and_odd_batches_train(digits: Images, epochs: int, batch: int
     assert len(train(digits, epochs, batch)[1].losses) == epochs * math.ceil(200 / batch)
 
 
-def test_a_saved_net_is_the_same_net(digits: Images, tmp_path: Path) -> None:
+def test_a_loaded_net_equals_the_saved_one(digits: Images, tmp_path: Path) -> None:
     net, _, _ = train(digits, epochs=1)
     cnn.save(net, tmp_path / "model.pt")
     loaded = cnn.load(tmp_path / "model.pt", "cpu")
@@ -76,13 +76,13 @@ def test_a_saved_net_is_the_same_net(digits: Images, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
-def test_a_file_that_could_run_code_is_not_loaded(tmp_path: Path) -> None:
+def test_a_pickle_with_code_is_rejected(tmp_path: Path) -> None:
     torch.save({"weights": print}, tmp_path / "model.pt")
     with pytest.raises(pickle.UnpicklingError):
         cnn.load(tmp_path / "model.pt", "cpu")
 
 
-def test_shifting_moves_pictures_by_a_pixel_at_most_and_each_its_own_way() -> None:
+def test_random_shift_moves_each_image_by_at_most_one_pixel() -> None:
     dot = torch.zeros(200, 1, 28, 28)
     dot[:, 0, 10, 20] = 1
     moved = cnn.random_shift(dot, torch.Generator().manual_seed(0))
@@ -93,6 +93,6 @@ def test_shifting_moves_pictures_by_a_pixel_at_most_and_each_its_own_way() -> No
     assert places == {(row, column) for row in (9, 10, 11) for column in (19, 20, 21)}
 
 
-def test_shifting_leaves_the_gap_black() -> None:
+def test_random_shift_pads_with_zero() -> None:
     moved = cnn.random_shift(torch.ones(50, 1, 28, 28), torch.Generator().manual_seed(0))
     assert set(moved.sum((1, 2, 3)).tolist()) == {784.0, 784.0 - 28, 784.0 - 55}

@@ -1,4 +1,4 @@
-"""`seatrial train` as a user starts it."""
+"""The command `seatrial train`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY = CONFIGS / "tiny"
 
 
 @pytest.mark.training
-def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
+def test_training_on_two_ranks_with_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     config = TINY / "lora-mistral-7b-ddp.yaml"
     done = subprocess.run(
@@ -28,19 +28,19 @@ def test_under_torchrun_the_ranks_train_together(tmp_path: Path) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)  # one rank's, and nothing else
-    out = Path(found["out"])
-    assert (found["world_size"], found["steps_measured"], found["use_lora"]) == (2, 1, True)
+    metrics = json.loads(done.stdout)  # of rank 0 only
+    out = Path(metrics["out"])
+    assert (metrics["world_size"], metrics["steps_measured"], metrics["use_lora"]) == (2, 1, True)
     assert out.parent == tmp_path / "seatrial-runs"
     files = {"config.json", "data", "final", "metrics.json", "steps.jsonl", "summary.txt"}
     assert {path.name for path in out.iterdir()} == files
     assert len((out / "steps.jsonl").read_text().splitlines()) == 3
-    assert "17,920 of 137,024 parameters train" in done.stderr
+    assert "training 17,920 of 137,024 parameters" in done.stderr
     assert "step 3/3  loss 5." in done.stderr
-    assert found["phases_s"]["time_to_first_step"] > found["phases_s"]["imports"] > 0.5
+    assert metrics["phases_s"]["time_to_first_step"] > metrics["phases_s"]["imports"] > 0.5
 
 
-def test_a_config_that_is_wrong_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_invalid_config_is_a_usage_error(tmp_path: Path) -> None:
     code, out, err = call("train", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out"))
     assert (code, out) == (2, "")
     assert "--set bsz=none: bsz: Input should be a valid integer" in err

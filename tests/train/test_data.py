@@ -34,19 +34,19 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def alone(wanted: TrainConfig, folder: Path) -> data.Blocks:
-    return data.prepare(wanted, folder, True, lambda said: [said])
+def prepare(config: TrainConfig, folder: Path) -> data.Blocks:
+    return data.prepare(config, folder, True, lambda value: [value])
 
 
-def test_generated_data_has_a_known_floor(tmp_path: Path) -> None:
-    blocks = alone(settings(data={"samples": 5}), tmp_path)
+def test_generated_data_has_a_known_entropy_bound(tmp_path: Path) -> None:
+    blocks = prepare(settings(data={"samples": 5}), tmp_path)
     assert blocks.batch([3, 1]).shape == (2, 9)
     assert blocks.info.entropy_bound == markov.ENTROPY
     assert blocks.batch([0, 1, 2, 3, 4]).equal(markov.generate_sequences(5, 9, 0))
 
 
-def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> None:
-    blocks = alone(settings(data={"samples": 200, "unequal": True}), tmp_path)
+def test_variable_length_sequences_end_in_ignored_padding(tmp_path: Path) -> None:
+    blocks = prepare(settings(data={"samples": 200, "variable_length": True}), tmp_path)
     whole = markov.generate_sequences(200, 9, 0).numpy()
     padded = blocks.tokens == IGNORE_INDEX
     lengths = (~padded).sum(1) - 1
@@ -54,13 +54,13 @@ def test_unequal_sequences_end_in_padding_that_nobody_counts(tmp_path: Path) -> 
     assert (padded == (np.arange(9) > lengths[:, None])).all()
     assert (blocks.tokens == whole)[~padded].all()
     assert blocks.info.tokens == lengths.sum()
-    with pytest.raises(ValueError, match="goes with generated data"):
-        settings(data={"path": "rows.jsonl", "unequal": True})
+    with pytest.raises(ValueError, match="variable_length requires generated data"):
+        settings(data={"path": "rows.jsonl", "variable_length": True})
 
 
-def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:
+def test_rows_are_packed_without_token_loss(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS * 3)
-    blocks = alone(settings(data={"path": str(path)}), tmp_path)
+    blocks = prepare(settings(data={"path": str(path)}), tmp_path)
     rows = text.read_rows(path, None)
     encoder = text.load_tokenizer(None, rows, 257)
     whole = list(itertools.chain.from_iterable(text.encode(encoder, rows)))
@@ -71,84 +71,88 @@ def test_rows_are_packed_without_losing_a_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
-        ('{"text": "a"}\n{"text": \n', "row 2 is no JSON"),
-        ('{"text": "a"}\n{"prompt": "b"}\n', r"row 2: expected text; .* \(got prompt\)"),
+        ('{"text": "a"}\n{"text": \n', "row 2 is not valid JSON"),
+        ('{"text": "a"}\n{"prompt": "b"}\n', r"row 2: expected text, .* \(got prompt\)"),
         ("7\n", r"row 1: .* \(got int\)"),
         ('{"messages": [{"role": "user"}]}\n', "row 1: a message needs role and content"),
-        ("", "holds no rows"),
-        ('{"text": "a"}\n{"text": "\xe9"}\n', "row 2 is not UTF-8"),  # written as Latin-1
-        ('{"text": "a"}\n\0\0\0', "row 2 is no JSON"),  # of a file that was never written out
-        ('{"text": "\\ud800"}\n', "row 1 holds half a character"),
-        ('{"text": ' + "[" * 100_000, "row 1 is no JSON"),
+        ("", "has no rows"),
+        ('{"text": "a"}\n{"text": "\xe9"}\n', "row 2 is not UTF-8"),  # encoded as Latin-1
+        ('{"text": "a"}\n\0\0\0', "row 2 is not valid JSON"),  # zeros of an incomplete write
+        ('{"text": "\\ud800"}\n', "row 1 contains a lone surrogate"),
+        ('{"text": ' + "[" * 100_000, "row 1 is not valid JSON"),
         ('{"text": "a"}\n', "fewer than one sequence"),
     ],
 )
-def test_rows_that_are_damaged_are_named(tmp_path: Path, content: str, complaint: str) -> None:
+def test_errors_name_the_damaged_row(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(content, encoding="latin-1")
-    with pytest.raises(UsageError, match=complaint):
-        alone(settings(data={"path": str(path)}), tmp_path)
+    with pytest.raises(UsageError, match=message):
+        prepare(settings(data={"path": str(path)}), tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_what_cannot_serve_is_named(tmp_path: Path) -> None:
+def test_unusable_data_and_tokenizers_are_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(UsageError, match="cannot read the data"):
-        alone(settings(data={"path": str(tmp_path / "none.jsonl")}), tmp_path)
+        prepare(settings(data={"path": str(tmp_path / "none.jsonl")}), tmp_path)
     with pytest.raises(UsageError, match="cannot read the tokenizer"):
-        alone(settings(data={"path": str(path), "tokenizer": str(path)}), tmp_path)
+        prepare(settings(data={"path": str(path), "tokenizer": str(path)}), tmp_path)
     tokenizer = tmp_path / "tokenizer.json"
-    Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1})).save(str(tokenizer))  # knows no other word, and none for those
-    with pytest.raises(UsageError, match=r"the tokenizer cannot read the rows: .*UNK"):
-        alone(settings(data={"path": str(path), "tokenizer": str(tokenizer)}), tmp_path)
-    with pytest.raises(UsageError, match="too small for text"):
-        alone(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
+    Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1})).save(
+        str(tokenizer)
+    )  # without other tokens and without an unknown token
+    with pytest.raises(UsageError, match=r"the tokenizer cannot encode the rows: .*UNK"):
+        prepare(settings(data={"path": str(path), "tokenizer": str(tokenizer)}), tmp_path)
+    with pytest.raises(UsageError, match="vocab_size 256: expected at least 257"):
+        prepare(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
 
 
-def test_the_other_ranks_fail_as_the_first_one_did(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="row 3 is no JSON"):
-        data.prepare(settings(), tmp_path, False, lambda said: [UsageError("row 3 is no JSON"), said])
+def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="row 3 is invalid"):
+        data.prepare(settings(), tmp_path, False, lambda value: [UsageError("row 3 is invalid"), value])
 
 
-def test_a_node_of_its_own_makes_what_is_generated_and_no_rows(tmp_path: Path) -> None:
+def test_a_node_without_shared_cache_generates_data_but_reads_no_rows(tmp_path: Path) -> None:
     first, other = (tmp_path / name for name in ("first", "other"))
-    both = [data.prepare(settings(), folder, folder == first, lambda said: [said]).tokens for folder in (first, other)]
+    both = [
+        data.prepare(settings(), folder, folder == first, lambda value: [value]).tokens for folder in (first, other)
+    ]
     assert (both[0] == both[1]).all()
     rows = settings(data={"path": str(write(tmp_path / "rows.jsonl", [{"text": "a b"}] * 9))})
-    with pytest.raises(UsageError, match=r"does not see .*all nodes share"):
-        data.prepare(rows, tmp_path / "third", False, lambda said: [said])
+    with pytest.raises(UsageError, match=r"data\.cache"):
+        data.prepare(rows, tmp_path / "third", False, lambda value: [value])
 
 
-def test_another_setting_makes_other_blocks_and_the_same_one_none(tmp_path: Path) -> None:
+def test_blocks_are_cached_by_settings(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS * 3)
-    for wanted in (settings(), settings(), settings(seq_len=9), settings(data={"path": str(path)})):
-        alone(wanted, tmp_path)
+    for config in (settings(), settings(), settings(seq_len=9), settings(data={"path": str(path)})):
+        prepare(config, tmp_path)
     write(path, ROWS * 4)
-    alone(settings(data={"path": str(path)}), tmp_path)
+    prepare(settings(data={"path": str(path)}), tmp_path)
     assert len(list(tmp_path.glob("blocks-*"))) == 4
 
 
 @pytest.mark.parametrize(("blocks", "ranks"), [(12, 4), (13, 4), (7, 7), (5, 1)])
-def test_the_ranks_shares_are_disjoint_and_whole(blocks: int, ranks: int) -> None:
+def test_the_blocks_of_all_ranks_are_disjoint(blocks: int, ranks: int) -> None:
     each = blocks // ranks
     for epoch in (0, 1):
         shares = [
             list(itertools.islice(data.block_order(blocks, rank, ranks, 3, skip=epoch * each), each))
             for rank in range(ranks)
         ]
-        together = list(itertools.chain.from_iterable(shares))
-        assert len(set(together)) == len(together) == each * ranks
+        barrier = list(itertools.chain.from_iterable(shares))
+        assert len(set(barrier)) == len(barrier) == each * ranks
 
 
-def test_the_order_changes_with_epoch_and_seed_and_is_kept_when_resumed() -> None:
+def test_block_order_depends_on_epoch_and_seed_and_resumes() -> None:
     def reads(seed: int, skip: int = 0) -> list[int]:
         return list(itertools.islice(data.block_order(20, 1, 2, seed, skip), 20))
 
     assert reads(0) == reads(0) != reads(1)
     assert reads(0)[:10] != reads(0)[10:]
-    assert sorted(reads(0)[:10]) != sorted(reads(0)[10:])  # another half of the data
+    assert sorted(reads(0)[:10]) != sorted(reads(0)[10:])  # different blocks
     assert reads(0)[13:] == reads(0, skip=13)[:7]
     with pytest.raises(UsageError, match="3 sequences for 4 ranks"):
         next(data.block_order(3, 0, 4, 0))
@@ -162,10 +166,10 @@ def _native(folder: Path, rank: int, gather: Any) -> int:
 
 
 def _hf(folder: Path, rank: int, gather: Any) -> int:
-    """Each process is a run of its own, and makes what it does not find."""
+    """Each process is a separate run that creates missing blocks."""
     from seatrial.train.hf import data as hf_data
 
-    fields = {"samples": 64, "layout": "walks", "cache": str(folder)}
+    fields = {"samples": 64, "layout": "markov_chain", "cache": str(folder)}
     blocks = hf_data.prepare(settings(stack="hf", seq_len=9, data=fields), folder).blocks
     return sum(int(blocks[number]["input_ids"].sum()) for number in range(len(blocks)))
 
@@ -173,50 +177,50 @@ def _hf(folder: Path, rank: int, gather: Any) -> int:
 def _killed(prepare: Any, folder: Path) -> None:
     from seatrial.train.hf import data as hf_data
 
-    def kill(*_: Any) -> None:  # where it can do most harm: all is written, nothing renamed
+    def kill(*_: Any) -> None:  # the worst moment: all is written, nothing renamed
         os.kill(os.getpid(), 9)
 
     with patch.object(data, "write_json", kill), patch.object(hf_data, "write_json", kill):
-        prepare(folder, 0, lambda said: [said])
+        prepare(folder, 0, lambda value: [value])
 
 
-def _process(prepare: Any, rank: int, folder: Path, together: Any, answers: Any) -> None:
-    def gather(said: Any) -> list[Any]:
-        together.wait(60)
-        return [said]
+def _process(prepare: Any, rank: int, folder: Path, barrier: Any, queue: Any) -> None:
+    def gather(value: Any) -> list[Any]:
+        barrier.wait(60)
+        return [value]
 
     for number in range(ROUNDS):
-        together.wait(60)
-        answers.put((number, prepare(folder / str(number), rank, gather)))
-        together.wait(60)
+        barrier.wait(60)
+        queue.put((number, prepare(folder / str(number), rank, gather)))
+        barrier.wait(60)
 
 
 @pytest.mark.training
 @pytest.mark.parametrize("prepare", [_native, _hf])
-def test_one_cache_is_shared_by_all_and_survives_who_is_killed_making_it(tmp_path: Path, prepare: Any) -> None:
-    """Eight processes, twenty times; before each, one was killed when it had written and not yet renamed.
+def test_a_cache_is_shared_by_all_processes_and_survives_kills(tmp_path: Path, prepare: Any) -> None:
+    """Eight processes, 20 rounds; in each, another process was killed before, between write and rename.
 
-    The native stack's are ranks of one run, of which the first makes the blocks; the others' are eight runs at once.
+    With the native stack the processes are ranks of one run, with stack hf separate runs.
     """
     expected = int(markov.generate_sequences(64, 9, 0).sum())
-    answers, together = FORK.Queue(), FORK.Barrier(PROCESSES)
+    queue, barrier = FORK.Queue(), FORK.Barrier(PROCESSES)
     processes = [
-        FORK.Process(target=_process, args=(prepare, rank, tmp_path, together, answers), daemon=True)
+        FORK.Process(target=_process, args=(prepare, rank, tmp_path, barrier, queue), daemon=True)
         for rank in range(PROCESSES)
     ]
     folders = [tmp_path / str(number) for number in range(ROUNDS)]
-    victims = [FORK.Process(target=_killed, args=(prepare, folder), daemon=True) for folder in folders]
-    for process in victims:
+    killed_processes = [FORK.Process(target=_killed, args=(prepare, folder), daemon=True) for folder in folders]
+    for process in killed_processes:
         process.start()
-    for process, folder in zip(victims, folders, strict=True):
+    for process, folder in zip(killed_processes, folders, strict=True):
         process.join(60)
         assert process.exitcode == -9
-        (left,) = folder.iterdir()
-        assert ".incomplete-" in left.name
+        (leftover,) = folder.iterdir()
+        assert ".incomplete-" in leftover.name
     for process in processes:
         process.start()
-    found = [answers.get(timeout=60) for _ in range(ROUNDS * PROCESSES)]
+    results = [queue.get(timeout=60) for _ in range(ROUNDS * PROCESSES)]
     for process in processes:
         process.join(30)
-    assert sorted(found) == [(number, expected) for number in range(ROUNDS) for _ in range(PROCESSES)]
-    assert all(len([one for one in path.iterdir() if ".incomplete-" not in one.name]) == 1 for path in folders)
+    assert sorted(results) == [(number, expected) for number in range(ROUNDS) for _ in range(PROCESSES)]
+    assert all(len([entry for entry in path.iterdir() if ".incomplete-" not in entry.name]) == 1 for path in folders)

@@ -9,7 +9,7 @@ from seatrial.model import UsageError
 from seatrial.train import architecture, fp8, lora, parallel
 from seatrial.train.decoder import Decoder, Linear
 from tests.train import ranks
-from tests.train.decoders import filled
+from tests.train.decoders import random_decoder
 from tests.train.test_decoder import tokens
 
 
@@ -51,15 +51,15 @@ def test_a_frozen_weight_gets_no_gradient_and_gives_the_same_one_to_what_comes_b
     assert torch.equal(x.grad, wanted)
 
 
-def test_adapters_on_layers_in_eight_bits_learn_nearly_the_same() -> None:
+def test_adapters_on_layers_enable_fp8_learn_nearly_the_same() -> None:
     losses, gradients = [], []
-    for eight_bits in (False, True):
-        model = filled("qwen2-tiny", dtype=torch.bfloat16)
+    for use_fp8 in (False, True):
+        model = random_decoder("qwen2-tiny", dtype=torch.bfloat16)
         lora.attach(model, ("q_proj", "down_proj"), 4, 8, 0.0)
         for number, adapter in enumerate(lora.adapter_parameters(model).values()):
             torch.nn.init.normal_(adapter, std=0.1, generator=torch.Generator().manual_seed(number))
-        if eight_bits:
-            in_eight_bits(model)
+        if use_fp8:
+            enable_fp8(model)
         loss = model(tokens((2, 32)), tokens((2, 32)))
         loss.backward()
         losses.append(loss)
@@ -69,7 +69,7 @@ def test_adapters_on_layers_in_eight_bits_learn_nearly_the_same() -> None:
     assert max(distance(b, a) for a, b in zip(*gradients, strict=True)) < 0.3
 
 
-def test_what_eight_bits_can_say_is_exact() -> None:
+def test_representable_values_are_exact() -> None:
     x = torch.tensor([[448.0, 2.0] * 16] * 16, dtype=torch.bfloat16)
     weight = torch.eye(32, dtype=torch.bfloat16)
     assert torch.equal(fp8.linear(x, weight), x)
@@ -77,41 +77,41 @@ def test_what_eight_bits_can_say_is_exact() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_none(bad: float) -> None:
+def test_nan_and_infinity_propagate(bad: float) -> None:
     x = drawn(16, 32).detach()
     x[3, 3] = bad
     assert not fp8.linear(x, drawn(16, 32)).isfinite().any()
 
 
-def in_eight_bits(model: Decoder) -> Decoder:
+def enable_fp8(model: Decoder) -> Decoder:
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
             layer.fp8 = True
     return model
 
 
-def test_a_decoder_computes_nearly_the_same_and_its_head_exactly() -> None:
-    plain, narrow = (filled("qwen2-tiny", dtype=torch.bfloat16) for _ in range(2))
-    in_eight_bits(narrow)
-    losses = [model(tokens((2, 32)), tokens((2, 32))) for model in (plain, narrow)]
+def test_fp8_applies_to_all_layers_except_the_head() -> None:
+    reference, fp8_model = (random_decoder("qwen2-tiny", dtype=torch.bfloat16) for _ in range(2))
+    enable_fp8(fp8_model)
+    losses = [model(tokens((2, 32)), tokens((2, 32))) for model in (reference, fp8_model)]
     assert losses[0] != losses[1]
     torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
     for loss in losses:
         loss.backward()
-    pairs = zip(plain.parameters(), narrow.parameters(), strict=True)
+    pairs = zip(reference.parameters(), fp8_model.parameters(), strict=True)
     assert max(distance(b.grad, a.grad) for a, b in pairs if a.grad is not None and b.grad is not None) < 0.3
-    output = filled("qwen2-tiny", dtype=torch.bfloat16).output
+    output = random_decoder("qwen2-tiny", dtype=torch.bfloat16).output
     assert not any(getattr(module, "fp8", False) for module in output.modules())
 
 
-def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_hardware_and_sizes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ranks.config(bf16=True, fp8=True)
-    with parallel.process_group(60) as world, pytest.raises(UsageError, match="there is no GPU: set fp8 to false"):
+    with parallel.process_group(60) as world, pytest.raises(UsageError, match="there is no GPU"):
         parallel.build(settings, world)
     gpu = torch.device("cuda", 0)
-    for capability, complaint in (((8, 0), "this GPU has 8.0"), ((9, 0), "multiples of 16, and one has 90")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        with pytest.raises(UsageError, match=complaint):
+    for capability, message in (((8, 0), r"8\.9.* 8\.0"), ((9, 0), "16.* 90")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, value=capability: value)
+        with pytest.raises(UsageError, match=message):
             fp8.require_support(gpu, architecture.load("mistral-tiny").model_copy(update={"intermediate_size": 90}))
     fp8.require_support(gpu, architecture.load("mistral-7b"))
 
@@ -120,6 +120,6 @@ def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     "changes",
     [{"bf16": False}, {"stack": "hf"}, {"bsz": 3, "seq_len": 5}],
 )
-def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="fp8 goes with"):
+def test_incompatible_settings_are_rejected(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="fp8 requires"):
         ranks.config(**({"bf16": True, "fp8": True} | changes))

@@ -16,9 +16,9 @@ from tests.train.idx import idx_bytes, write_mnist
 @pytest.fixture
 def few() -> Images:
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.randint(0, 256, (7, 1, 28, 28), generator=generator) / 255
+    images = torch.randint(0, 256, (7, 1, 28, 28), generator=generator) / 255
     labels = torch.tensor([0, 9, 5, 1, 2, 3, 4])
-    return Images(pictures[:4], labels[:4], pictures[4:], labels[4:], name="test", source="test")
+    return Images(images[:4], labels[:4], images[4:], labels[4:], name="test", source="test")
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
@@ -41,7 +41,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, few: Images, kept: int) -> No
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.9])
-def test_a_truncated_gzip_file_is_named(tmp_path: Path, few: Images, kept: float) -> None:
+def test_truncated_gzip_files_are_rejected(tmp_path: Path, few: Images, kept: float) -> None:
     images = write_mnist(tmp_path, few, gzipped=True)[2]
     content = images.read_bytes()
     images.write_bytes(content[: int(kept * len(content))])
@@ -49,7 +49,7 @@ def test_a_truncated_gzip_file_is_named(tmp_path: Path, few: Images, kept: float
         read_mnist(tmp_path)
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+def test_damaged_gzip_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "labels.gz"
     content = bytearray(gzip.compress(idx_bytes(torch.arange(200))))
     content[len(content) // 2] ^= 0xFF
@@ -61,14 +61,14 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (idx_bytes(torch.zeros(3)) + b"\0", "is too long: 12 bytes, its header promises 11"),
-        (idx_bytes(torch.zeros(0)), "holds no data"),
+        (idx_bytes(torch.zeros(3)) + b"\0", "is too long: 12 bytes, expected 11"),
+        (idx_bytes(torch.zeros(0)), "has no data"),
         (idx_bytes(torch.zeros(3, 4)), r"begins with 00 00 08 02, expected 00 00 08 01"),
         (struct.pack(">4BI", 0, 0, 0x0D, 1, 1) + b"\0\0\0\0", "begins with 00 00 0d 01"),
         (b"<!DOCTYPE html>", "begins with 3c 21 44 4f"),
     ],
 )
-def test_what_is_no_idx_file_of_labels_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_label_files_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "labels"
     path.write_bytes(content)
     with pytest.raises(SeatrialError, match=message):
@@ -78,12 +78,12 @@ def test_what_is_no_idx_file_of_labels_is_refused(tmp_path: Path, content: bytes
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
-        (1, torch.zeros(3), "holds 4 pictures, .*train-labels.* 3 labels"),
-        (1, torch.tensor([1, 2, 10, 3]), "holds a label 10"),
-        (2, torch.zeros(3, 32, 32), r"holds pictures of \(32, 32\) pixels"),
+        (1, torch.zeros(3), "4 images, .*train-labels.* 3 labels"),
+        (1, torch.tensor([1, 2, 10, 3]), "label 10"),
+        (2, torch.zeros(3, 32, 32), r"\(32, 32\) pixels"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(
+def test_inconsistent_files_are_rejected(
     tmp_path: Path, few: Images, file: int, values: torch.Tensor, message: str
 ) -> None:
     write_mnist(tmp_path, few)[file].write_bytes(idx_bytes(values))
@@ -92,33 +92,33 @@ def test_files_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("missing", range(4))
-def test_a_missing_file_is_an_error_and_no_reason_to_take_other_data(tmp_path: Path, few: Images, missing: int) -> None:
+def test_a_missing_file_is_an_error_without_fallback(tmp_path: Path, few: Images, missing: int) -> None:
     write_mnist(tmp_path, few)[missing].unlink()
-    with pytest.raises(SeatrialError, match=f"{tmp_path} holds neither {MNIST_FILES[missing]} nor"):
+    with pytest.raises(SeatrialError, match=f"{tmp_path} has neither {MNIST_FILES[missing]} nor"):
         load(str(tmp_path))
 
 
-def test_digits_are_split_without_overlap_and_labelled() -> None:
+def test_training_and_test_digits_do_not_overlap() -> None:
     data = load(None)
     assert "scikit-learn" in data.source
     assert "not MNIST" in data.source
     assert "shared filesystem" in data.limitation
     assert (len(data.train_labels), len(data.test_labels)) == (1438, 359)
-    pictures = torch.cat([data.train_images, data.test_images])
-    assert pictures.shape == (1797, 1, 28, 28)
-    assert len(torch.unique(pictures.flatten(1), dim=0)) == 1797  # no picture is in both parts
-    assert (pictures.min().item(), pictures.max().item()) == (0, 1)
+    images = torch.cat([data.train_images, data.test_images])
+    assert images.shape == (1797, 1, 28, 28)
+    assert len(torch.unique(images.flatten(1), dim=0)) == 1797  # no image is in both parts
+    assert (images.min().item(), images.max().item()) == (0, 1)
     assert len(torch.bincount(data.test_labels)) == 10
     assert torch.equal(upsampled_digits().test_labels, data.test_labels)
 
 
-def test_without_scikit_learn_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(SeatrialError, match=r"scikit-learn.*cannot be read \(it is not installed\).*seatrial\[train\]"):
+    with pytest.raises(SeatrialError, match=r"scikit-learn \(not installed\).*seatrial\[train\]"):
         load(None)
 
 
-def test_the_digits_are_those_that_scikit_learn_itself_reads() -> None:
+def test_digits_equal_those_of_load_digits() -> None:
     from sklearn.datasets import load_digits
 
     rows, digits = _digits(), load_digits()
@@ -127,16 +127,16 @@ def test_the_digits_are_those_that_scikit_learn_itself_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
-        (gzip.compress(b"1,2\n3,4\n", mtime=0), r"digits.csv.gz holds \(2, 2\) numbers, expected \(1797, 65\)"),
+        (gzip.compress(b"1,2\n3,4\n", mtime=0), r"digits.csv.gz has shape \(2, 2\), expected \(1797, 65\)"),
         (gzip.compress(b"1,x\n", mtime=0), "could not convert string to float"),
         (b"1,2\n", "digits.csv.gz is truncated or damaged"),
         (None, "No such file"),
     ],
 )
-def test_a_file_of_digits_that_is_another_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, words: str
+def test_an_invalid_digits_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, message: str
 ) -> None:
     folder = tmp_path / "sklearn" / "datasets" / "data"
     folder.mkdir(parents=True)
@@ -145,5 +145,5 @@ def test_a_file_of_digits_that_is_another_is_an_error(
         (folder / "digits.csv.gz").write_bytes(content)
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SeatrialError, match=rf"cannot be read \(.*{words}"):
+    with pytest.raises(SeatrialError, match=rf"cannot read the digits of scikit-learn \(.*{message}"):
         load(None)

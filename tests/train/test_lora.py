@@ -12,7 +12,7 @@ from seatrial.train.train_config import ALL_LINEAR
 from tests.train import ranks
 from tests.train.decoders import CPU
 from tests.train.ranks import config
-from tests.train.test_decoder import published, tokens
+from tests.train.test_decoder import tokens, transformers_model
 
 SHAPE = architecture.load("qwen2-tiny")
 
@@ -30,7 +30,7 @@ def adapted(
     return model
 
 
-def test_only_adapters_train() -> None:
+def test_only_adapters_have_gradients() -> None:
     model = adapted(("q_proj", "v_proj"))
     model(tokens(), tokens()).backward()
     trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -40,16 +40,16 @@ def test_only_adapters_train() -> None:
     assert parameter_count([p for p in model.parameters() if p.requires_grad]) == expected
 
 
-def test_new_adapters_change_nothing() -> None:
+def test_new_adapters_do_not_change_the_output() -> None:
     plain = weights.build_on_meta(SHAPE, torch.float, torch.float).to_empty(device="cpu")
     weights.fill(plain, weights.random_weights(0, 0.02), CPU)
     torch.testing.assert_close(adapted()(tokens()), plain(tokens()), rtol=0, atol=1e-6)
 
 
-def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
+def test_peft_loads_the_export_and_computes_the_same_logits(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    base = published("qwen2-tiny", tmp_path / "base")
+    base = transformers_model("qwen2-tiny", tmp_path / "base")
     ours = adapted(folder=tmp_path / "base")
     with torch.no_grad():
         for parameter in lora.adapter_parameters(ours).values():
@@ -60,7 +60,7 @@ def test_peft_reads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(ours(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_adapters_alone_are_loaded_back(tmp_path: Path) -> None:
+def test_an_export_contains_only_adapters_and_loads(tmp_path: Path) -> None:
     first, second = adapted(), adapted()
     with torch.no_grad():
         for parameter in lora.adapter_parameters(first).values():
@@ -73,56 +73,56 @@ def test_adapters_alone_are_loaded_back(tmp_path: Path) -> None:
     assert torch.equal(first(tokens()), second(tokens()))
 
 
-def _trained_and_loaded_back(out: Path) -> dict[str, set[str]]:
-    """What a real run changed of the model, and what differs once its export is loaded into another one."""
+def _train_and_reload(out: Path) -> dict[str, set[str]]:
+    """Names of the parameters that a run changes, and of those that differ after loading its export."""
     settings = config("qwen2-tiny", use_lora=True, max_steps=3, parallel={"strategy": "fsdp2"})
-    made: list[parallel.BuiltModel] = []
-    real = parallel.build
+    built: list[parallel.BuiltModel] = []
+    original = parallel.build
 
     def build(*arguments: Any) -> parallel.BuiltModel:
-        made.append(real(*arguments))
-        return made[-1]
+        built.append(original(*arguments))
+        return built[-1]
 
     with parallel.process_group(60) as world, patch.object(parallel, "build", build):
         loop.train(settings, out)
-        trained = {name: parallel.unshard(one) for name, one in made[0].model.named_parameters()}
-        world.barrier()  # the first rank writes
+        trained = {name: parallel.unshard(parameter) for name, parameter in built[0].model.named_parameters()}
+        world.barrier()  # rank 0 writes
     fresh = adapted(rank=settings.lora_r)
-    first = {name: whole.clone() for name, whole in fresh.named_parameters()}
+    first = {name: parameter.clone() for name, parameter in fresh.named_parameters()}
     lora.load(fresh, out / "final")
     return {
         "trained": {name for name in trained if not torch.equal(trained[name], first[name])},
-        "other": {name for name, one in fresh.named_parameters() if not torch.equal(one, trained[name])},
+        "other": {name for name, parameter in fresh.named_parameters() if not torch.equal(parameter, trained[name])},
     }
 
 
 @pytest.mark.training
-def test_a_run_trains_adapters_alone_and_its_export_holds_every_bit_of_them(tmp_path: Path) -> None:
-    """Sharded over two ranks (FSDP2), gathered, written, and loaded into a model drawn from the same seed."""
+def test_a_run_changes_only_adapters_and_exports_them_exactly(tmp_path: Path) -> None:
+    """FSDP2 on two ranks; the export is loaded into a model with the same seed."""
     names = {name for name, _ in adapted().named_parameters() if "lora_" in name}
-    for found in ranks.run(2, _trained_and_loaded_back, tmp_path):
-        assert found == {"trained": names, "other": set()}
+    for names_by_kind in ranks.run(2, _train_and_reload, tmp_path):
+        assert names_by_kind == {"trained": names, "other": set()}
     assert sorted(path.name for path in (tmp_path / "final").iterdir()) == [lora.CONFIG_FILE, lora.WEIGHTS_FILE]
 
 
 @pytest.mark.parametrize(
-    ("targets", "rank", "complaint"),
-    [(("q_proj",), 4, "not of this model: 24 adapters differ"), (ALL_LINEAR, 8, "is \\[4, 64\\], not \\[8, 64\\]")],
+    ("targets", "rank", "message"),
+    [(("q_proj",), 4, "another model: 24 names"), (ALL_LINEAR, 8, r"shape \[4, 64\], expected \[8, 64\]")],
 )
-def test_adapters_of_another_shape_are_refused(
-    tmp_path: Path, targets: tuple[str, ...], rank: int, complaint: str
+def test_adapters_of_another_shape_are_rejected(
+    tmp_path: Path, targets: tuple[str, ...], rank: int, message: str
 ) -> None:
     lora.export(lora.gather_adapters(adapted()), tmp_path, adapted(), "base")
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(UsageError, match=message):
         lora.load(adapted(targets, rank), tmp_path)
 
 
-def test_adapters_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_adapters_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the adapters"):
         lora.load(adapted(), tmp_path)
 
 
-def test_dropout_drops_its_share_anywhere_and_keeps_the_mean() -> None:
+def test_dropout_probability_independence_and_scale() -> None:
     torch.manual_seed(0)
     x = torch.ones(64, 500, 40, dtype=torch.double).requires_grad_()
     first, second = dropout(x, 0.05), dropout(x, 0.05)
@@ -130,17 +130,20 @@ def test_dropout_drops_its_share_anywhere_and_keeps_the_mean() -> None:
     assert torch.equal(dropout(x, 0.05), first)
     (gradient,) = torch.autograd.grad(first.sum(), x)
     assert torch.equal(gradient, first)
-    lost = torch.stack([first, second]) == 0
-    torch.testing.assert_close(first[~lost[0]], torch.full_like(first[~lost[0]], 1 / 0.95))
-    assert lost.float().mean().item() == pytest.approx(0.05, abs=6e-4)  # 4 σ of 2.56 million
-    for kept in (1, 2, 3):  # no place along any side is preferred: 5 σ
-        share, each = lost.float().mean([dim for dim in range(4) if dim != kept]), lost.numel() / lost.shape[kept]
-        assert (share - 0.05).abs().max() < 5 * (0.05 * 0.95 / each) ** 0.5
-    pairs = [lost[0] & lost[1], *(lost[0] & lost[0].roll(by, dim) for by in (1, 2, 4) for dim in (0, 1, 2))]
+    dropped = torch.stack([first, second]) == 0
+    torch.testing.assert_close(first[~dropped[0]], torch.full_like(first[~dropped[0]], 1 / 0.95))
+    assert dropped.float().mean().item() == pytest.approx(0.05, abs=6e-4)  # 4 σ of 2.56 million
+    for dim_kept in (1, 2, 3):  # uniform along each dimension: 5 σ
+        mean, count = (
+            dropped.float().mean([dim for dim in range(4) if dim != dim_kept]),
+            dropped.numel() / dropped.shape[dim_kept],
+        )
+        assert (mean - 0.05).abs().max() < 5 * (0.05 * 0.95 / count) ** 0.5
+    pairs = [dropped[0] & dropped[1], *(dropped[0] & dropped[0].roll(by, dim) for by in (1, 2, 4) for dim in (0, 1, 2))]
     assert all(both.float().mean().item() == pytest.approx(0.0025, abs=2.5e-4) for both in pairs)  # 5 σ
 
 
-def test_dropout_works_in_training_only() -> None:
+def test_dropout_is_active_in_training() -> None:
     model = weights.build_on_meta(SHAPE, torch.float, torch.float)
     lora.attach(model, ALL_LINEAR, 4, alpha=16, dropout=0.5)
     model.to_empty(device="cpu")

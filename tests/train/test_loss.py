@@ -8,21 +8,21 @@ from seatrial.train.loss import IGNORE_INDEX, loss_and_gradient, summed_loss
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 50])
-def test_the_loss_in_parts_is_cross_entropy(chunks: int) -> None:
+def test_chunked_loss_equals_cross_entropy(chunks: int) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(20, 8, generator=generator, dtype=torch.double).requires_grad_()
     weight = torch.randn(31, 8, generator=generator, dtype=torch.double).requires_grad_()
     targets = torch.randint(0, 31, (20,), generator=generator)
     targets[5:9] = IGNORE_INDEX
-    ours = summed_loss(hidden, weight, targets, chunks)
-    whole = F.cross_entropy(hidden @ weight.t(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    torch.testing.assert_close(ours.double(), whole, rtol=1e-6, atol=0)
-    expected = torch.autograd.grad(whole * 3, (hidden, weight))
-    found = torch.autograd.grad(ours * 3, (hidden, weight))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    loss = summed_loss(hidden, weight, targets, chunks)
+    reference = F.cross_entropy(hidden @ weight.t(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    torch.testing.assert_close(loss.double(), reference, rtol=1e-6, atol=0)
+    expected = torch.autograd.grad(reference * 3, (hidden, weight))
+    gradients = torch.autograd.grad(loss * 3, (hidden, weight))
+    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_is_softmax_minus_one_at_the_target_in_the_type_of_the_logits() -> None:
+def test_the_gradient_is_softmax_minus_one_hot_in_the_dtype_of_the_logits() -> None:
     logits = torch.randn(6, 11, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     targets = torch.tensor([0, 10, IGNORE_INDEX, 3, 3, IGNORE_INDEX])
     loss, gradient = loss_and_gradient(logits, targets)
@@ -33,7 +33,7 @@ def test_the_gradient_is_softmax_minus_one_at_the_target_in_the_type_of_the_logi
     torch.testing.assert_close(loss, F.cross_entropy(logits.float(), targets, reduction="sum"))
 
 
-def test_ignored_targets_alone_have_no_loss_and_no_gradient() -> None:
+def test_ignored_targets_have_no_loss_and_no_gradient() -> None:
     hidden, weight = torch.ones(4, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
     loss = summed_loss(hidden, weight, torch.full((4,), IGNORE_INDEX), chunks=2)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -44,7 +44,7 @@ def test_ignored_targets_alone_have_no_loss_and_no_gradient() -> None:
     assert not weight.grad.any()
 
 
-def test_a_frozen_head_gets_no_gradient_and_passes_it_on() -> None:
+def test_a_frozen_head_passes_the_gradient_to_the_hidden_states() -> None:
     hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)
     summed_loss(hidden, weight, torch.tensor([0, 1, 2, 3]), chunks=2).backward()  # type: ignore[no-untyped-call]
     assert weight.grad is None
@@ -52,8 +52,8 @@ def test_a_frozen_head_gets_no_gradient_and_passes_it_on() -> None:
     assert hidden.grad.abs().sum() > 0
 
 
-def test_the_gradient_of_a_bf16_head_is_summed_over_the_parts_in_fp32() -> None:
-    """In bf16, 256 + 1 is 256: parts that come late would add nothing."""
+def test_bf16_head_gradients_are_accumulated_in_fp32() -> None:
+    """In bf16, 256 + 1 is 256: later chunks would be lost."""
     hidden = torch.full((512, 1), 1.0, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
     summed_loss(hidden, weight, torch.zeros(512, dtype=torch.long), chunks=512).backward()  # type: ignore[no-untyped-call]
@@ -62,16 +62,16 @@ def test_the_gradient_of_a_bf16_head_is_summed_over_the_parts_in_fp32() -> None:
     assert weight.grad.flatten().tolist() == [-256, 256]
 
 
-def test_the_compiled_kernel_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: list[int] = []
+def test_the_compiled_kernel_is_used_if_compiled_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk_sizes: list[int] = []
 
     def kernel(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        parts.append(len(logits))
+        chunk_sizes.append(len(logits))
         return loss_and_gradient(logits, targets)
 
     monkeypatch.setattr("seatrial.train.loss._compiled", lambda: kernel)
     arguments = (torch.randn(7, 3), torch.randn(5, 3), torch.arange(7) % 5, 3)
-    plain = summed_loss(*arguments)
-    assert parts == []
-    assert torch.equal(summed_loss(*arguments, compiled=True), plain)
-    assert parts == [3, 3, 1]
+    eager = summed_loss(*arguments)
+    assert chunk_sizes == []
+    assert torch.equal(summed_loss(*arguments, compiled=True), eager)
+    assert chunk_sizes == [3, 3, 1]

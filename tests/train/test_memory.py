@@ -2,26 +2,29 @@ from __future__ import annotations
 
 from seatrial.train import memory, train_config
 
-SHAPE = train_config.load("fsdp-mistral-7b").architecture()
-ONE = train_config.load("fsdp-mistral-7b", ["model.layers=1"]).architecture().parameters
+ARCHITECTURE = train_config.load("fsdp-mistral-7b").architecture()
+ONE_LAYER_PARAMETERS = train_config.load("fsdp-mistral-7b", ["model.layers=1"]).architecture().parameters
 
 
-def cut(ranks: int, gib: float) -> int | None:
-    room = memory.ROOM * gib * 2**30 * ranks / memory.STATE
-    return memory.layers_within(SHAPE.num_hidden_layers, SHAPE.parameters, ONE, room)
-
-
-def test_a_7b_is_cut_where_it_does_not_fit() -> None:
-    assert cut(4, 139) is None
-    assert cut(8, 79) is None
-    alone = cut(1, 139)
-    assert alone is not None
-    fits, too_many = (
-        train_config.load("fsdp-mistral-7b", [f"model.layers={layers}"]).architecture().parameters * memory.STATE
-        for layers in (alone, alone + 1)
+def max_layers(ranks: int, gib: float) -> int | None:
+    max_parameters = memory.STATE_SHARE * gib * 2**30 * ranks / memory.BYTES_PER_PARAMETER
+    return memory.layers_within(
+        ARCHITECTURE.num_hidden_layers, ARCHITECTURE.parameters, ONE_LAYER_PARAMETERS, max_parameters
     )
-    assert fits <= memory.ROOM * 139 * 2**30 < too_many
 
 
-def test_at_least_a_layer_is_left() -> None:
-    assert cut(1, 1) == 1
+def test_layers_of_a_7b_model_that_fit() -> None:
+    assert max_layers(4, 139) is None
+    assert max_layers(8, 79) is None
+    one_gpu = max_layers(1, 139)
+    assert one_gpu is not None
+    fits, too_many = (
+        train_config.load("fsdp-mistral-7b", [f"model.layers={layers}"]).architecture().parameters
+        * memory.BYTES_PER_PARAMETER
+        for layers in (one_gpu, one_gpu + 1)
+    )
+    assert fits <= memory.STATE_SHARE * 139 * 2**30 < too_many
+
+
+def test_at_least_one_layer_is_kept() -> None:
+    assert max_layers(1, 1) == 1

@@ -18,59 +18,68 @@ from tests.train.ranks import config
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({}, ["4 × 16 tokens", "Adam 0.0;", "bsz=2 and grad_accum=2", "gradient_checkpointing=true", "strategy=fsdp2"]),
+        (
+            {},
+            [
+                "4 × 16 tokens",
+                "Adam 0.0 GiB;",
+                "bsz=2 and grad_accum=2",
+                "gradient_checkpointing=true",
+                "strategy=fsdp2",
+            ],
+        ),
         ({"use_lora": True, "bsz": 1}, ["frozen weights 0.0 GiB", "seq_len=8"]),
         ({"gradient_checkpointing": True}, ["loss_chunks=16"]),
         ({"gradient_checkpointing": True, "stack": "hf"}, ["stack=native"]),
-        ({"parallel": {"strategy": "fsdp2"}}, ["shared by all ranks", "parallel.cpu_offload=true"]),
+        ({"parallel": {"strategy": "fsdp2"}}, ["sharded over all ranks", "parallel.cpu_offload=true"]),
         ({"parallel": {"strategy": "fsdp2", "cpu_offload": True}}, ["use_lora=true"]),
         ({"parallel": {"strategy": "zero3", "deepspeed": "ds.json"}, "stack": "hf"}, ["offload_optimizer", "ds.json"]),
     ],
 )
-def test_remedies_are_those_that_are_left(changes: dict[str, Any], parts: list[str]) -> None:
+def test_out_of_memory_errors_list_applicable_remedies(changes: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(SeatrialError) as caught, metrics.explain_out_of_memory(config(**changes), torch.device("cpu")):
-        torch.empty(2**60)  # which is real, and the CPU's
+        torch.empty(2**60)  # a real error of the CPU allocator
     assert "you tried to allocate" in str(caught.value)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_what_is_no_lack_of_memory_is_left_alone() -> None:
+def test_other_runtime_errors_are_unchanged() -> None:
     with pytest.raises(RuntimeError, match="other"), metrics.explain_out_of_memory(config(), torch.device("cpu")):
         raise RuntimeError("other")
 
 
-def test_a_known_gpu_has_a_peak_and_an_unknown_one_none() -> None:
+def test_peak_tflops_of_known_and_unknown_gpus() -> None:
     assert metrics.peak_tflops("NVIDIA H200") == 989.5
     assert metrics.peak_tflops("NVIDIA H2000") is None
 
 
-def test_the_slowest_rank_is_named_by_its_own_pace() -> None:
-    said = [{"rank": rank, "host": f"n{rank // 2}", "forward_p50_s": 1.0 + (rank == 2)} for rank in range(4)]
-    assert metrics.slowest_rank(said) == {"rank": 2, "host": "n1", "ratio_to_median": 2.0}
-    assert metrics.slowest_rank([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # stack hf does not time it
+def test_the_slowest_rank_has_the_longest_forward_pass() -> None:
+    rank_metrics = [{"rank": rank, "host": f"n{rank // 2}", "forward_p50_s": 1.0 + (rank == 2)} for rank in range(4)]
+    assert metrics.slowest_rank(rank_metrics) == {"rank": 2, "host": "n1", "ratio_to_median": 2.0}
+    assert metrics.slowest_rank([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # not timed by stack hf
 
 
 class Zero3(nn.Module):
-    """ZeRO-3 leaves an empty tensor, and the whole size beside it."""
+    """A module as ZeRO-3 leaves it: empty tensors with the size in ``ds_numel``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
-        self.shared.ds_numel = 40  # type: ignore[attr-defined]
+        self.sharded = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
+        self.sharded.ds_numel = 40  # type: ignore[attr-defined]
         self.frozen = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16), requires_grad=False)
 
 
 def run_of(model: nn.Module, strategy: str = "ddp", optimizer: Any = None) -> metrics.TrainingRun:
-    facts = DatasetInfo(source="generated", rows=1, tokens=1, vocabulary=257)
-    return metrics.TrainingRun([], model, optimizer, strategy, "bf16", facts, trained_tokens=0, checkpoints=[])
+    info = DatasetInfo(source="generated", rows=1, tokens=1, vocabulary=257)
+    return metrics.TrainingRun([], model, optimizer, strategy, "bf16", info, trained_tokens=0, checkpoints=[])
 
 
-def test_parameters_are_counted_whole_and_the_trained_ones_apart() -> None:
+def test_parameter_counts_are_unsharded() -> None:
     assert metrics.parameter_counts(Zero3()) == (40, 45)
 
 
-def test_precision_names_frozen_trained_and_master_weights_and_adam() -> None:
+def test_precision_lists_dtypes_of_weights_and_adam() -> None:
     model = nn.Linear(2, 2).to(torch.bfloat16)
     model.bias.requires_grad_(False)
     master = torch.zeros(2, 2, requires_grad=True)
@@ -89,24 +98,22 @@ def test_precision_names_frozen_trained_and_master_weights_and_adam() -> None:
 @pytest.mark.parametrize(
     ("strategy", "parallel", "expected"),
     [
-        ("ddp", {"strategy": "ddp"}, 3 * 4000 + 400),  # weights and two moments of Adam; frozen ones alone
+        ("ddp", {"strategy": "ddp"}, 3 * 4000 + 400),  # trained: weights and two moments; frozen: weights
         ("fsdp2", {"strategy": "fsdp2"}, (3 * 4000 + 400) / 4),
         ("fsdp2", {"strategy": "fsdp2", "replicas": 2}, (3 * 4000 + 400) / 2),
         ("fsdp2", {"strategy": "fsdp2", "cpu_offload": True}, 0.0),
-        ("zero3", {"strategy": "ddp"}, None),  # its own file says
+        ("zero3", {"strategy": "ddp"}, None),  # determined by DeepSpeed's config
     ],
 )
-def test_the_memory_of_weights_and_adam_by_arithmetic(
-    strategy: str, parallel: dict[str, Any], expected: float | None
-) -> None:
+def test_expected_memory_of_weights_and_adam(strategy: str, parallel: dict[str, Any], expected: float | None) -> None:
     model = nn.Linear(10, 100)  # 1000 weights
     model.bias.requires_grad_(False)
     world = World(0, 4, torch.device("cpu"), "n0")
-    held = metrics._state_gib(config(parallel=parallel), world, run_of(model, strategy))
-    assert held == (None if expected is None else pytest.approx(expected / metrics.GIB))
+    gib = metrics._expected_state_gib(config(parallel=parallel), world, run_of(model, strategy))
+    assert gib == (None if expected is None else pytest.approx(expected / metrics.GIB))
 
 
-FOUND: dict[str, Any] = {
+REPORT: dict[str, Any] = {
     "run_name": "night",
     "model": "qwen2-7b",
     "stack": "native",
@@ -135,33 +142,33 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_the_summary_states_speed_memory_and_loss() -> None:
-    assert metrics.summary_text(FOUND).splitlines() == [
+def test_summary_text() -> None:
+    assert metrics.summary_text(REPORT).splitlines() == [
         "night: qwen2-7b, stack native, fsdp2, bf16 compute",
         "12,346 tok/s/GPU on 16 × NVIDIA H200, MFU 41.3 % of 989.5 TFLOP/s",
         "step p50 0.5000 s, p99 0.6000 s over 20 steps; compile 30.0 s; peak memory 70.0 GiB",
-        "loss 5.0000 → 1.5000 (floor 1.2500); weights random, data generated",
-        "until the first step import 2.0 s, first step 31.5 s",
+        "loss 5.0000 → 1.5000 (entropy bound 1.2500); weights random, data generated",
+        "startup: import 2.0 s, first step 31.5 s",
     ]
 
 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"mfu_percent": None}, "MFU unknown: peak unknown"),
-        ({"replicas": 2}, "fsdp2 of 2 replicas (HSDP)"),
+        ({"mfu_percent": None}, "no MFU: peak unknown"),
+        ({"replicas": 2}, "fsdp2 with 2 replicas (HSDP)"),
         ({"strategy": "ddp", "replicas": 2}, "stack native, ddp, bf16"),
-        ({"allocation_retries": 3}, "gave unused blocks back 3 times"),
+        ({"allocation_retries": 3}, "3 allocator retries"),
         ({"exposed_communication_percent": 7.25}, "exposed communication 7.2 % of a step (profile)"),
         ({"loss_entropy_bound": None}, "→ 1.5000; weights"),
     ],
 )
-def test_the_summary_says_what_is_special(changes: dict[str, Any], part: str) -> None:
-    assert part in metrics.summary_text(FOUND | changes)
-    assert part not in metrics.summary_text(FOUND)
+def test_summary_text_of_special_cases(changes: dict[str, Any], part: str) -> None:
+    assert part in metrics.summary_text(REPORT | changes)
+    assert part not in metrics.summary_text(REPORT)
 
 
-def test_metrics_are_written_for_programs_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics.write(FOUND, tmp_path)
-    assert json.loads((tmp_path / "metrics.json").read_text()) == FOUND
-    assert (tmp_path / "summary.txt").read_text() == metrics.summary_text(FOUND) == capsys.readouterr().err
+def test_metrics_are_written_as_json_and_as_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.write(REPORT, tmp_path)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == REPORT
+    assert (tmp_path / "summary.txt").read_text() == metrics.summary_text(REPORT) == capsys.readouterr().err

@@ -10,30 +10,30 @@ from seatrial.train import text
 from tests.train.test_data import ROWS, write
 
 
-def test_the_layouts_of_rows(tmp_path: Path) -> None:
-    found = text.read_rows(write(tmp_path / "rows.jsonl", ROWS), None)
-    assert found[1] == "### Instruction:\nName a port.\n\n### Response:\nRotterdam"
-    assert found[2] == "### Instruction:\nTranslate.\n\n### Input:\nahoj\n\n### Response:\nahoy"
-    assert found[3] == "### User:\nWho?\n\n### Assistant:\nMe."
+def test_row_layouts(tmp_path: Path) -> None:
+    rows = text.read_rows(write(tmp_path / "rows.jsonl", ROWS), None)
+    assert rows[1] == "### Instruction:\nName a port.\n\n### Response:\nRotterdam"
+    assert rows[2] == "### Instruction:\nTranslate.\n\n### Input:\nahoj\n\n### Response:\nahoy"
+    assert rows[3] == "### User:\nWho?\n\n### Assistant:\nMe."
     assert len(text.read_rows(tmp_path / "rows.jsonl", 2)) == 2
 
 
-def test_a_json_list_says_the_same(tmp_path: Path) -> None:
+def test_a_json_list_equals_jsonl(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(ROWS[1:3]))
     assert text.read_rows(path, None) == text.read_rows(write(tmp_path / "rows.jsonl", ROWS[1:3]), None)
-    for broken, words in (
-        ('[{"text": "cut', "is no JSON"),
+    for broken, message in (
+        ('[{"text": "cut', "is not valid JSON"),
         ('{"text": "one"}', "expected a JSON list"),
         ('["no row"]', "row 1: expected text"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not valid JSON"),
     ):
         path.write_text(broken)
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             text.read_rows(path, None)
 
 
-def test_parquet_says_the_same(tmp_path: Path) -> None:
+def test_parquet_equals_jsonl(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -43,26 +43,26 @@ def test_parquet_says_the_same(tmp_path: Path) -> None:
     )
     cut = (tmp_path / "rows.parquet").read_bytes()[:-20]
     (tmp_path / "rows.parquet").write_bytes(cut)
-    with pytest.raises(UsageError, match="no whole parquet file"):
+    with pytest.raises(UsageError, match="is not a valid parquet file"):
         text.read_rows(tmp_path / "rows.parquet", None)
 
 
-def test_a_file_of_another_suffix_is_refused(tmp_path: Path) -> None:
+def test_other_file_suffixes_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text\na\n")
     with pytest.raises(UsageError, match=r"rows\.csv: expected a \.json, \.jsonl or \.parquet file"):
         text.read_rows(path, None)
 
 
-def test_rows_behind_the_limit_are_not_read(tmp_path: Path) -> None:
+def test_rows_after_the_limit_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"}\nno JSON\n')
     assert text.read_rows(path, 2) == ["a", "b"]
-    with pytest.raises(UsageError, match=r"rows\.jsonl, row 3 is no JSON"):
+    with pytest.raises(UsageError, match=r"rows\.jsonl, row 3 is not valid JSON"):
         text.read_rows(path, 3)
 
 
-def test_a_trained_tokenizer_gives_any_text_back_and_ends_each_row() -> None:
+def test_a_trained_tokenizer_is_lossless_and_ends_each_row() -> None:
     rows = ["The ship sails at dawn.", "naïve 船 \t\n", ""]
     encoder = text.load_tokenizer(None, rows[:1], 300)
     assert encoder.get_vocab_size() <= 300
@@ -73,16 +73,16 @@ def test_a_trained_tokenizer_gives_any_text_back_and_ends_each_row() -> None:
     assert all(end not in row[:-1] for row in encoded)
 
 
-def test_a_vocabulary_needs_all_bytes_and_an_end() -> None:
-    with pytest.raises(UsageError, match="a vocabulary of 256 is too small for text: 257 at least"):
+def test_a_vocabulary_needs_all_bytes_and_an_end_token() -> None:
+    with pytest.raises(UsageError, match="vocab_size 256: expected at least 257"):
         text.load_tokenizer(None, ["a"], 256)
     assert text.load_tokenizer(None, ["a"], 257).get_vocab_size() == 257
 
 
-def test_a_tokenizer_that_knows_no_end_is_refused() -> None:
+def test_a_tokenizer_without_end_token_is_rejected() -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    with pytest.raises(UsageError, match=r"the tokenizer knows none of <\|end\|>, </s>, "):
+    with pytest.raises(UsageError, match=r"<\|end\|>, </s>, "):
         text.encode(Tokenizer(WordLevel({"a": 0})), ["a"])
     assert text.encode(Tokenizer(WordLevel({"a": 0, "<|im_end|>": 1, "</s>": 2})), ["a"]) == [[0, 2]]

@@ -1,4 +1,4 @@
-"""What the figures of a trial say beyond its verdicts. Pure, and above the judge: it changes no outcome."""
+"""Insights from the measurements of a trial: pure functions above the judge that change no outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def trial_insights(
     checks: Mapping[str, Check],
     site: Baseline | None = None,
 ) -> tuple[Insight, ...]:
-    """Every insight of a trial; see ``insights``."""
-    found = links.read(measurements, checks)
-    figures = performance_insights(config, measurements, checks, references_for(found, site), found)
-    return (*figures, *error_counters.insights(measurements))
+    """All insights of a trial: those of performance_insights and of error counters."""
+    trial_links = links.read(measurements, checks)
+    performance = performance_insights(config, measurements, checks, references_for(trial_links, site), trial_links)
+    return (*performance, *error_counters.insights(measurements))

@@ -1,6 +1,6 @@
-"""Which algorithm and protocol NCCL chose for an operation at a size, as the checks read it from its log.
+"""The algorithm and protocol that NCCL selected for an operation at a size, from the facts of checks.
 
-What it chose for another operation, another type or other buffers says nothing: each is looked up as it was measured.
+NCCL's choice depends on operation, dtype and buffers; a choice is used only for a measurement with the same three.
 """
 
 from __future__ import annotations
@@ -13,68 +13,73 @@ from typing import Any
 from seatrial.hardware.links import FactRole, HasFactRoles, measurements_with_roles, role_facts
 from seatrial.model import Measurement, format_bytes, parse_bytes
 
-AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where the log does not say
-OperationKey = tuple[str, str, str]  # operation, type, buffers
-Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # … → size label → way
+AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where not logged
+OperationKey = tuple[str, str, str]  # operation, dtype, buffers
+Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # … → size label → algorithm and protocol
 
-# NCCL's log has them in capitals; the variable by which a person forces one, as here
-_AS_NCCL_ALGO = {
+# Name in NCCL's log → value of NCCL_ALGO
+_NCCL_ALGO_NAMES = {
     "RING": "Ring",
     "TREE": "Tree",
     "NVLS_TREE": "NVLSTree",
     "COLLNET_CHAIN": "CollNetChain",
     "COLLNET_DIRECT": "CollNetDirect",
 }
-_NONE = ("not told", "not measured", "point to point")  # what these checks say where there is none
-_CONTRASTED: OperationKey = ("all_reduce", "float32", "torch's allocator")  # what a contrast measures, and no other
+# Values of the facts where there is no algorithm; "not told" is in records of schema version 1
+_NO_ALGORITHM = ("not logged", "not told", "not measured", "point to point")
+# The only operation that collectives.nccl_settings measures
+_SETTINGS_KEY: OperationKey = ("all_reduce", "float32", "torch's allocator")
 
 
 def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Choices:
-    """Of every operation that a check asked NCCL for; a contrast knows of one, and is all that older runs have."""
-    telling = measurements_with_roles(measurements, checks)
-    chosen: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
-    for by_case in _distinct("contrast_algorithms", telling, checks):
-        chosen.setdefault(_CONTRASTED, {}).update(_ways(_mapping(by_case.get("default"))))
-    for by_operation in _distinct("algorithms", telling, checks):
+    """The choices by operation, dtype, buffers and size.
+
+    Older records have only those of collectives.nccl_settings.
+    """
+    with_facts = measurements_with_roles(measurements, checks)
+    choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
+    for by_setting in _distinct("algorithms_by_setting", with_facts, checks):
+        choices.setdefault(_SETTINGS_KEY, {}).update(_choices_by_size(_mapping(by_setting.get("default"))))
+    for by_operation in _distinct("algorithms", with_facts, checks):
         for operation, choice in by_operation.items():
-            shape = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
-            chosen.setdefault(shape, {}).update(_ways(_mapping(_mapping(choice).get("by_size"))))
-    return chosen
+            key = operation, str(_mapping(choice).get("dtype")), str(_mapping(choice).get("buffers"))
+            choices.setdefault(key, {}).update(_choices_by_size(_mapping(_mapping(choice).get("by_size"))))
+    return choices
 
 
 def _distinct(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[Mapping[str, Any]]:
-    """The facts of this role, once where one node after the other has the same; most ranks have none."""
-    every = (_mapping(value) for _, value in role_facts(role, measurements, checks))
-    return (value for value, _ in groupby(filter(None, every)))
+    """Yield the facts with this role, without consecutive duplicates from several nodes."""
+    values = (_mapping(value) for _, value in role_facts(role, measurements, checks))
+    return (value for value, _ in groupby(filter(None, values)))
 
 
-def choices_for(chosen: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
-    """Those of one measurement, by the type and the buffers that its ``facts`` name."""
-    return chosen.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
+def choices_for(choices: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
+    """The choices by size label for the operation, with dtype and buffers from the measurement's ``facts``."""
+    return choices.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
 
 
-@lru_cache  # of the same sizes each of a thousand nodes tells
+@lru_cache  # a thousand nodes report the same sizes
 def size_label(size: float) -> str:
-    """As checks name a size in their metrics."""
+    """The size as in metric names: the short form where it is exact, else bytes."""
     short = format_bytes(size)
     return f"{int(size)}B" if "." in short or parse_bytes(short) != int(size) else short
 
 
-def _ways(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:
-    """Under the size that was asked for, and under the exact one."""
+def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:
+    """Yield each choice under its requested size and under its exact size."""
     for name, choice in by_size.items():
-        algorithm = str(_mapping(choice).get("algorithm") or _NONE[0])
-        if algorithm.startswith(_NONE):
+        algorithm = str(_mapping(choice).get("algorithm") or _NO_ALGORITHM[0])
+        if algorithm.startswith(_NO_ALGORITHM):
             continue
         protocol = str(choice.get("protocol") or "")
-        way = _AS_NCCL_ALGO.get(algorithm, algorithm), "" if protocol in _NONE else protocol
-        yield name, way
+        pair = _NCCL_ALGO_NAMES.get(algorithm, algorithm), "" if protocol in _NO_ALGORITHM else protocol
+        yield name, pair
         if isinstance(size := choice.get("bytes"), int):
-            yield size_label(size), way
+            yield size_label(size), pair
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Empty where a fact is of another shape, as in a record that was edited: not known."""
+    """The value if it is a mapping; else an empty one, as for an edited record."""
     return value if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""One measured collective: what, among how many, by which way and over which links."""
+"""One measured collective: operation, number of ranks and nodes, NCCL's choices and links."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from seatrial.model import Measurement
 
 NVLINK, PORT = "NVLink of a GPU", "network port"
 _POINT_TO_POINT = ("all_to_all", "send_receive")
-# What is reached of the line rate where a link is all that holds a transfer up. NVLink: what NCCL plans with on an
-# H200, 370.8 of 478.1 GB/s (SKU files say it of others). A port: 384 of 400 Gb/s, oci-hpc's gate on ib_write_bw
-_REACHES = {NVLINK: 0.77, PORT: 0.96}
+# Achievable share of the line rate when the link is the bottleneck. NVLink: NCCL's planned bandwidth on an H200, 370.8
+# of 478.1 GB/s (SKU files have other models). Port: 384 of 400 Gb/s, oci-hpc's threshold for ib_write_bw
+_ACHIEVABLE_SHARE = {NVLINK: 0.77, PORT: 0.96}
 
 
 @dataclass(frozen=True)
 class Collective:
-    """``operation`` is nccl-tests' name of it, whatever the check is called; ``nvls``: whether the switches can sum."""
+    """A measured collective; ``operation``: its name in nccl-tests; ``nvls``: whether the GPU model supports NVLS."""
 
     check: str
     operation: str
     ranks: int
     nodes: int
-    choices: Mapping[str, AlgorithmProtocol]  # size label → algorithm and protocol, by NCCL's log
+    choices: Mapping[str, AlgorithmProtocol]  # size label → algorithm and protocol, from NCCL's log
     links: Links
-    planned_nvlink_gbps: float | None  # GB/s of a GPU's NVLinks that NCCL plans with; None where nobody knows
+    planned_nvlink_gbps: float | None  # GB/s that NCCL plans for a GPU's NVLinks; None: unknown
     nvls: bool = False
 
     def algorithm(self, label: str) -> str:
-        """As NCCL's log names it, else the likeliest: Tree on two nodes (NVIDIA/nccl#812), Ring on one and on many."""
-        likeliest = "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
-        return self.choices[label][0] if label in self.choices else likeliest
+        """The logged algorithm, else NCCL's usual one: Tree on two nodes (NVIDIA/nccl#812), Ring on other counts."""
+        usual = "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
+        return self.choices[label][0] if label in self.choices else usual
 
     def algorithm_text(self, label: str) -> str:
-        """The way of the data, in words, and whether it is known."""
+        """The algorithm as text, marked where it is assumed."""
         if self.operation in _POINT_TO_POINT:
-            return "from point to point"
-        return f"by {self.algorithm(label)}" + ("" if label in self.choices else " (assumed: no log says which)")
+            return "point to point"
+        return f"with {self.algorithm(label)}" + ("" if label in self.choices else " (assumed, not in the log)")
 
     def intra_node_algorithm(self, label: str, expected: float) -> str:
-        """The algorithm inside a node that comes to the ``expected`` GB/s of busbw.
+        """The algorithm inside a node that can reach the ``expected`` busbw in GB/s.
 
-        Where no log names it, and Ring would take more of the NVLinks than there is, the switches sum.
+        Without a log it is NVLS if Ring would need more than the NVLinks can carry.
         """
         algorithm, line = self.algorithm(label), self.links.nvlink_gbps
         if line is None or label in self.choices or not self.nvls or self.operation != "all_reduce":
@@ -53,22 +53,30 @@ class Collective:
         return "NVLS" if needed > self.achievable_gbps(NVLINK, line) else algorithm
 
     def achievable_gbps(self, link: str, rate: float) -> float:
-        """GB/s of a link, with this line rate, where it is all that holds a collective up."""
-        return self.planned_nvlink_gbps if self.planned_nvlink_gbps and link == NVLINK else _REACHES[link] * rate
+        """Bandwidth in GB/s of a link with line rate ``rate`` (GB/s) when it is the bottleneck of a collective."""
+        return (
+            self.planned_nvlink_gbps if self.planned_nvlink_gbps and link == NVLINK else _ACHIEVABLE_SHARE[link] * rate
+        )
 
 
 def collective_from(
-    measurement: Measurement, operation: str, ways: Mapping[str, AlgorithmProtocol], links: Links, known: References
+    measurement: Measurement,
+    operation: str,
+    choices: Mapping[str, AlgorithmProtocol],
+    links: Links,
+    references: References,
 ) -> Collective | None:
-    """None for what is not a collective over NCCL."""
+    """The collective of a measurement; None if it is not a collective over NCCL."""
     facts = measurement.facts
     ranks, nodes = facts.get("world_size"), facts.get("nodes")
     if not operation or facts.get("backend") != "nccl":
         return None
     if not isinstance(ranks, int) or not isinstance(nodes, int) or ranks < 2:
         return None
-    sku = known.sku(str(facts.get("gpu") or ""))
+    sku = references.sku(str(facts.get("gpu") or ""))
     if isinstance(sku, str):
-        return Collective(measurement.check, operation, ranks, nodes, ways, links, None)
+        return Collective(measurement.check, operation, ranks, nodes, choices, links, None)
     spec = sku.spec.get("nvlink_nccl")
-    return Collective(measurement.check, operation, ranks, nodes, ways, links, spec.value if spec else None, sku.nvls)
+    return Collective(
+        measurement.check, operation, ranks, nodes, choices, links, spec.value if spec else None, sku.nvls
+    )

@@ -1,4 +1,4 @@
-"""What the figures say beyond verdicts: time over size, the link that binds, shares of a peak, what a gate can see."""
+"""Insights on measured collectives: latency fit, bandwidth limit and detectable faults."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from seatrial.analysis import algorithms as choices
-from seatrial.analysis import latency_fit
-from seatrial.analysis import sensitivity as gates
+from seatrial.analysis import algorithms, latency_fit, sensitivity
 from seatrial.analysis.algorithms import size_label
-from seatrial.analysis.collective import NVLINK, PORT, Collective
-from seatrial.analysis.collective import collective_from as scene_of
+from seatrial.analysis.collective import NVLINK, PORT, Collective, collective_from
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -19,112 +16,120 @@ from seatrial.hardware.references import References
 from seatrial.judge.peaks import achieved_over_peak
 from seatrial.model import Insight, Measurement, Series, format_bytes
 
-_BINDS = 0.9  # of that: under it, something else holds it up
-# A line that misses a point by more is not the line of those points
-_NO_LINE = 0.15
+_SATURATED = 0.9  # share of the achievable bandwidth from which a link counts as the bottleneck
+_MAX_FIT_ERROR = 0.15  # above it, the sizes belong to more than one protocol regime
 
 
 def performance_insights(
     config: Config,
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
-    known: References,
+    references: References,
     links: Links,
 ) -> tuple[Insight, ...]:
-    """Every insight of a trial: of collectives in their order, then of peaks."""
-    chosen = choices.read_choices(measurements, checks)
-    gathered: list[Insight] = [*gates.comparison_insights(measurements, checks, links)]
-    gathered += gates.per_node_insights(measurements, config, checks, known, links)
-    timing = {name: check for name, check in checks.items() if check.operation}
-    for measurement in (one for one in measurements if one.series and one.check in timing):
-        series = {one.name: one for one in measurement.series}  # one of thousands of ranks has the curves
-        operation = timing[measurement.check].operation
-        scene = scene_of(
-            measurement, operation, choices.choices_for(chosen, operation, measurement.facts), links, known
-        )
-        if scene and {"cuda_graph_busbw", "cuda_graph_latency"} <= set(series):
-            gathered += _latency(scene, series["cuda_graph_busbw"], series["cuda_graph_latency"])
-        if scene and {"busbw", "latency"} <= set(series):
+    """The insights on thresholds, collectives and peak performance."""
+    choices = algorithms.read_choices(measurements, checks)
+    insights: list[Insight] = [*sensitivity.comparison_insights(measurements, checks, links)]
+    insights += sensitivity.per_node_insights(measurements, config, checks, references, links)
+    operations = {name: check.operation for name, check in checks.items() if check.operation}
+    for measurement in measurements:
+        if not measurement.series or measurement.check not in operations:  # only one of all ranks has the curves
+            continue
+        series = {curve.name: curve for curve in measurement.series}
+        operation = operations[measurement.check]
+        operation_choices = algorithms.choices_for(choices, operation, measurement.facts)
+        collective = collective_from(measurement, operation, operation_choices, links, references)
+        if collective and {"cuda_graph_busbw", "cuda_graph_latency"} <= set(series):
+            insights += _latency(collective, series["cuda_graph_busbw"], series["cuda_graph_latency"])
+        if collective and {"busbw", "latency"} <= set(series):
             busbw = series["busbw"]
-            gathered += _limiter(scene, busbw)
-            reached = {f"busbw.{size_label(x)}": y for x, y in zip(busbw.x, busbw.y, strict=True)}
-            gathered += gates.threshold_insights(scene, measurement.facts, reached, config, checks, known)
-    return (*gathered, *achieved_over_peak(measurements, checks, known))
+            insights += _bandwidth_limit(collective, busbw)
+            measured = {f"busbw.{size_label(x)}": y for x, y in zip(busbw.x, busbw.y, strict=True)}
+            insights += sensitivity.threshold_insights(
+                collective, measurement.facts, measured, config, checks, references
+            )
+    return (*insights, *achieved_over_peak(measurements, checks, references))
 
 
-def _latency(scene: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
-    """Time over size in a CUDA graph, which goes down to the smallest sizes: its line meets the axis at the latency."""
+def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
+    """Latency α and bandwidth β of each regime, from the times in a CUDA graph, which include the smallest sizes."""
     points = [
-        (size, us, "/".join(filter(None, scene.choices.get(size_label(size), ()))))
+        (size, us, "/".join(filter(None, collective.choices.get(size_label(size), ()))))
         for size, us in zip(latency.x, latency.y, strict=True)
         if us > 0
     ]
     lines = latency_fit.fit_regimes(points)
     if not lines or len(busbw.x) != len(latency.x):
         return
-    factor = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]  # busbw over algbw
-    text = "; ".join(_line(line, factor) for line in lines)
+    factor = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]  # busbw / algbw
+    text = "; ".join(_line_text(line, factor) for line in lines)
     regimes = [{**asdict(line), "sizes": list(line.sizes)} for line in lines]
     values: dict[str, Any] = {"busbw_over_algbw": factor, "regimes": regimes}
-    yield Insight(check=scene.check, title="latency", text=f"T = α + S/β, in a CUDA graph: {text}", values=values)
+    yield Insight(check=collective.check, title="latency", text=f"T = α + S/β, in a CUDA graph: {text}", values=values)
 
 
-def _line(line: latency_fit.FittedLine, factor: float) -> str:
-    span = f"{format_bytes(line.sizes[0])} to {format_bytes(line.sizes[-1])}"
-    where = f"{line.regime}, {span}" if line.regime else span
-    alpha = f"α {line.alpha_us:.3g} µs" if line.alpha_us else "α too small to be seen"
+def _line_text(line: latency_fit.FittedLine, factor: float) -> str:
+    sizes = f"{format_bytes(line.sizes[0])} to {format_bytes(line.sizes[-1])}"
+    regime = f"{line.regime}, {sizes}" if line.regime else sizes
+    alpha = f"α {line.alpha_us:.3g} µs" if line.alpha_us else "α too small to measure"
     beta = f"β {line.gbps * factor:.4g} GB/s busbw" if line.gbps else "time does not grow with size"
-    bent = ": more than one protocol regime" if line.max_relative_error > _NO_LINE else ""
-    return f"{where}: {alpha}, {beta}, max fit error {line.max_relative_error:.1%} over {len(line.sizes)} sizes{bent}"
-
-
-def _limiter(scene: Collective, busbw: Series) -> Iterator[Insight]:
-    """What each link carries at the largest size, beside its line rate, and which of them holds it up."""
-    label, value = size_label(busbw.x[-1]), busbw.y[-1]
-    loads = _loads(scene, label)
-    if not loads:
-        why = "no line rate of NVLinks or network ports is known"
-        text = f"what limits {value:.4g} GB/s at {label} is not known: {why}"
-        yield Insight(check=scene.check, title="binding link", text=text, values={"limiter": "unknown"})
-        return
-    shares = {name: value * share / rate for name, (share, rate) in loads.items()}
-    carried = []
-    for link, (share, rate) in loads.items():
-        of_plan = ""
-        if scene.planned_nvlink_gbps and link == NVLINK:
-            of_plan = f", {value * share / scene.planned_nvlink_gbps:.0%} of the {scene.planned_nvlink_gbps:g} that NCCL plans with"
-        carried.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_plan})")
-    limiter = _binding(scene, loads, value)
-    none = (
-        "no known link is near what NCCL reaches on it: the protocol, the GPUs' own pace or something unknown limits it"
+    poor_fit = ": more than one protocol regime" if line.max_relative_error > _MAX_FIT_ERROR else ""
+    return (
+        f"{regime}: {alpha}, {beta}, max fit error {line.max_relative_error:.1%} over {len(line.sizes)} sizes{poor_fit}"
     )
-    end = f"limited by {limiter}" if limiter != "unknown" else none
-    text = f"{value:.4g} GB/s busbw at {label} {scene.algorithm_text(label)}: {'; '.join(carried)}; {end}"
+
+
+def _bandwidth_limit(collective: Collective, busbw: Series) -> Iterator[Insight]:
+    """The load of each link at the largest size, relative to its line rate, and the link that limits the bandwidth."""
+    label, value = size_label(busbw.x[-1]), busbw.y[-1]
+    loads = _link_loads(collective, label)
+    if not loads:
+        text = f"{value:.4g} GB/s at {label}: limit unknown, no line rate of NVLinks or network ports was read"
+        yield Insight(check=collective.check, title="bandwidth limit", text=text, values={"limiter": "unknown"})
+        return
+    shares = {link: value * share / rate for link, (share, rate) in loads.items()}
+    load_texts = []
+    for link, (share, rate) in loads.items():
+        planned, of_planned = collective.planned_nvlink_gbps, ""
+        if planned and link == NVLINK:
+            of_planned = f", {value * share / planned:.0%} of NCCL's planned {planned:g} GB/s"
+        load_texts.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_planned})")
+    limiter = _limiter(collective, loads, value)
+    if limiter == "unknown":
+        conclusion = "no link saturated; limited by protocol, GPU or unknown"
+    else:
+        conclusion = f"limited by {limiter}"
+    text = (
+        f"{value:.4g} GB/s busbw at {label} {collective.algorithm_text(label)}: {'; '.join(load_texts)}; {conclusion}"
+    )
     values: dict[str, Any] = {
         "limiter": limiter,
         "shares": shares,
-        "algorithm": scene.choices[label][0] if label in scene.choices else None,
+        "algorithm": collective.choices[label][0] if label in collective.choices else None,
     }
-    yield Insight(check=scene.check, title="binding link", text=text, values=values)
+    yield Insight(check=collective.check, title="bandwidth limit", text=text, values=values)
 
 
-def _binding(scene: Collective, loads: Mapping[str, tuple[float, float]], value: float) -> str:
-    """The links that are near what NCCL reaches on them; where none is, the slow path of which NCCL told."""
-    of_reach = {name: value * share / scene.achievable_gbps(name, rate) for name, (share, rate) in loads.items()}
-    if near := [name for name, reached in of_reach.items() if reached >= _BINDS]:
-        return " or ".join(near)
-    if scene.nodes > 1 and scene.links.network == "tcp":
+def _limiter(collective: Collective, loads: Mapping[str, tuple[float, float]], value: float) -> str:
+    """The saturated links; without any, the slow transport in NCCL's log; else ``unknown``."""
+    utilization = {
+        link: value * share / collective.achievable_gbps(link, rate) for link, (share, rate) in loads.items()
+    }
+    if saturated := [link for link, share in utilization.items() if share >= _SATURATED]:
+        return " or ".join(saturated)
+    if collective.nodes > 1 and collective.links.network == "tcp":
         return "the network (TCP sockets)"
-    return "PCIe and host memory (transport SHM)" if "SHM" in scene.links.intra_node_transports else "unknown"
+    return "PCIe and host memory (transport SHM)" if "SHM" in collective.links.intra_node_transports else "unknown"
 
 
-def _loads(scene: Collective, label: str) -> dict[str, tuple[float, float]]:
-    """Link → what it carries over the bus bandwidth, and its line rate in GB/s."""
-    links, algorithm = scene.links, scene.algorithm(label)
+def _link_loads(collective: Collective, label: str) -> dict[str, tuple[float, float]]:
+    """Link → ratio of its load to the bus bandwidth, and its line rate in GB/s."""
+    links, algorithm = collective.links, collective.algorithm(label)
+    operation, ranks, nodes = collective.operation, collective.ranks, collective.nodes
     loads = {}
-    if links.nvlink_gbps and scene.ranks > scene.nodes:
-        loads[NVLINK] = (nvlink_to_busbw_ratio(scene.operation, algorithm, scene.ranks, scene.nodes), links.nvlink_gbps)
-    share = network_to_busbw_ratio(scene.operation, algorithm, scene.ranks, scene.nodes) if scene.nodes > 1 else None
-    if links.ports and links.network == "rdma" and share is not None:
-        loads[PORT] = (share / links.ports.count, links.ports.gbps / 8)
+    if links.nvlink_gbps and ranks > nodes:
+        loads[NVLINK] = (nvlink_to_busbw_ratio(operation, algorithm, ranks, nodes), links.nvlink_gbps)
+    ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) if nodes > 1 else None
+    if links.ports and links.network == "rdma" and ratio is not None:
+        loads[PORT] = (ratio / links.ports.count, links.ports.gbps / 8)
     return loads

@@ -1,6 +1,7 @@
-"""Each operation once at each size, so that NCCL writes down which way it takes: algorithm, protocol, channels.
+"""Runs each collective operation once per size and records which part of NCCL's log describes it.
 
-``python -m seatrial.bench.algorithms TASK``, started beside each rank by ``anew.ask_anew``; prints a JSON document.
+``python -m seatrial.bench.algorithms TASK``, started beside each rank by ``child_ranks.run_child_ranks``; prints JSON.
+NCCL logs algorithm, protocol and number of channels of each operation.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, collective_api
 from seatrial.bench.rank import min_free_memory
 
-ROOM = 0.7  # of the free memory may be the buffers: NCCL needs some too
+MEMORY_SHARE = 0.7  # of the free memory, for buffers; NCCL needs the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """``task``: ``asks``, each with ``operation``, ``size`` in bytes, ``dtype`` and ``buffers``.
+    """Return ``log``, the path of NCCL's log, and ``log_ranges``, one list per item of ``task["requests"]``.
 
-    Where NCCL's log is and, for each of these, ``told``: its exact bytes, and from which byte to which the log is about
-    it; without the latter two where it does not fit into memory.
+    A request has ``operation``, ``size`` in bytes, ``dtype`` and ``buffers``. Its list is [exact size in bytes, first
+    byte of its log lines, end of its log lines], or [exact size] if the buffers do not fit into memory.
     """
     log, target = group.nccl_log_path(), torch.device(device)
-    room = ROOM * min_free_memory(device)  # of all: all make the same calls
-    return {"log": str(log), "told": [_once(ask, target, log, room) for ask in task["asks"]]}
+    limit = MEMORY_SHARE * min_free_memory(device)  # the same on all ranks: all must make the same calls
+    return {"log": str(log), "log_ranges": [_run_once(request, target, log, limit) for request in task["requests"]]}
 
 
-def _once(ask: Mapping[str, Any], device: torch.device, log: Path, room: float) -> list[int]:
-    operation, dtype = OPERATIONS[ask["operation"]], DTYPES[ask["dtype"]]
-    count = operation.element_count(ask["size"], dtype.itemsize, dist.get_world_size())
+def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, limit: float) -> list[int]:
+    operation, dtype = OPERATIONS[request["operation"]], DTYPES[request["dtype"]]
+    count = operation.element_count(request["size"], dtype.itemsize, dist.get_world_size())
     size = count * dtype.itemsize
-    if size * (1 if operation.in_place else 2) > room:
+    if size * (1 if operation.in_place else 2) > limit:
         return [size]
-    source = buffer_allocator(ask["buffers"], device)
-    prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
-    with source.registration():
-        start = _written(log)
+    allocator = buffer_allocator(request["buffers"], device)
+    prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))
+    with allocator.registration():
+        start = _log_size(log)
         prepared.run()
         collective_api(device).wait()
-        end = _written(log)
-    del prepared  # its buffers, before the pool that they are of
+        end = _log_size(log)
+    del prepared  # frees its buffers before the memory pool that holds them
     return [size, start, end]
 
 
-def _written(log: Path) -> int:
-    """NCCL writes line by line; gloo writes none."""
+def _log_size(log: Path) -> int:
+    """Bytes in the log so far; NCCL writes line by line, gloo writes no log."""
     return log.stat().st_size if log.is_file() else 0
 
 

@@ -1,7 +1,7 @@
-"""Where the buffers of an operation come from: torch's allocator, or NCCL's own, which nccl-tests uses.
+"""Allocators for the buffers of an operation: torch's, or NCCL's own, which nccl-tests uses.
 
-Which one it is decides what NCCL may do with them: memory of cudaMalloc, as torch's allocator takes it, cannot be
-registered with every transport (NCCL User Guide, User Buffer Registration).
+torch allocates by cudaMalloc; NCCL cannot register that memory with every transport (NCCL User Guide, User Buffer
+Registration).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from seatrial.model import SeatrialError
 ALLOCATORS = {
     "torch": "torch's allocator",
     "nccl": "NCCL's allocator (ncclMemAlloc)",
-    "nccl_registered": "NCCL's allocator (ncclMemAlloc), registered with the communicator",
+    "registered": "NCCL's allocator (ncclMemAlloc), registered with the communicator",
 }
 
 
 class TorchAllocator:
-    """Buffers as a training has them."""
+    """Allocates with torch's allocator, as training does."""
 
     def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(count, dtype=dtype, device=device)
@@ -34,22 +34,23 @@ class TorchAllocator:
 
 
 class NcclAllocator:
-    """Buffers of a pool that NCCL allocates. The pool must outlive them: drop them first.
+    """Allocates from a memory pool of NCCL's allocator; the buffers must be deleted before this object.
 
-    Raises SeatrialError where NCCL does not move the data, or has no allocator.
+    Raises SeatrialError if the backend is not NCCL, or NCCL has no allocator.
     """
 
     def __init__(self, device: torch.device, *, register: bool) -> None:
         if dist.get_backend() != dist.Backend.NCCL:
             raise SeatrialError(
-                f"the option buffers asks for NCCL's allocator, and here {dist.get_backend()} moves the data: "
-                "it has none; leave buffers at torch"
+                f"option buffers requests NCCL's allocator, but the backend is {dist.get_backend()}; use buffers=torch"
             )
         self._backend, self._register = process_group_backend(device), register
         try:
             self._pool = torch.cuda.MemPool(self._backend.mem_allocator)
         except RuntimeError as error:
-            raise SeatrialError(f"the option buffers asks for NCCL's allocator, and it has none: {error}") from error
+            raise SeatrialError(
+                f"option buffers requests NCCL's allocator, which this NCCL does not have: {error}; use buffers=torch"
+            ) from error
 
     def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         with torch.cuda.use_mem_pool(self._pool, device):
@@ -57,7 +58,7 @@ class NcclAllocator:
 
     @contextmanager
     def registration(self) -> Iterator[None]:
-        """Registers, where that is wanted, what was allocated by now."""
+        """Register the buffers allocated so far while the block runs, if ``register`` is set."""
         if not self._register:
             yield
             return
@@ -69,6 +70,6 @@ class NcclAllocator:
             self._backend.deregister_mem_pool(self._pool)
 
 
-def buffer_allocator(source: str, device: torch.device) -> TorchAllocator | NcclAllocator:
-    """``source`` is a key of SOURCES."""
-    return TorchAllocator() if source == "torch" else NcclAllocator(device, register=source == "nccl_registered")
+def buffer_allocator(name: str, device: torch.device) -> TorchAllocator | NcclAllocator:
+    """The allocator for ``name``, a key of ALLOCATORS."""
+    return TorchAllocator() if name == "torch" else NcclAllocator(device, register=name == "registered")

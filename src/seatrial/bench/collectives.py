@@ -1,10 +1,10 @@
-"""Measures one collective operation: time, bandwidth by nccl-tests' definitions, and whether the result is right.
+"""Measures one collective operation: time, bandwidth by nccl-tests' definitions, and correctness of the result.
 
-Three ways of timing, which answer three questions and must not be mixed:
+There are three timing modes; their results are not comparable with each other:
 
-- ``measure`` (parity): how long do many, one after the other? As nccl-tests times them, and comparable to it.
-- ``measure_replayed`` (device): how long does the device take, without what the host needs to start each one?
-- ``measure_each`` (distribution): how long does each take, how unlike are they, and who is late?
+- ``measure_back_to_back``: many operations in sequence, as nccl-tests does by default.
+- ``measure_cuda_graph``: operations in a CUDA graph, without launch overhead of the host (nccl-tests -G).
+- ``measure_each_operation`` (mode percentiles): each operation separately, for its distribution and the slowest rank.
 
 Everything here needs an open process group (``bench.group``) and is called by all ranks together.
 """
@@ -36,36 +36,37 @@ from seatrial.util.text import and_more
 
 T = TypeVar("T")
 
-# Long against the 1 ms that ranks need to agree, and against what surrounds the operations of a window (with 20 ms
-# all-reduce of 64 MiB on H200 was 1.1 % under nccl-tests', with 50 ms 0.03 % over: docs/results); ten fit in LEAST_S
+# Much longer than the 1 ms that ranks need to agree and than the fixed overhead of a window. All-reduce of 64 MiB on
+# H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results). Ten fit in MIN_TIMED_S.
 WINDOW_S = 0.05
-# Ten windows may agree and still be one moment: medians of 0.2 s were up to 3.6 % apart (all-to-all of 64 MiB, 4 H200)
+# Ten consecutive windows may agree by chance: medians over 0.2 s differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
 MIN_TIMED_S = 0.5
-MAX_WINDOWS = 200  # enough for any percentile a report shows; a longer load has longer windows, not more of them
+MAX_WINDOWS = 200  # enough for any percentile in a report; a longer load uses longer windows
 
-OPERATIONS_PER_GRAPH = 100  # operations: against them, what starting the graph takes is lost
-PERCENTILE_SAMPLES = 300  # the 99th percentile is known from 299 on (one-sided 95 %, order statistics)
+OPERATIONS_PER_GRAPH = 100  # makes the launch time of the graph negligible
+PERCENTILE_SAMPLES = 300  # the 99th percentile needs at least 299 (one-sided 95 %, order statistics)
 
-_NAMED = 4  # ranks in a sentence
+_MAX_LISTED_RANKS = 4  # in an error message
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 TIMING = (
     "back-to-back operations by the host clock from the first call to the end of the last, after a one-element "
-    "all-reduce that aligns the ranks: as nccl-tests times them, but in the same memory again and again, of which the "
-    "L2 holds what fits, where nccl-tests moves on through buffers of its largest size"
+    "all-reduce that aligns the ranks, as in nccl-tests; every operation uses the same buffers, so L2 caches them as "
+    "far as they fit (nccl-tests cycles through buffers of its largest size)"
 )
 
 
 class AllocationError(Exception):
-    """A buffer did not fit on some ranks; raised on all of them. ``refusals`` says why, by rank."""
+    """Buffers did not fit into memory on some ranks, by rank in ``reasons``; raised on all ranks."""
 
-    def __init__(self, refusals: dict[int, str]) -> None:
-        self.reasons = refusals
-        super().__init__(f"no memory on {self.summary()}")
+    def __init__(self, reasons: dict[int, str]) -> None:
+        self.reasons = reasons
+        super().__init__(f"out of memory on {self.summary()}")
 
-    def summary(self, called: Callable[[int], str] = "rank {}".format) -> str:
-        """Where and why, of the first few ranks: every rank tells it, and there may be thousands."""
-        return and_more([f"{called(rank)}: {why}" for rank, why in self.reasons.items()], _NAMED, "; ")
+    def summary(self, rank_name: Callable[[int], str] = "rank {}".format) -> str:
+        """The first few ranks with their reasons: every one of thousands of ranks may print this."""
+        texts = [f"{rank_name(rank)}: {reason}" for rank, reason in self.reasons.items()]
+        return and_more(texts, _MAX_LISTED_RANKS, "; ")
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,12 @@ class Timings:
 
     @property
     def window_means(self) -> tuple[float, ...]:
-        """One figure a window, the mean over ranks: the default of nccl-tests (``-a 1``)."""
+        """Mean over ranks of each window, as nccl-tests by default (``-a 1``)."""
         return tuple(fmean(window) for window in self.windows)
 
     @property
     def window_maxima(self) -> tuple[float, ...]:
-        """One figure a window, the slowest rank's: what a step of training waits for (``-a 3`` of nccl-tests)."""
+        """Maximum over ranks of each window, which a training step waits for (``-a 3`` of nccl-tests)."""
         return tuple(max(window) for window in self.windows)
 
     @property
@@ -104,14 +105,14 @@ class Timings:
 
     @property
     def most_often_slowest_rank(self) -> tuple[int, float]:
-        """The rank that took longest in most windows, and in which share of them."""
+        """The rank that was slowest in the most windows, and the share of windows in which it was."""
         ((rank, count),) = Counter(window.index(max(window)) for window in self.windows).most_common(1)
         return rank, count / len(self.windows)
 
 
 @dataclass(frozen=True)
 class CollectiveResult:
-    """One operation at one size, in exact bytes: its times, and the ranks whose data was wrong."""
+    """One operation at one exact size in bytes: its times, and mismatches by rank."""
 
     size: int
     timings: Timings
@@ -119,7 +120,7 @@ class CollectiveResult:
 
 
 def algorithm_bandwidth(size: int, seconds: float) -> float:
-    """GB/s (1e9 B) of a buffer of ``size`` bytes: S / t (nccl-tests, doc/PERFORMANCE.md)."""
+    """Algorithm bandwidth S / t in GB/s (1e9 B) of a buffer of ``size`` bytes (nccl-tests, doc/PERFORMANCE.md)."""
     return size / seconds / 1e9
 
 
@@ -133,57 +134,57 @@ def measure_back_to_back(
     *,
     buffers: str = "torch",
 ) -> CollectiveResult:
-    """Time ``operation`` at about ``size`` bytes as ``time_operation`` does, then check one result bit by bit.
+    """Time ``operation`` at about ``size`` bytes with ``time_operation``, then check one result bit by bit.
 
-    ``buffers`` is a key of ``buffers.SOURCES``. Raises NoMemory on all ranks when they do not fit on one of them,
-    SeatrialError where there is no such source.
+    ``buffers`` is a key of ``buffers.ALLOCATORS``. Raises AllocationError on all ranks if the buffers do not fit on one
+    of them, SeatrialError if that allocator is not available.
     """
 
-    def time_it(prepared: PreparedOperation, target: torch.device) -> Timings:
+    def time_back_to_back(prepared: PreparedOperation, target: torch.device) -> Timings:
         return time_operation(prepared.run, target, seconds, min_seconds)
 
-    return _measure(operation, size, dtype, device, buffers, time_it)
+    return _measure(operation, size, dtype, device, buffers, time_back_to_back)
 
 
 def measure_cuda_graph(
     operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
 ) -> CollectiveResult:
-    """As ``measure``, of operations in a CUDA graph, which the device starts by itself; NCCL only."""
+    """As ``measure_back_to_back``, with the operations in a CUDA graph; NCCL only."""
 
-    def time_it(prepared: PreparedOperation, target: torch.device) -> Timings:
-        time_window(prepared.run, 1, target)  # connections and buffers are made before the capture
+    def time_graphs(prepared: PreparedOperation, target: torch.device) -> Timings:
+        time_window(prepared.run, 1, target)  # sets up connections and NCCL's buffers before the capture
         count = max(1, min(OPERATIONS_PER_GRAPH, ceil(WINDOW_S / _estimate(prepared.run, target))))
         with _captured(prepared.run, count) as replay:
             graphs = time_operation(replay, target, seconds)
         windows = tuple(tuple(value / count for value in window) for window in graphs.windows)
         return replace(graphs, windows=windows, per_window=count * graphs.per_window, warmup=count * graphs.warmup)
 
-    return _measure(operation, size, dtype, device, buffers, time_it, replayed=True)
+    return _measure(operation, size, dtype, device, buffers, time_graphs, in_graph=True)
 
 
 def measure_each_operation(
     operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
 ) -> CollectiveResult:
-    """Time every one of SAMPLES operations, or of as many as ``seconds`` allow: a window is one of them."""
+    """Time each of PERCENTILE_SAMPLES operations, or as many as fit into ``seconds``; a window is one operation."""
 
-    def time_it(prepared: PreparedOperation, target: torch.device) -> Timings:
+    def time_single_operations(prepared: PreparedOperation, target: torch.device) -> Timings:
         time_window(prepared.run, 1, target)
         count = max(1, min(PERCENTILE_SAMPLES, int(seconds / _estimate(prepared.run, target))))
         by_rank = gather(_time_each(prepared.run, count, target))
         return Timings(tuple(zip(*by_rank, strict=True)), per_window=1, warmup=4)
 
-    return _measure(operation, size, dtype, device, buffers, time_it)
+    return _measure(operation, size, dtype, device, buffers, time_single_operations)
 
 
 def check_data(
     operation: Operation, size: int, dtype: str, device: str, *, buffers: str = "torch"
 ) -> dict[int, Mismatch]:
-    """What is wrong, by rank, when ``operation`` moves about ``size`` bytes once; nothing is timed. Raises NoMemory."""
-    kind, target = DTYPES[dtype], torch.device(device)
-    count = operation.element_count(size, kind.itemsize, dist.get_world_size())
-    source = buffer_allocator(buffers, target)
-    prepared = _prepare(operation, count, kind, target, source)
-    with source.registration():
+    """Run ``operation`` once at about ``size`` bytes without timing; the mismatches by rank. Raises AllocationError."""
+    torch_dtype, target = DTYPES[dtype], torch.device(device)
+    count = operation.element_count(size, torch_dtype.itemsize, dist.get_world_size())
+    allocator = buffer_allocator(buffers, target)
+    prepared = _prepare(operation, count, torch_dtype, target, allocator)
+    with allocator.registration():
         return _check_result(prepared, prepared.run)
 
 
@@ -195,14 +196,14 @@ def _measure(
     buffers: str,
     time_it: Callable[[PreparedOperation, torch.device], Timings],
     *,
-    replayed: bool = False,
+    in_graph: bool = False,
 ) -> CollectiveResult:
-    kind, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
-    count = operation.element_count(size, kind.itemsize, ranks)
-    # the pool outlives what is allocated from it, which ends with the call
-    source = buffer_allocator(buffers, target)
-    timings, mismatches = _time_and_check(operation, count, kind, target, source, time_it, replayed)
-    return CollectiveResult(count * kind.itemsize, timings, mismatches)
+    torch_dtype, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
+    count = operation.element_count(size, torch_dtype.itemsize, ranks)
+    # The allocator's memory pool must outlive its buffers, which are freed when _time_and_check returns
+    allocator = buffer_allocator(buffers, target)
+    timings, mismatches = _time_and_check(operation, count, torch_dtype, target, allocator, time_it, in_graph)
+    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
 
 
 def _time_and_check(
@@ -210,26 +211,26 @@ def _time_and_check(
     count: int,
     dtype: torch.dtype,
     device: torch.device,
-    source: TorchAllocator | NcclAllocator,
+    allocator: TorchAllocator | NcclAllocator,
     time_it: Callable[[PreparedOperation, torch.device], Timings],
-    replayed: bool,
+    in_graph: bool,
 ) -> tuple[Timings, dict[int, Mismatch]]:
-    prepared = _prepare(operation, count, dtype, device, source)
-    with source.registration():
+    prepared = _prepare(operation, count, dtype, device, allocator)
+    with allocator.registration():
         timings = time_it(prepared, device)
-        if not replayed:
+        if not in_graph:
             return timings, _check_result(prepared, prepared.run)
         with _captured(prepared.run, 1) as replay:
             return timings, _check_result(prepared, replay)
 
 
 def _check_result(prepared: PreparedOperation, run: Callable[[], object]) -> dict[int, Mismatch]:
-    """Run once on known data: what is wrong, by rank."""
-    fill_with_nan(prepared.received)  # before the rest: in place, what is sent lies in there
+    """Call ``run`` once on known data; the mismatches by rank."""
+    fill_with_nan(prepared.received)  # first: in place, ``sent`` is part of ``received``
     fill_input(prepared.sent, dist.get_rank(), prepared.summed_ranks)
     run()
-    found = gather(verify(prepared.received, prepared.summed_ranks, prepared.expected))
-    return {rank: mismatch for rank, mismatch in enumerate(found) if mismatch}
+    mismatches = gather(verify(prepared.received, prepared.summed_ranks, prepared.expected))
+    return {rank: mismatch for rank, mismatch in enumerate(mismatches) if mismatch}
 
 
 def time_operation(
@@ -237,29 +238,29 @@ def time_operation(
 ) -> Timings:
     """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
 
-    Not before LEAST_S or ``at_least`` seconds of timed operations, however: a burn-in is to last. All ranks see all
-    times, so all take the same decisions and run the same number of operations.
+    Timing lasts at least MIN_TIMED_S and ``min_seconds`` (for a burn-in). All ranks get the times of all ranks, so that
+    all run the same number of operations.
     """
     window_s = max(WINDOW_S, min_seconds / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
     warmup, per_window = 1, 1
-    for _ in range(2):  # a guess from one operation, then a better one from a window of them
+    for _ in range(2):  # estimate from one operation, then from a window
         estimate = max(gather(time_window(operation, per_window, device)))
         warmup += per_window
         per_window = max(1, ceil(window_s / estimate))
     windows: list[tuple[float, ...]] = []
     spent = 0.0
-    while spent < min_seconds or not _enough(windows, spent, seconds):
+    while spent < min_seconds or not _is_complete(windows, spent, seconds):
         windows.append(tuple(gather(time_window(operation, per_window, device))))
         spent += max(windows[-1]) * per_window
     return Timings(tuple(windows), per_window, warmup)
 
 
 def time_window(operation: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds per operation of ``count`` back to back on this rank, to the end of the last."""
+    """Seconds per operation on this rank: ``count`` operations back to back, until the last has ended."""
     wait = collective_api(device).wait
     _align(device)
-    with gc_paused():  # it would stop the host for as long as hundreds of small operations take
+    with gc_paused():  # a collection takes as long as hundreds of small operations
         start = time.perf_counter()
         for _ in range(count):
             operation()
@@ -268,10 +269,10 @@ def time_window(operation: Callable[[], object], count: int, device: torch.devic
 
 
 def _time_each(operation: Callable[[], object], count: int, device: torch.device) -> list[float]:
-    """Seconds of each of ``count`` operations back to back on this rank: between two events of its stream."""
+    """Seconds of each of ``count`` back-to-back operations on this rank, between CUDA events (host clock on CPUs)."""
     wait = collective_api(device).wait
     _align(device)
-    with gc_paused():  # it would stop the host for as long as hundreds of small operations take
+    with gc_paused():  # a collection takes as long as hundreds of small operations
         if device.type != "cuda":
             ends = [time.perf_counter()]
             for _ in range(count):
@@ -288,12 +289,12 @@ def _time_each(operation: Callable[[], object], count: int, device: torch.device
 
 
 def _estimate(operation: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one operation on the slowest rank, from three: the same on all ranks."""
+    """Seconds of one operation on the slowest rank, median of three; the same value on all ranks."""
     return median(max(gather(time_window(operation, 1, device))) for _ in range(3))
 
 
 def _align(device: torch.device) -> None:
-    """A one-element sum, to its end, so that no rank's time holds its wait for another to arrive."""
+    """Wait for a one-element all-reduce, so that no rank's time includes waiting for a late peer."""
     dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -301,15 +302,15 @@ def _align(device: torch.device) -> None:
 
 @contextmanager
 def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
-    """``count`` operations as one CUDA graph: what is yielded starts it.
+    """Capture ``count`` operations in one CUDA graph and yield the function that replays it.
 
-    NCCL's communicator cannot be torn down while a graph holds its operations (destroy_process_group hung for
-    minutes): the graph is gone afterwards, and the device idle.
+    The graph is destroyed and the device idle afterwards: destroy_process_group hangs for minutes while a graph
+    references the communicator.
     """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        # other threads of ours, NCCL's and torch's watchdog's, may call CUDA meanwhile
+        # thread_local: other threads (NCCL's, torch's watchdog) may call CUDA during the capture
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(count):
                 operation()
@@ -320,20 +321,24 @@ def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[
         torch.cuda.synchronize()
 
 
-def _enough(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
+def _is_complete(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
     if spent >= seconds or len(windows) >= MAX_WINDOWS:
         return True
     return spent >= MIN_TIMED_S and median_converged([fmean(window) for window in windows])
 
 
 def _prepare(
-    operation: Operation, count: int, dtype: torch.dtype, device: torch.device, source: TorchAllocator | NcclAllocator
+    operation: Operation,
+    count: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    allocator: TorchAllocator | NcclAllocator,
 ) -> PreparedOperation:
-    """The operation with filled buffers; NoMemory on all ranks unless all have them."""
+    """The operation with filled buffers. Raises AllocationError on all ranks if they do not fit on one of them."""
 
     def prepare() -> PreparedOperation:
-        prepared = operation.prepare(count, lambda own: source.empty(own, dtype, device))
-        # the scratch memory of the data check must fit as well, that of filling and that of comparing
+        prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))
+        # Filling and verifying now ensures that the scratch memory of the data check fits as well
         rank, first = dist.get_rank(), prepared.sent[:CHUNK_ELEMENTS]
         fill_input(prepared.sent, rank, prepared.summed_ranks)
         verify(first, prepared.summed_ranks, [ExpectedPart(first.numel(), 0, rank)])
@@ -342,41 +347,41 @@ def _prepare(
     return allocate_on_all_ranks(prepare, device)
 
 
-def allocate_on_all_ranks(make: Callable[[], T], device: torch.device) -> T:
-    """What ``make`` allocates; NoMemory on all ranks where it does not fit on one of them. Called by all together."""
-    made, refusal = None, ""
+def allocate_on_all_ranks(allocate: Callable[[], T], device: torch.device) -> T:
+    """Call ``allocate`` on all ranks and return its result; AllocationError on all ranks if one is out of memory."""
+    allocated, reason = None, ""
     try:
-        made = make()
+        allocated = allocate()
     except RuntimeError as error:
-        # CUDA has a type for it; the CPU allocator and NCCL's only say it
-        untyped = ("can't allocate memory", "ncclMemAlloc failed")
-        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in untyped):
+        # The CPU allocator and NCCL's raise a plain RuntimeError
+        messages = ("can't allocate memory", "ncclMemAlloc failed")
+        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in messages):
             raise
-        refusal = str(error).splitlines()[0]
-    refusals = {rank: text for rank, text in enumerate(gather(refusal)) if text}
-    if refusals or made is None:
-        del made
+        reason = str(error).splitlines()[0]
+    reasons = {rank: text for rank, text in enumerate(gather(reason)) if text}
+    if reasons or allocated is None:
+        del allocated
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # NCCL, for its own buffers, takes none of what torch keeps for later
-        raise AllocationError(refusals)
-    return made
+            torch.cuda.empty_cache()  # NCCL's own buffers cannot use memory in torch's cache
+        raise AllocationError(reasons)
+    return allocated
 
 
 def describe_api(device: str) -> str:
-    """What ``measure`` and its like call here, several joined by " + " where ranks differ. Called by all together."""
+    """The API that the operations are called through; joined by " + " if ranks differ. Called by all ranks together."""
     return " + ".join(sorted(set(gather(collective_api(torch.device(device)).description))))
 
 
 def supports_out_of_place(device: str) -> bool:
-    """Whether every operation can be called out of place here. Called by all together: the same on all ranks."""
+    """Whether all ranks can call every operation out of place. Called by all ranks together."""
     return all(gather(collective_api(torch.device(device)).supports_out_of_place))
 
 
 def describe_group() -> dict[str, object]:
-    """What carries the operations: backend, number of ranks, way of timing, GPU model, NCCL's version and variables.
+    """Facts about the process group: backend, world size, timing method, GPU model, NCCL's version and variables.
 
-    ``set_by_seatrial`` names those of the variables that no site has set.
-    Called by all ranks together. ``gpu`` is the name that NVML knows too, several joined by " + " where ranks differ.
+    ``set_by_seatrial`` lists the variables that seatrial set. ``gpu`` is the model name as in NVML, joined by " + " if
+    ranks differ. Called by all ranks together.
     """
     backend = str(dist.get_backend())
     models = gather(torch.cuda.get_device_name() if backend == dist.Backend.NCCL else "")

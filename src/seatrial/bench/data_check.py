@@ -1,34 +1,32 @@
-"""The data check: buffers of which every bit is known beforehand, so that one wrong bit shows.
+"""The data check: input patterns with a known exact result, compared bit by bit.
 
-Every element depends on its position and on its rank: blocks in each other's place, a missing or doubled rank, old data
-and a flipped bit all differ from what is expected. What is only moved is any finite value of its type. What is added up
-is integers whose sums are exact in any order, so that there are few of them: of many ranks only some add to a position,
-and others to the next. With bfloat16 these are 8, so that n ranks have had their turn after n/8 positions.
+Every element depends on its position and rank, so swapped blocks, a missing or duplicated rank, stale data and a
+flipped bit all show. Operations that only move data get arbitrary finite values. Sums get integers that are exact in
+any order; that limits how many ranks can contribute to one position (8 in bfloat16). With n ranks, different groups of
+8 contribute to successive positions, so that all have contributed after n/8 positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 import torch
 
-CHUNK_ELEMENTS = (
-    2**24
-)  # elements whose expected values are held at once: an 8 GiB buffer is checked with 0.5 GiB of scratch
-STRIDE = 1_000_000_007  # prime, and no divisor of a period in use: a pattern visits all values of its period
-APART = 2_654_435_761  # prime: as far as the patterns of two ranks that follow each other are from one another
-_BITS = {2: torch.int16, 4: torch.int32}
-# Of what is moved: the largest prime below the number of finite values, so that no block's length has it in it
+CHUNK_ELEMENTS = 2**24  # verified at a time: an 8 GiB buffer is checked with 0.5 GiB of scratch memory
+STRIDE = 1_000_000_007  # prime and coprime to every period, so that a pattern takes all values of its period
+RANK_STRIDE = 2_654_435_761  # prime: the distance between the patterns of consecutive ranks
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+# Periods of moved data: the largest prime below the number of finite values, so that it divides no block length
 _PERIODS = {torch.float16: 63_487, torch.bfloat16: 65_269, torch.float32: 4_278_190_079}
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A buffer that differs from the exact result: how often, and the first place. ``xor``: the bits that differ."""
+    """A wrong buffer: number of wrong elements, and offset, values and differing bits (``xor``) of the first one."""
 
-    wrong: int
+    wrong: int  # elements
     offset: int  # in elements
     expected: str
     got: str
@@ -37,7 +35,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """``length`` elements that must be those of position ``position`` and onwards, of ``rank`` or of all ranks' sum."""
+    """``length`` elements of the pattern from ``position`` on: of ``rank``, or the sum over all ranks."""
 
     length: int
     position: int
@@ -45,44 +43,42 @@ class ExpectedPart:
 
 
 def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
-    """Write what this rank has to give: other bits than any other rank at each position, and than its neighbours.
+    """Fill ``buffer`` with the input pattern of ``rank``; neighbouring elements and different ranks have other bits.
 
-    ``added``: the number of ranks whose contributions will be summed up, small integers then, of which no partial sum
-    in any order and grouping leaves the integers that the type holds exactly. 1: they are moved as they are, and ranks
-    up to 63,486 differ.
+    ``summed_ranks``: number of ranks whose inputs the operation sums. Inputs are then small integers whose partial
+    sums, in any order, the type represents exactly. 1: data is only moved; patterns of up to 63,486 ranks differ.
     """
     for start, chunk in _chunks(buffer):
         if summed_ranks == 1:
-            _as_bits(chunk).copy_(_marks(start, chunk, rank))
+            _as_integers(chunk).copy_(_moved_pattern(start, chunk, rank))
         else:
-            chunk.copy_(_contributions(start, chunk, rank, summed_ranks))
+            chunk.copy_(_summand_pattern(start, chunk, rank, summed_ranks))
 
 
 def fill_with_nan(buffer: torch.Tensor) -> None:
-    """Write what no contribution and no sum is anywhere, a NaN: what is not overwritten shows."""
-    bits = _as_bits(buffer)
-    bits.fill_(torch.iinfo(bits.dtype).max)
+    """Fill ``buffer`` with NaN, which no expected result contains: elements that are not overwritten show."""
+    integers = _as_integers(buffer)
+    integers.fill_(torch.iinfo(integers.dtype).max)
 
 
 def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart] | None = None) -> Mismatch | None:
-    """Compare bit by bit with what ``parts`` say; without them, with the whole. None when all is right."""
+    """Compare ``buffer`` bit by bit with ``parts`` (default: the sum over all ranks); None if all bits are equal."""
     parts = [ExpectedPart(buffer.numel(), 0)] if parts is None else parts
-    found, offset = [], 0
+    mismatches, offset = [], 0
     for part in parts:
-        found.append(_verify_part(buffer[offset : offset + part.length], summed_ranks, part, offset))
+        if mismatch := _verify_part(buffer[offset : offset + part.length], summed_ranks, part, offset):
+            mismatches.append(mismatch)
         offset += part.length
-    wrong = [mismatch for mismatch in found if mismatch]
-    if not wrong:
+    if not mismatches:
         return None
-    first = wrong[0]
-    return Mismatch(sum(one.wrong for one in wrong), first.offset, first.expected, first.got, first.xor)
+    return replace(mismatches[0], wrong=sum(mismatch.wrong for mismatch in mismatches))
 
 
-def _verify_part(buffer: torch.Tensor, added: int, part: ExpectedPart, offset: int) -> Mismatch | None:
+def _verify_part(buffer: torch.Tensor, summed_ranks: int, part: ExpectedPart, offset: int) -> Mismatch | None:
     wrong, first = 0, None
     for start, chunk in _chunks(buffer):
-        expected = _expected(part.position + start, chunk, added, part.rank)
-        differs = _as_bits(chunk) != expected
+        expected = _expected_integers(part.position + start, chunk, summed_ranks, part.rank)
+        differs = _as_integers(chunk) != expected
         count = int(differs.sum())
         if count and first is None:
             first = (offset + start, int(differs.nonzero()[0]), chunk, expected)
@@ -90,51 +86,52 @@ def _verify_part(buffer: torch.Tensor, added: int, part: ExpectedPart, offset: i
     return _mismatch(wrong, *first) if first else None
 
 
-def _expected(start: int, chunk: torch.Tensor, added: int, rank: int) -> torch.Tensor:
-    """The bits that a chunk must have, as integers."""
-    if added == 1:
-        return _marks(start, chunk, rank).to(_BITS[chunk.element_size()])
-    some, period = _addends(chunk.dtype, added)
-    sums = _centred(start, chunk, period).mul_(some).add_(some * (some - 1) // 2)
-    return _as_bits(sums.to(chunk.dtype))
+def _expected_integers(start: int, chunk: torch.Tensor, summed_ranks: int, rank: int) -> torch.Tensor:
+    """The expected bits of ``chunk``, as integers."""
+    if summed_ranks == 1:
+        return _moved_pattern(start, chunk, rank).to(_INTEGERS[chunk.element_size()])
+    contributors, period = _contributors_and_period(chunk.dtype, summed_ranks)
+    sums = _position_values(start, chunk, period).mul_(contributors).add_(contributors * (contributors - 1) // 2)
+    return _as_integers(sums.to(chunk.dtype))
 
 
-def _mismatch(wrong: int, start: int, index: int, got: torch.Tensor, bits: torch.Tensor) -> Mismatch:
+def _mismatch(wrong: int, start: int, index: int, got: torch.Tensor, expected: torch.Tensor) -> Mismatch:
     width = 8 * got.element_size()
-    xor = int(_as_bits(got)[index] ^ bits[index]) % 2**width
-    values = str(bits.view(got.dtype)[index].item()), str(got[index].item())
+    xor = int(_as_integers(got)[index] ^ expected[index]) % 2**width
+    values = str(expected.view(got.dtype)[index].item()), str(got[index].item())
     return Mismatch(wrong, start + index, *values, xor=f"{xor:#0{width // 4 + 2}x}")
 
 
-def _marks(start: int, chunk: torch.Tensor, rank: int) -> torch.Tensor:
-    """The bits of finite values of either sign, as integers: a NaN would end a process that looks out for them."""
+def _moved_pattern(start: int, chunk: torch.Tensor, rank: int) -> torch.Tensor:
+    """Bits of finite values of either sign, as integers; a NaN could end a process that checks for NaN."""
     period, magnitude = _PERIODS[chunk.dtype], 2 ** (8 * chunk.element_size() - 1) - 1
-    marks = _positions(start, chunk).mul_(STRIDE).add_(rank * APART).remainder_(period).sub_(period // 2)
-    negative = marks >> 63  # all ones
-    return marks.bitwise_xor_(negative.bitwise_and_(magnitude))  # two's complement to sign and magnitude
+    values = _positions(start, chunk).mul_(STRIDE).add_(rank * RANK_STRIDE).remainder_(period).sub_(period // 2)
+    sign_mask = values >> 63  # all ones if negative
+    return values.bitwise_xor_(sign_mask.bitwise_and_(magnitude))  # two's complement to sign and magnitude
 
 
-def _contributions(start: int, chunk: torch.Tensor, rank: int, added: int) -> torch.Tensor:
-    """A value of the position, one more for each seat; with few ranks the seat is the rank. Without one: nothing."""
-    some, period = _addends(chunk.dtype, added)
-    if some == added:
-        return _centred(start, chunk, period).add_(rank)
-    seats = _positions(start, chunk).mul_(-some).add_(rank).remainder_(added)
-    return _centred(start, chunk, period).add_(seats).mul_(seats.lt_(some))
+def _summand_pattern(start: int, chunk: torch.Tensor, rank: int, summed_ranks: int) -> torch.Tensor:
+    """The position's value plus the rank's slot (0, 1, …) there; 0 if the rank does not contribute to the position."""
+    contributors, period = _contributors_and_period(chunk.dtype, summed_ranks)
+    if contributors == summed_ranks:
+        return _position_values(start, chunk, period).add_(rank)
+    slots = _positions(start, chunk).mul_(-contributors).add_(rank).remainder_(summed_ranks)
+    return _position_values(start, chunk, period).add_(slots).mul_(slots.lt_(contributors))
 
 
-def _addends(dtype: torch.dtype, added: int) -> tuple[int, int]:
-    """How many ranks add to a position, and how many values positions take.
+def _contributors_and_period(dtype: torch.dtype, summed_ranks: int) -> tuple[int, int]:
+    """(number of ranks that contribute to a position, number of different position values).
 
-    Odd, so that shifted blocks, powers of two, differ. The more ranks, the fewer values: here at least four times more.
+    The period is odd, so that blocks shifted by a power of two differ. More contributors leave fewer values; the period
+    is at least four times the number of contributors.
     """
-    exact = int(2 / torch.finfo(dtype).eps)  # every integer up to here has a value of its own
-    some = min(added, isqrt(exact) // 2)
-    return some, 2 * (exact // some - some + 1) + 1
+    exact = int(2 / torch.finfo(dtype).eps)  # the type represents every integer up to this one
+    contributors = min(summed_ranks, isqrt(exact) // 2)
+    return contributors, 2 * (exact // contributors - contributors + 1) + 1
 
 
-def _centred(start: int, chunk: torch.Tensor, period: int) -> torch.Tensor:
-    """Integers around 0, one an element, that depend on the position alone."""
+def _position_values(start: int, chunk: torch.Tensor, period: int) -> torch.Tensor:
+    """Integers around 0 that depend on the position only, one per element."""
     return _positions(start, chunk).mul_(STRIDE).remainder_(period).sub_(period // 2)
 
 
@@ -146,5 +143,5 @@ def _chunks(buffer: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     return ((start, buffer[start : start + CHUNK_ELEMENTS]) for start in range(0, buffer.numel(), CHUNK_ELEMENTS))
 
 
-def _as_bits(values: torch.Tensor) -> torch.Tensor:
-    return values.view(_BITS[values.element_size()])
+def _as_integers(values: torch.Tensor) -> torch.Tensor:
+    return values.view(_INTEGERS[values.element_size()])

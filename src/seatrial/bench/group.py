@@ -1,4 +1,4 @@
-"""The process group that all checks of a job share: opened once, closed once."""
+"""The process group that all checks of a job share, and its NCCL settings."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-# What tells of the path, and costs nothing afterwards: TUNING would write a line for each operation.
+# These log transports at setup only; TUNING would write a line for each operation.
 _SUBSYSTEMS = "INIT,NET,P2P,ENV"
 GRAPH_MIXING = "NCCL_GRAPH_MIXING_SUPPORT"
 
-set_by_seatrial: set[str] = set()  # variables of the environment that are seatrial's choice and nobody else's
+set_by_seatrial: set[str] = set()  # environment variables that seatrial set
 
 
 def enable_nccl_log(folder: Path) -> None:
-    """Have NCCL write what it does to a file of this process in ``folder``: call it before the group is opened.
+    """Make NCCL log to one file per process in ``folder``; call this before the group is opened.
 
-    At least INFO: where nobody asked for more, and where WARN was asked for, which INFO holds as well. A file that the
-    environment names stays the one if it is each process's own: one of all ranks, or a pipe, could not be read back.
+    Raises NCCL_DEBUG to INFO, which includes WARN. An NCCL_DEBUG_FILE from the environment is kept if it names one file
+    per process (%p): a file shared by all ranks, or a pipe, cannot be read back.
     """
     if os.environ.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN"):
         _set("NCCL_DEBUG", "INFO")
         _set("NCCL_DEBUG_SUBSYS", _SUBSYSTEMS)
-    named = os.environ.get("NCCL_DEBUG_FILE", "")
-    if "%p" not in named or named.startswith(("/dev/", "/proc/")):
+    log_file = os.environ.get("NCCL_DEBUG_FILE", "")
+    if "%p" not in log_file or log_file.startswith(("/dev/", "/proc/")):
         _set("NCCL_DEBUG_FILE", str(folder / "nccl.%h.%p.log"))
 
 
@@ -39,44 +39,44 @@ def _set(name: str, value: str) -> None:
 
 
 def disable_graph_mixing() -> None:
-    """For the process's life, unless the environment says something about it: NCCL reads it once.
+    """Set NCCL_GRAPH_MIXING_SUPPORT=0 for this process, unless the environment sets it; NCCL reads it once.
 
-    Operations in CUDA graphs and others never run at once here, and NCCL's care for that case takes 13 us of each one
-    in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; measured on 4 H200, NCCL 2.28.9: 19.4 and 6.7 us).
+    The checks never run operations in CUDA graphs and others concurrently. NCCL's support for that adds 13 us to each
+    operation in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; 4 H200, NCCL 2.28.9: 19.4 us with, 6.7 without).
     """
     if GRAPH_MIXING not in os.environ:
         _set(GRAPH_MIXING, "0")
 
 
 def open_group(device: str, timeout_s: float) -> None:
-    """Join the group that torchrun's environment describes: NCCL for ``cuda:N``, gloo for ``cpu``.
+    """Open the process group from torchrun's environment: NCCL for ``cuda:N``, gloo for ``cpu``.
 
-    An operation that waits longer than ``timeout_s`` for its peers is an error. Raises ValueError for any other
-    device, and where torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are missing.
+    Operations time out after ``timeout_s``. Raises ValueError for another device, or if a variable of torchrun (RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT) is missing.
     """
     target = torch.device(device)
     timeout = timedelta(seconds=timeout_s)
     if target.type == "cuda" and target.index is not None:
         disable_graph_mixing()
-        # The device must be current first: object collectives and NCCL's own buffers go to the current one.
+        # First, as object collectives and NCCL's own buffers use the current device
         torch.cuda.set_device(target)
-        # With device_id NCCL connects now, so that the first check does not pay for it, or hang in its name.
+        # device_id makes NCCL connect now, so that neither its time nor a hang is attributed to the first check
         dist.init_process_group("nccl", timeout=timeout, device_id=target)
     elif target.type == "cpu":
-        torch.set_num_threads(_threads_of_one_process())
+        torch.set_num_threads(_threads_per_process())
         dist.init_process_group("gloo", timeout=timeout)
     else:
-        raise ValueError(f"no process group for device {device!r}: expected 'cpu' or 'cuda:N'")
+        raise ValueError(f"device {device!r}: expected 'cpu' or 'cuda:N'")
 
 
 def nccl_log_path() -> Path:
-    """Where NCCL writes the log of this process (NCCL User Guide, NCCL_DEBUG_FILE: %h is the host, %p the process)."""
+    """Path of this process's NCCL log (NCCL User Guide, NCCL_DEBUG_FILE: %h is the host name, %p the process id)."""
     host = socket.gethostname().partition(".")[0]
     return Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", host).replace("%p", str(os.getpid())))
 
 
 def connect_all_ranks(device: str) -> None:
-    """Have every rank connect to its neighbours and to every other: NCCL does so at the first use."""
+    """Run an all-reduce and an all-to-all, so that NCCL connects all ranks: it does so at the first use."""
     ranks = dist.get_world_size()
     dist.all_reduce(torch.ones(2**20, device=device))
     sent = torch.ones(2**10 * ranks, device=device)
@@ -85,7 +85,7 @@ def connect_all_ranks(device: str) -> None:
 
 
 def close_group() -> None:
-    """Wait for work in flight and leave the group. Does nothing where none is open."""
+    """Wait for pending work and destroy the process group, if one is open."""
     if not dist.is_initialized():
         return
     if dist.get_backend() == dist.Backend.NCCL:
@@ -94,16 +94,16 @@ def close_group() -> None:
 
 
 def exit_without_teardown() -> NoReturn:
-    """End this process, successfully, without tearing the interpreter down.
+    """Exit with code 0 without interpreter teardown.
 
-    torch's threads sometimes abort while it is torn down (seen with torch 2.13, gloo and DDP: "terminate called without
-    an active exception", about one run in eight). By then all is measured and on disk: that is no fault of the machine.
+    torch's threads sometimes abort during teardown (torch 2.13, gloo and DDP: "terminate called without an active
+    exception", about one run in eight). All results are on disk by then, so that is not a failure of the machine.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _threads_of_one_process() -> int:
-    """This process's share of the cores it may use: torchrun's own default is one thread."""
+def _threads_per_process() -> int:
+    """Usable cores divided by the processes of the node; torchrun's default is one thread."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

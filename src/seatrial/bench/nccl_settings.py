@@ -1,6 +1,7 @@
-"""One all-reduce under the environment of this process: how fast, and by which way of NCCL's.
+"""Measures an all-reduce with the NCCL variables of this process's environment.
 
-``python -m seatrial.bench.nccl_settings TASK``, started beside each rank by ``anew.ask_anew``; prints a JSON document.
+``python -m seatrial.bench.nccl_settings TASK``, started beside each rank by ``child_ranks.run_child_ranks``; prints
+JSON.
 """
 
 from __future__ import annotations
@@ -14,36 +15,36 @@ import torch.distributed as dist
 from seatrial.bench import child_ranks, group, subgroups
 from seatrial.bench.rank import min_free_memory
 
-ROOM = 0.5  # of the free memory may be one buffer: NCCL needs some too, and the parent holds its own
+MEMORY_SHARE = 0.5  # of the free memory, for one buffer; NCCL and the parent process need the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """``task``: ``size`` in bytes, ``seconds`` for each of ``groups`` (name → groups of ranks that work at once), and
-    ``path_sizes``, of which one sum each is made, untimed, so that NCCL writes down what it chooses.
+    """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and the log range that covers all ranks.
 
-    GB/s of each window by name and group, elements that were wrong, where NCCL's log is and how much of it tells of all
-    ranks, and what did not fit.
+    ``task``: ``size`` in bytes and ``seconds`` for the timed all-reduce in each of ``groups`` (name → groups of ranks
+    that run concurrently); ``path_sizes``: sizes of one untimed all-reduce each, for NCCL's log. Also returned:
+    ``wrong_elements``, ``log`` (path), ``log_bytes``, and ``not_allocated``, the sizes that did not fit into memory.
     """
-    room = ROOM * min_free_memory(device)
-    sizes = [size for size in task["path_sizes"] if size <= room]  # on every rank: all must make the same calls
+    limit = MEMORY_SHARE * min_free_memory(device)
+    sizes = [size for size in task["path_sizes"] if size <= limit]  # the same on all ranks: all make the same calls
     for size in dict.fromkeys([task["size"], *sizes]):
         dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
     log = group.nccl_log_path()
-    # Before there are other groups: what the log tells so far is of all ranks
-    written = log.stat().st_size if device.startswith("cuda") else 0
-    found = {
+    # Before other groups exist: the log so far is about the group of all ranks
+    log_bytes = log.stat().st_size if device.startswith("cuda") else 0
+    results = {
         name: subgroups.measure_all_reduce(groups, task["size"], device, task["seconds"])
         for name, groups in task["groups"].items()
     }
-    wrong = sum(bad.wrong for results in found.values() for one in results for bad in one.mismatches.values())
+    mismatches = [bad for by_group in results.values() for result in by_group for bad in result.mismatches.values()]
     return {
-        "busbw": {name: [one.busbw(task["size"]) for one in results] for name, results in found.items()},
-        "wrong": wrong,
+        "busbw": {name: [result.busbw(task["size"]) for result in by_group] for name, by_group in results.items()},
+        "wrong_elements": sum(mismatch.wrong for mismatch in mismatches),
         "log": str(log),
-        "log_bytes": written,
+        "log_bytes": log_bytes,
         "not_allocated": sorted(set(task["path_sizes"]) - set(sizes)),
     }
 

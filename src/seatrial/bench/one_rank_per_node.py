@@ -1,4 +1,4 @@
-"""The nodes of a job: who acts for each of them, and what they do at the same time.
+"""Selects one rank per node and runs steps on these ranks concurrently.
 
 Everything here is called by all ranks together, in an open process group (``bench.group``), gloo or NCCL.
 """
@@ -19,16 +19,16 @@ from seatrial.bench.rank import gather
 
 T = TypeVar("T")
 
-STEP_TIMEOUT_S = 30.0  # a step is a few system calls: what has not answered by then hangs, as a dead file server does
+STEP_TIMEOUT_S = 30.0  # a step is a few system calls; one that takes longer hangs, e.g. on a dead file server
 
 
 class ParticipantError(Exception):
-    """Some actors could not do their part. Raised on all ranks alike, so that all go on (or stop) together."""
+    """A step failed on some participants, by name in ``reasons``; raised on all ranks."""
 
-    def __init__(self, reasons: Mapping[str, str], stuck: bool) -> None:
+    def __init__(self, reasons: Mapping[str, str], timed_out: bool) -> None:
         super().__init__(group_by_reason(reasons))
         self.reasons = dict(reasons)
-        self.timed_out = stuck  # some did not come back: what they do may still go on
+        self.timed_out = timed_out  # on some participants the step may still be running
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class _Done(Generic[T]):
 @dataclass(frozen=True)
 class _Failed:
     reason: str
-    stuck: bool
+    timed_out: bool
 
 
 @dataclass(frozen=True)
 class Participants:
-    """The ranks that act, one a node. ``me`` is our place among them; -1 on a rank that only takes part in gathers."""
+    """The ranks that run the steps, one per node; ``index``: this rank's position among them, -1 if it runs none."""
 
     names: tuple[str, ...]
     index: int
@@ -52,60 +52,60 @@ class Participants:
 
     @property
     def first_only(self) -> Participants:
-        """The first actor alone."""
+        """The first participant only."""
         return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
 
     def run_on_all(self, work: Callable[[], T], seconds: float = STEP_TIMEOUT_S) -> list[T]:
-        """Run ``work`` on all actors, who begin within milliseconds of each other; the results of all, on all ranks.
+        """Run ``work`` on all participants, starting within milliseconds; the results of all participants on all ranks.
 
-        Raises Trouble on all ranks when ``work`` raised OSError or ValueError on some actor, or took longer than
-        ``seconds`` there.
+        Raises ParticipantError on all ranks if ``work`` raised OSError or ValueError on a participant, or took longer
+        than ``seconds``.
         """
-        outcomes = [outcome for outcome in gather(_attempt(work, seconds) if self.index >= 0 else None) if outcome]
+        outcomes = [outcome for outcome in gather(_run(work, seconds) if self.index >= 0 else None) if outcome]
         failed = {
             name: outcome for name, outcome in zip(self.names, outcomes, strict=True) if isinstance(outcome, _Failed)
         }
         if failed:
             reasons = {name: failure.reason for name, failure in failed.items()}
-            raise ParticipantError(reasons, stuck=any(failure.stuck for failure in failed.values()))
+            raise ParticipantError(reasons, timed_out=any(failure.timed_out for failure in failed.values()))
         return [outcome.value for outcome in outcomes if isinstance(outcome, _Done)]
 
 
 def select_participants(node: str, min_count: int = 1) -> Participants:
-    """The lowest rank of each node acts. Where that is fewer than ``at_least``, the first ranks do, several a node."""
+    """The lowest rank of each node; if there are fewer than ``min_count`` nodes, the first ranks instead."""
     nodes = gather(node)
     lowest = [rank for rank, name in enumerate(nodes) if nodes.index(name) == rank]
-    short = len(lowest) < min_count
-    ranks = list(range(min(min_count, len(nodes)))) if short else lowest
-    names = tuple(f"{nodes[rank]}/rank{rank}" if short else nodes[rank] for rank in ranks)
-    me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
-    return Participants(names, me, several_nodes=len(lowest) > 1)
+    too_few = len(lowest) < min_count
+    ranks = list(range(min(min_count, len(nodes)))) if too_few else lowest
+    names = tuple(f"{nodes[rank]}/rank{rank}" if too_few else nodes[rank] for rank in ranks)
+    index = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
+    return Participants(names, index, several_nodes=len(lowest) > 1)
 
 
 def group_by_reason(reasons: Mapping[str, str]) -> str:
-    """``{"a": "full", "b": "full"}`` → ``full (a, b)``: on a large cluster many fail for one reason."""
+    """``{"a": "full", "b": "full"}`` → ``full (a, b)``: in a large cluster many nodes fail for the same reason."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    return "; ".join(f"{reason} ({', '.join(those)})" for reason, those in names.items())
+    return "; ".join(f"{reason} ({', '.join(affected)})" for reason, affected in names.items())
 
 
 def run_with_timeout(work: Callable[[], T], seconds: float) -> T:
-    """``work()``, in a thread of its own. Raises what it raises, or TimeoutError when the time is up."""
+    """The result of ``work()``, run in a thread. Raises its exception, or TimeoutError after ``seconds``."""
     return start_in_thread(work).result(seconds)
 
 
-def _attempt(work: Callable[[], T], seconds: float) -> _Done[T] | _Failed:
+def _run(work: Callable[[], T], seconds: float) -> _Done[T] | _Failed:
     pending = start_in_thread(work)
     try:
         return _Done(pending.result(seconds))
     except (OSError, ValueError) as error:
-        stuck = not pending.done()
-        return _Failed(f"no answer within {seconds:g} s" if stuck else error_text(error), stuck)
+        timed_out = not pending.done()
+        return _Failed(f"no answer within {seconds:g} s" if timed_out else error_text(error), timed_out)
 
 
 def start_in_thread(work: Callable[[], T]) -> Future[T]:
-    """``work`` in a daemon thread: one that never returns does not keep the process alive."""
+    """Start ``work`` in a daemon thread, which does not keep the process alive if it never returns."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -119,14 +119,14 @@ def start_in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def error_text(error: Exception) -> str:
-    """Why a call failed, in a line: ``/mnt/x: Permission denied``."""
+    """The error in one line: ``/mnt/x: Permission denied``."""
     if isinstance(error, OSError) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename is not None else error.strerror
     return str(error) or type(error).__name__
 
 
 def nccl_version() -> str | None:
-    """The NCCL that carries this group; None where it is another backend."""
+    """NCCL's version; None if the process group has another backend."""
     if dist.get_backend() != dist.Backend.NCCL:
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

@@ -1,9 +1,7 @@
-"""The collective operations, each with what nccl-tests calls its size, its bandwidths and its result.
+"""The collective operations, with the sizes, bandwidth factors and definitions of nccl-tests (doc/PERFORMANCE.md).
 
-Sizes, factors and what counts as one operation are those of nccl-tests (doc/PERFORMANCE.md), so that its published
-figures compare directly. Every operation runs in an open process group and is called by all ranks together.
-
-Where NCCL moves the data its own functions are called, as nccl-tests does; else torch's process group.
+Results are therefore comparable with published results of nccl-tests. Every operation runs in an open process group and
+is called by all ranks together. With the NCCL backend NCCL is called directly, otherwise torch's process group.
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ from seatrial.bench.data_check import ExpectedPart
 from seatrial.bench.nccl_api import NcclApi, NcclApiUnavailable
 from seatrial.bench.torch_api import TorchApi
 
-Allocate = Callable[[int], torch.Tensor]  # of so many elements on this rank
-Buffers = tuple[torch.Tensor, torch.Tensor]  # what is sent and what is received
+Allocate = Callable[[int], torch.Tensor]  # the argument is the number of elements
+Buffers = tuple[torch.Tensor, torch.Tensor]  # (sent, received)
 
 
 @dataclass(frozen=True)
 class PreparedOperation:
-    """An operation with its buffers. ``parts`` say what ``received`` must hold after ``sent`` was filled and it ran.
+    """An operation with its buffers; ``expected`` lists the parts of ``received`` after ``sent`` was filled and it ran.
 
-    ``added``: the number of ranks whose data it adds up; 1 where it only moves data.
+    ``summed_ranks``: the number of ranks whose data it sums; 1 if it only moves data.
     """
 
     run: Callable[[], object]
@@ -38,12 +36,11 @@ class PreparedOperation:
 
 @dataclass(frozen=True)
 class Operation:
-    """``factor``: what turns algorithm bandwidth into bus bandwidth among n ranks; ``formula``: the same for people.
+    """A collective operation; ``busbw_factor(n)`` converts algorithm bandwidth to bus bandwidth for n ranks.
 
-    ``buffers`` and ``prepare_on``: what it needs, and how it is prepared on these. ``divides``: its buffer is cut into
-    one block a rank, so that a size is rounded down to whole blocks.
-    ``other_buffers``: those of the other placement, where nccl-tests has that. torch's process group has all-reduce,
-    broadcast and reduce in place only: see ``two_buffers`` of its calls.
+    ``busbw_formula`` is that factor as text. ``prepare_with(sent, received)`` prepares it on the buffers from
+    ``allocate_buffers``. ``one_block_per_rank``: the buffer is divided into one block per rank; sizes are rounded down
+    to whole blocks. ``allocate_variant_buffers``: for the in-place or out-of-place variant, if nccl-tests has it.
     """
 
     name: str
@@ -56,27 +53,27 @@ class Operation:
     one_block_per_rank: bool = False
 
     def prepare(self, count: int, allocate: Allocate) -> PreparedOperation:
-        """The operation on new buffers; ``count``: elements of the larger one."""
+        """Prepare the operation on new buffers; ``count``: elements of the larger buffer."""
         return self.prepare_with(*self.allocate_buffers(count, allocate))
 
     def element_count(self, size: int, itemsize: int, ranks: int) -> int:
-        """How many elements a size in bytes is: a block is whole lines of 16 B (nccl-tests, src/all_gather.cu).
+        """Number of elements of ``size`` bytes; blocks are multiples of 16 B (nccl-tests, src/all_gather.cu).
 
-        At least one element for each block, where nccl-tests would measure nothing.
+        A block has at least one element, where nccl-tests would skip the size.
         """
         if not self.one_block_per_rank:
             return max(1, size // itemsize)
-        line = 16 // itemsize
+        alignment = 16 // itemsize
         block = size // itemsize // ranks
-        return max(1, block // line * line or block) * ranks
+        return max(1, block // alignment * alignment or block) * ranks
 
     def nominal_size(self, size: int, itemsize: int, ranks: int) -> int:
-        """The bytes that figures are named after: those asked for, unless whole blocks are over 1 % away from them."""
-        real = self.element_count(size, itemsize, ranks) * itemsize
-        return size if abs(real - size) <= size / 100 else real
+        """Size in bytes for metric names: the requested size, or the exact one if they differ by more than 1 %."""
+        exact = self.element_count(size, itemsize, ranks) * itemsize
+        return size if abs(exact - size) <= size / 100 else exact
 
     def in_place_variant(self) -> Operation | None:
-        """The same operation in place instead of out of place, or the other way round; None where there is none."""
+        """The out-of-place variant of an in-place operation or vice versa; None if there is none."""
         if not self.allocate_variant_buffers:
             return None
         return replace(
@@ -88,7 +85,7 @@ class Operation:
 
 
 def collective_api(device: torch.device) -> NcclApi | TorchApi:
-    """NCCL's own functions on such a device, or torch's process group; ``described`` says which, and why torch's."""
+    """NCCL's API if it can be called directly on ``device``, otherwise torch's process group with the reason."""
     if dist.get_backend() != dist.Backend.NCCL:
         return TorchApi(device)
     try:
@@ -98,9 +95,9 @@ def collective_api(device: torch.device) -> NcclApi | TorchApi:
 
 
 def _one_buffer(count: int, allocate: Allocate) -> Buffers:
-    """What is received replaces what was sent.
+    """One buffer for both: the result replaces the input.
 
-    Sums grow with every run, at last to inf: as with nccl-tests in place, this does not change the time.
+    Sums grow with every run, finally to inf; as with nccl-tests in place, this does not change the time.
     """
     buffer = allocate(count)
     return buffer, buffer
@@ -110,25 +107,25 @@ def separate_buffers(count: int, allocate: Allocate) -> Buffers:
     return allocate(count), allocate(count)
 
 
-def _block_to_all(count: int, allocate: Allocate) -> Buffers:
+def _gather_buffers(count: int, allocate: Allocate) -> Buffers:
     return allocate(count // dist.get_world_size()), allocate(count)
 
 
-def _block_of_all(count: int, allocate: Allocate) -> Buffers:
+def _gather_buffers_in_place(count: int, allocate: Allocate) -> Buffers:
     received = allocate(count)
-    return _own_block(received), received
+    return _block_of_rank(received), received
 
 
-def _all_to_block(count: int, allocate: Allocate) -> Buffers:
+def _scatter_buffers(count: int, allocate: Allocate) -> Buffers:
     return allocate(count), allocate(count // dist.get_world_size())
 
 
-def _all_with_block(count: int, allocate: Allocate) -> Buffers:
+def _scatter_buffers_in_place(count: int, allocate: Allocate) -> Buffers:
     sent = allocate(count)
-    return sent, _own_block(sent)
+    return sent, _block_of_rank(sent)
 
 
-def _own_block(buffer: torch.Tensor) -> torch.Tensor:
+def _block_of_rank(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -138,21 +135,21 @@ def _all_reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation
 
 
 def _all_gather(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    parts = [ExpectedPart(sent.numel(), 0, rank) for rank in range(dist.get_world_size())]
-    return PreparedOperation(collective_api(sent.device).all_gather(sent, received), sent, received, parts)
+    expected = [ExpectedPart(sent.numel(), 0, rank) for rank in range(dist.get_world_size())]
+    return PreparedOperation(collective_api(sent.device).all_gather(sent, received), sent, received, expected)
 
 
 def _reduce_scatter(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    parts = [ExpectedPart(received.numel(), received.numel() * dist.get_rank())]
+    expected = [ExpectedPart(received.numel(), received.numel() * dist.get_rank())]
     run = collective_api(sent.device).reduce_scatter(sent, received)
-    return PreparedOperation(run, sent, received, parts, dist.get_world_size())
+    return PreparedOperation(run, sent, received, expected, dist.get_world_size())
 
 
 def _all_to_all(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
     ranks = dist.get_world_size()
     block = sent.numel() // ranks
-    parts = [ExpectedPart(block, block * dist.get_rank(), rank) for rank in range(ranks)]
-    return PreparedOperation(collective_api(sent.device).all_to_all(sent, received), sent, received, parts)
+    expected = [ExpectedPart(block, block * dist.get_rank(), rank) for rank in range(ranks)]
+    return PreparedOperation(collective_api(sent.device).all_to_all(sent, received), sent, received, expected)
 
 
 def _broadcast(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
@@ -161,49 +158,59 @@ def _broadcast(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
 
 
 def _reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    # only the root's buffer is defined afterwards
-    parts = [ExpectedPart(sent.numel(), 0)] if dist.get_rank() == 0 else []
+    # only the buffer of the root is defined afterwards
+    expected = [ExpectedPart(sent.numel(), 0)] if dist.get_rank() == 0 else []
     run = collective_api(sent.device).reduce(sent, received, root=0)
-    return PreparedOperation(run, sent, received, parts, dist.get_world_size())
+    return PreparedOperation(run, sent, received, expected, dist.get_world_size())
 
 
 def _send_receive(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    """Each rank sends to the next and receives from the one before it, at the same time."""
+    """Each rank sends to the next rank and receives from the previous rank concurrently."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    following, before = (rank + 1) % ranks, (rank - 1) % ranks
-    run = collective_api(sent.device).send_receive(sent, following, received, before)
-    return PreparedOperation(run, sent, received, [ExpectedPart(received.numel(), 0, before)])
+    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    run = collective_api(sent.device).send_receive(sent, following, received, previous)
+    return PreparedOperation(run, sent, received, [ExpectedPart(received.numel(), 0, previous)])
 
 
-def _shared(ranks: int) -> float:
+def _ring_share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _twice_shared(ranks: int) -> float:
-    return 2 * _shared(ranks)
+def _twice_ring_share(ranks: int) -> float:
+    return 2 * _ring_share(ranks)
 
 
 def unit_factor(_ranks: int) -> float:
     return 1.0
 
 
+_ALL_REDUCE = Operation(
+    "all_reduce", "2(n−1)/n", _twice_ring_share, _all_reduce, _one_buffer, separate_buffers, in_place=True
+)
+_ALL_GATHER = Operation(
+    "all_gather",
+    "(n−1)/n",
+    _ring_share,
+    _all_gather,
+    _gather_buffers,
+    _gather_buffers_in_place,
+    one_block_per_rank=True,
+)
+_REDUCE_SCATTER = Operation(
+    "reduce_scatter",
+    "(n−1)/n",
+    _ring_share,
+    _reduce_scatter,
+    _scatter_buffers,
+    _scatter_buffers_in_place,
+    one_block_per_rank=True,
+)
+_ALL_TO_ALL = Operation("all_to_all", "(n−1)/n", _ring_share, _all_to_all, separate_buffers, one_block_per_rank=True)
+_BROADCAST = Operation("broadcast", "1", unit_factor, _broadcast, _one_buffer, separate_buffers, in_place=True)
+_REDUCE = Operation("reduce", "1", unit_factor, _reduce, _one_buffer, separate_buffers, in_place=True)
+_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive, separate_buffers)
+
 OPERATIONS = {
-    one.name: one
-    for one in (
-        Operation("all_reduce", "2(n−1)/n", _twice_shared, _all_reduce, _one_buffer, separate_buffers, in_place=True),
-        Operation("all_gather", "(n−1)/n", _shared, _all_gather, _block_to_all, _block_of_all, one_block_per_rank=True),
-        Operation(
-            "reduce_scatter",
-            "(n−1)/n",
-            _shared,
-            _reduce_scatter,
-            _all_to_block,
-            _all_with_block,
-            one_block_per_rank=True,
-        ),
-        Operation("all_to_all", "(n−1)/n", _shared, _all_to_all, separate_buffers, one_block_per_rank=True),
-        Operation("broadcast", "1", unit_factor, _broadcast, _one_buffer, separate_buffers, in_place=True),
-        Operation("reduce", "1", unit_factor, _reduce, _one_buffer, separate_buffers, in_place=True),
-        Operation("send_receive", "1", unit_factor, _send_receive, separate_buffers),
-    )
+    operation.name: operation
+    for operation in (_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL, _BROADCAST, _REDUCE, _SEND_RECEIVE)
 }

@@ -1,7 +1,6 @@
-"""Exchanges between two nodes, or two GPUs of a node, at a time: in rounds of disjoint pairs.
+"""Send and receive between pairs of nodes, or pairs of GPUs of a node, in rounds of disjoint pairs.
 
-What two ranks of a group send each other is no other rank's affair, so that no group needs to be made for a pair,
-however many there are.
+Point-to-point operations involve two ranks only, so the pairs need no process groups of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from seatrial.model import SeatrialError, format_bytes
 
 @dataclass(frozen=True)
 class PairTiming:
-    """What one rank saw of its exchange with a partner: seconds of each window, and data that arrived wrong."""
+    """Send/receive of one rank with a partner: seconds per operation of each window, and the received data if wrong."""
 
     rank: int
     partner: int
@@ -31,122 +30,125 @@ class PairTiming:
 
 
 def round_robin(nodes: int, max_rounds: int) -> list[list[tuple[int, int]]]:
-    """At most ``most`` rounds in which each of ``nodes`` meets one other, and never the same twice.
+    """At most ``max_rounds`` rounds of disjoint pairs of ``nodes`` (numbers); no pair occurs twice.
 
-    The circle method of round-robin tournaments (Kirkman, 1847): one stays, the others move on by one seat. All rounds
-    together hold every pair once; with an odd number of nodes one of them rests in each.
+    The circle method of round-robin tournaments (Kirkman, 1847): one position is fixed, the others rotate. All rounds
+    together contain every pair once; with an odd number of nodes one of them is idle in each round.
     """
-    seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
+    circle: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
     rounds = []
-    for _ in range(min(max_rounds, len(seats) - 1)):
-        facing = [(seats[place], seats[-1 - place]) for place in range(len(seats) // 2)]
-        rounds.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+    for _ in range(min(max_rounds, len(circle) - 1)):
+        opposite = [(circle[index], circle[-1 - index]) for index in range(len(circle) // 2)]
+        rounds.append([(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return rounds
 
 
 def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → rank, both ways, of one round; ``members`` are the ranks of each that is paired.
+    """Rank → partner for both ranks of each pair in a round; ``members[i]`` are the ranks of node i.
 
-    Raises ValueError where two that are paired have unlike numbers of ranks.
+    Raises ValueError if paired nodes have different numbers of ranks.
     """
-    found: dict[int, int] = {}
+    partners: dict[int, int] = {}
     for a, b in paired:
-        for one, other in zip(members[a], members[b], strict=True):
-            found |= {one: other, other: one}
-    return found
+        for rank, partner in zip(members[a], members[b], strict=True):
+            partners |= {rank: partner, partner: rank}
+    return partners
 
 
 def measure_pairs(
     partners: Mapping[int, int], size: int, device: str, seconds: float, group: dist.ProcessGroup | None = None
 ) -> list[PairTiming]:
-    """Let all ranks send ``size`` bytes to their partner and receive as many from it, both at once, again and again.
+    """Time ranks sending ``size`` bytes to their partner while receiving as many; see ``measure_back_to_back``.
 
-    ``partners`` holds both directions of each pair; who is not in it looks on. Called by all ranks with the same, each
-    with the ``group`` that it shares with its partner (None: that of all ranks). Windows begin together on all ranks;
-    see ``collectives.measure``. Raises SeatrialError on all ranks where the buffers do not fit on one of them.
+    ``partners`` has both ranks of each pair; other ranks are idle. Called by all ranks with the same ``partners``, each
+    with the ``group`` that contains its partner (None: all ranks). Windows begin together on all ranks. Raises
+    SeatrialError on all ranks if the buffers do not fit on one of them.
     """
     try:
         result = measure_back_to_back(_operation(partners, group), size, "float32", device, seconds)
     except AllocationError as error:
-        raise SeatrialError(f"no memory for two buffers of {format_bytes(size)}: {error.summary()}") from error
+        buffers = f"two buffers of {format_bytes(size)}"
+        raise SeatrialError(f"out of memory for {buffers}: {error.summary()}; use a smaller size") from error
     return [
-        PairTiming(one, other, result.timings.rank_windows(one), result.mismatches.get(one))
-        for one, other in sorted(partners.items())
+        PairTiming(rank, partner, result.timings.rank_windows(rank), result.mismatches.get(rank))
+        for rank, partner in sorted(partners.items())
     ]
 
 
 def _operation(partners: Mapping[int, int], group: dist.ProcessGroup | None) -> Operation:
     partner = partners.get(dist.get_rank())
 
-    def buffers(count: int, allocate: Allocate) -> Buffers:
+    def allocate_buffers(count: int, allocate: Allocate) -> Buffers:
         return separate_buffers(0 if partner is None else count, allocate)
 
-    def prepare_on(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
+    def prepare(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
         def run() -> None:
             if partner is not None:
-                both = [dist.P2POp(dist.isend, sent, partner, group), dist.P2POp(dist.irecv, received, partner, group)]
-                for work in dist.batch_isend_irecv(both):
+                send = dist.P2POp(dist.isend, sent, partner, group)
+                receive = dist.P2POp(dist.irecv, received, partner, group)
+                for work in dist.batch_isend_irecv([send, receive]):
                     work.wait()
 
-        parts = [] if partner is None else [ExpectedPart(received.numel(), 0, partner)]
-        return PreparedOperation(run, sent, received, parts)
+        expected = [] if partner is None else [ExpectedPart(received.numel(), 0, partner)]
+        return PreparedOperation(run, sent, received, expected)
 
-    return Operation("exchange", "1", unit_factor, prepare_on, buffers)
+    return Operation("pairs", "1", unit_factor, prepare, allocate_buffers)
 
 
 @dataclass(frozen=True)
 class PairResults:
-    """What the exchanges of all rounds come to, in GB/s each way and GPU. Wrong data counts as no data at all.
+    """Rates of all rounds in GB/s per GPU and direction; a pair with wrong data has rate 0.
 
-    ``nodes``: the ranks of each of those that were paired, by name: of a node, or a single one where GPUs were.
+    ``nodes``: ranks by the name of the paired units: nodes, or single GPUs with one rank each.
     """
 
     timings: tuple[PairTiming, ...]
     size: int
     nodes: Mapping[str, Sequence[int]]
     subjects: Sequence[str]
-    retries: tuple[PairTiming, ...] = ()  # of paths that were tried again
+    retries: tuple[PairTiming, ...] = ()  # of pairs that were measured a second time, each without concurrent pairs
 
     @cached_property
     def corrupted(self) -> list[PairTiming]:
-        """Those whose data arrived wrong, of the rounds and of what was tried again."""
-        return [line for line in (*self.timings, *self.retries) if line.mismatch]
+        """Timings with wrong received data, retries included."""
+        return [timing for timing in (*self.timings, *self.retries) if timing.mismatch]
 
     @cached_property
-    def _wrong(self) -> set[frozenset[int]]:
-        return {frozenset((line.rank, line.partner)) for line in self.corrupted}
+    def _corrupted_pairs(self) -> set[frozenset[int]]:
+        return {frozenset((timing.rank, timing.partner)) for timing in self.corrupted}
 
-    def rates(self, line: PairTiming) -> tuple[float, ...]:
-        wrong = frozenset((line.rank, line.partner)) in self._wrong
-        return tuple(0.0 if wrong else algorithm_bandwidth(self.size, seconds) for seconds in line.seconds)
+    def rates(self, timing: PairTiming) -> tuple[float, ...]:
+        """GB/s of every window; 0 if the pair's data was wrong."""
+        wrong = frozenset((timing.rank, timing.partner)) in self._corrupted_pairs
+        return tuple(0.0 if wrong else algorithm_bandwidth(self.size, seconds) for seconds in timing.seconds)
 
     @cached_property
     def best_rates(self) -> dict[int, tuple[float, ...]]:
-        """The windows of each rank with its fastest partner: low only if it is slow with every one of them."""
+        """Rates of each rank with its fastest partner; low only if the rank is slow with every partner."""
         return self._best(self.timings)
 
     @cached_property
     def best_rates_with_retries(self) -> dict[int, tuple[float, ...]]:
-        """The same, where what was tried again counts as well."""
+        """As ``best_rates``, retries included."""
         return self._best((*self.timings, *self.retries))
 
-    def _best(self, lines: Sequence[PairTiming]) -> dict[int, tuple[float, ...]]:
-        found: dict[int, tuple[float, ...]] = {}
-        for line in lines:
-            rates = self.rates(line)
-            if line.rank not in found or median(rates) > median(found[line.rank]):
-                found[line.rank] = rates
-        return found
+    def _best(self, timings: Sequence[PairTiming]) -> dict[int, tuple[float, ...]]:
+        best: dict[int, tuple[float, ...]] = {}
+        for timing in timings:
+            rates = self.rates(timing)
+            if timing.rank not in best or median(rates) > median(best[timing.rank]):
+                best[timing.rank] = rates
+        return best
 
     @cached_property
     def median_best_rate(self) -> float:
-        """The median over ranks of what each reaches with its fastest partner."""
+        """Median over ranks of the median rate with the fastest partner, in GB/s."""
         return median(median(rates) for rates in self.best_rates.values())
 
     @cached_property
     def by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
-        """The lines between each two nodes, those of both ends."""
+        """Timings of both ends, by pair of nodes."""
         return self._by_pair(self.timings)
 
     @cached_property
@@ -155,59 +157,59 @@ class PairResults:
 
     @cached_property
     def final_by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
-        """The lines of each pair: those that it had alone, where it was tried again."""
+        """Timings by pair of nodes: those of the retry if there was one."""
         return {**self.by_pair, **self.retries_by_pair}
 
     def rate_matrix(self, by_pair: Mapping[tuple[str, str], Sequence[PairTiming]]) -> list[list[float | None]]:
-        """GB/s each way between any two of ``nodes``, in their order; None where two did not meet."""
+        """GB/s per direction between any two of ``nodes``, in their order; None if they were not paired."""
         names = list(self.nodes)
         gb_s: list[list[float | None]] = [[None] * len(names) for _ in names]
-        for (a, b), lines in by_pair.items():
+        for (a, b), timings in by_pair.items():
             row, column = names.index(a), names.index(b)
-            gb_s[row][column] = gb_s[column][row] = round(median(self.pair_rates(lines)), 3)
+            gb_s[row][column] = gb_s[column][row] = round(median(self.pair_rates(timings)), 3)
         return gb_s
 
     def retry_rates(self) -> dict[tuple[str, str], dict[str, float]]:
-        """GB/s of the pairs that were tried again, each time."""
+        """Median GB/s of the retried pairs: ``concurrent`` with other pairs, and ``single``."""
         return {
             pair: {
-                "among others": median(self.pair_rates(self.by_pair[pair])),
-                "alone": median(self.pair_rates(lines)),
+                "concurrent": median(self.pair_rates(self.by_pair[pair])),
+                "single": median(self.pair_rates(timings)),
             }
-            for pair, lines in self.retries_by_pair.items()
+            for pair, timings in self.retries_by_pair.items()
         }
 
     def slow_paths(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs that reach less than ``least`` of what their ends do with others, the slowest first."""
-        shares = {pair: median(found) for pair, lines in self.by_pair.items() if (found := self.pair_shares(lines))}
-        return sorted((pair for pair, share in shares.items() if share < min_share), key=lambda pair: shares[pair])
+        """Pairs below ``min_share`` of the rates that their nodes reach with other partners, slowest first."""
+        shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
+        medians = {pair: median(values) for pair, values in shares.items() if values}
+        return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)
 
     def slow_pairs(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs that reach less than ``least`` of what is usual, whoever is at fault, the slowest first."""
-        rates = {pair: median(self.pair_rates(lines)) for pair, lines in self.by_pair.items()}
-        return sorted(
-            (pair for pair, rate in rates.items() if rate < min_share * self.median_best_rate), key=rates.__getitem__
-        )
+        """Pairs below ``min_share`` of the median best rate, whether a node or the path is slow; slowest first."""
+        rates = {pair: median(self.pair_rates(timings)) for pair, timings in self.by_pair.items()}
+        required = min_share * self.median_best_rate
+        return sorted((pair for pair, rate in rates.items() if rate < required), key=rates.__getitem__)
 
-    def _by_pair(self, lines: Sequence[PairTiming]) -> dict[tuple[str, str], list[PairTiming]]:
-        home = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
+    def _by_pair(self, timings: Sequence[PairTiming]) -> dict[tuple[str, str], list[PairTiming]]:
+        node_of_rank = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
         order = list(self.nodes)
-        found: dict[tuple[str, str], list[PairTiming]] = {}
-        for line in lines:
-            a, b = sorted((home[line.rank], home[line.partner]), key=order.index)
-            found.setdefault((a, b), []).append(line)
-        return found
+        by_pair: dict[tuple[str, str], list[PairTiming]] = {}
+        for timing in timings:
+            a, b = sorted((node_of_rank[timing.rank], node_of_rank[timing.partner]), key=order.index)
+            by_pair.setdefault((a, b), []).append(timing)
+        return by_pair
 
-    def pair_rates(self, lines: Sequence[PairTiming]) -> tuple[float, ...]:
-        """As nccl-tests has it for send and receive: the bytes of one rank over the mean time of all ranks."""
-        windows = zip(*(line.seconds for line in lines), strict=True)
+    def pair_rates(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
+        """GB/s of every window: bytes per rank over the mean time of all ranks, as nccl-tests' sendrecv."""
+        windows = zip(*(timing.seconds for timing in timings), strict=True)
         return tuple(algorithm_bandwidth(self.size, fmean(window)) for window in windows)
 
-    def pair_shares(self, lines: Sequence[PairTiming]) -> tuple[float, ...]:
-        """Of the slowest of these lines: its rate over what the weaker of its ends reaches with its best partner."""
+    def pair_shares(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
+        """Rates of the slowest of these timings, divided by the lower of the best rates of its two ranks."""
         shares = []
-        for line in lines:
-            able = min(median(self.best_rates[line.rank]), median(self.best_rates[line.partner]))
-            if able:  # an end that reaches nothing with anybody says nothing of the path
-                shares.append(tuple(rate / able for rate in self.rates(line)))
+        for timing in timings:
+            possible = min(median(self.best_rates[timing.rank]), median(self.best_rates[timing.partner]))
+            if possible:  # a rank without a working partner tells nothing about the path
+                shares.append(tuple(rate / possible for rate in self.rates(timing)))
         return min(shares, key=median, default=())

@@ -1,7 +1,7 @@
-"""Probes of a shared filesystem: what several processes see of each other's files.
+"""Probes of a shared filesystem: whether processes on several nodes see each other's writes and locks.
 
-A probe is called by all ranks alike, but what it hands to ``site.together`` runs on the actors only, on all of them at
-the same time. It returns None, or what is wrong in words that name the actors. Raises Trouble on all ranks.
+All ranks call a probe together; its steps run on the participants only (``SharedFolder.run_on_all``), concurrently. A
+probe returns None, or a text that names the participants and the failure. Raises ParticipantError on all ranks.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from pathlib import Path
 from seatrial.bench.one_rank_per_node import group_by_reason
 from seatrial.bench.storage import SharedFolder, write_and_sync
 
-VISIBILITY_TIMEOUT_S = (
-    5.0  # for what another node has written. NFS hides a new name for up to 30 s by default (acdirmin, nfs(5))
-)
+# For files of other nodes to become visible; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
+VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
-ATTEMPTS = 5  # to catch two processes at it in the same moment, without which nothing is proven
+ATTEMPTS = 5  # until two processes access the file at the same time; otherwise nothing is tested
 REPLACE_S = 0.2
 PAGE_RECORDS = 1024  # of 4 bytes: one page
-RECORDS = 50  # appended by each actor
-RECORD = 64  # bytes
-APPEND_EVERY_S = 0.001  # so that the records of one actor do not go out as one
-TURNS = 20  # that each of few actors takes at a lock
-HOLD_S = 0.001
-LOCK_TIMEOUT_S = 20.0  # a lock that nobody holds for longer than HOLD_S must come within this
+RECORDS = 50  # appended by each participant
+RECORD_BYTES = 64
+APPEND_INTERVAL_S = 0.001  # so that the records of a participant are written separately
+LOCK_TURNS = 20  # per participant, if there are two
+LOCK_HOLD_S = 0.001
+LOCK_TIMEOUT_S = 20.0  # no participant holds the lock longer than LOCK_HOLD_S
 
 
 class Untested(Exception):
-    """A probe did not come to an answer. Raised on all ranks alike."""
+    """A probe was inconclusive; raised on all ranks."""
 
 
 def write_random(path: Path) -> str:
-    """Write something that nobody else can have written; its SHA-256."""
-    data = os.urandom(RECORD)
+    """Write random bytes and return their SHA-256."""
+    data = os.urandom(RECORD_BYTES)
     write_and_sync(path, data)
     return _digest(data)
 
@@ -50,45 +49,46 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def invisible_files(site: SharedFolder) -> str | None:
-    """Does every actor see what every other one wrote? By content: a file of the same name is not enough."""
-    digests = site.run_on_all(lambda: write_random(site.file("mark")))
-    seen = site.run_on_all(lambda: tuple(sorted(wait_for_contents(site.files("mark"), digests))))
+def invisible_files(folder: SharedFolder) -> str | None:
+    """Check that every participant reads the content that every other participant wrote, not just the same name."""
+    digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
+    visible = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
     readers: dict[tuple[int, ...], list[int]] = {}
-    for reader, writers in enumerate(seen):
+    for reader, writers in enumerate(visible):
         readers.setdefault(writers, []).append(reader)
-    partly = {writers: group for writers, group in readers.items() if len(writers) < len(site.names)}
+    incomplete = {writers: group for writers, group in readers.items() if len(writers) < len(folder.names)}
     texts = [
-        f"{site.join_names(group)} saw only what {site.join_names(writers)} wrote" for writers, group in partly.items()
+        f"{folder.join_names(group)} saw only files of {folder.join_names(writers) or 'no node'}"
+        for writers, group in incomplete.items()
     ]
     return "; ".join(texts) or None
 
 
-def visibility_delays(site: SharedFolder) -> list[float]:
-    """Seconds until each actor saw the files of all others, after these were closed; WAIT_S is that or longer.
+def visibility_delays(folder: SharedFolder) -> list[float]:
+    """Seconds until each participant sees the files of all others, at most VISIBILITY_TIMEOUT_S.
 
-    Each has asked for the names before they existed, as a program that waits for a file does. The count begins when
-    the last writer has told all others that it is done: no clock of another node is in it.
+    All look up the names before the files exist, as a program that waits for a file does. The time starts when the last
+    writer has reported that its file is closed, and is measured by the reader's clock only.
     """
-    site.run_on_all(lambda: [path.exists() for path in site.files("late")])
-    digests = site.run_on_all(lambda: write_random(site.file("late")))
+    folder.run_on_all(lambda: [path.exists() for path in folder.files("late")])
+    digests = folder.run_on_all(lambda: write_random(folder.file("late")))
 
     def delay() -> float:
-        found = wait_for_contents(site.files("late"), digests)
-        return max(found.values()) if len(found) == len(digests) else VISIBILITY_TIMEOUT_S
+        delays = wait_for_contents(folder.files("late"), digests)
+        return max(delays.values()) if len(delays) == len(digests) else VISIBILITY_TIMEOUT_S
 
-    return site.run_on_all(delay)
+    return folder.run_on_all(delay)
 
 
 def wait_for_contents(paths: Sequence[Path], digests: Sequence[str]) -> dict[int, float]:
-    """Which of the files hold what they should, by number, and after how many seconds. Gives up after WAIT_S."""
-    began, found = time.monotonic(), dict[int, float]()
+    """Seconds until each file has the content of its digest, by index; without files that lack it after the timeout."""
+    started, delays = time.monotonic(), dict[int, float]()
     while True:
-        for number, (path, digest) in enumerate(zip(paths, digests, strict=True)):
-            if number not in found and has_content(path, digest):
-                found[number] = time.monotonic() - began
-        if len(found) == len(digests) or time.monotonic() - began > VISIBILITY_TIMEOUT_S:
-            return found
+        for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
+            if index not in delays and has_content(path, digest):
+                delays[index] = time.monotonic() - started
+        if len(delays) == len(digests) or time.monotonic() - started > VISIBILITY_TIMEOUT_S:
+            return delays
         time.sleep(POLL_S)
 
 
@@ -99,33 +99,32 @@ def has_content(path: Path, digest: str) -> bool:
         return False
 
 
-# Do the guarantees hold that programs rely on?
-
-
-def rename_fault(site: SharedFolder) -> str | None:
-    """Is a file that one actor replaces again and again always whole for all others? Raises Unproven."""
-    target = site.path / "whole"
-    site.run_on_first(lambda: replace(target, _page(0)))
-    for attempt in range(ATTEMPTS):  # ever longer: a client may know a name for seconds before it asks again
-        found = site.run_on_all(partial(_take_part, target, site.index, REPLACE_S * 2**attempt))
-        readings = {name: reading for name, reading in zip(site.names, found, strict=True) if reading}
-        bad = [f"{reading.bad} of {reading.reads} reads by {name}" for name, reading in readings.items() if reading.bad]
+def rename_failure(folder: SharedFolder) -> str | None:
+    """Check that readers always see a complete file while one participant replaces it by rename. Raises Untested."""
+    target = folder.path / "renamed"
+    folder.run_on_first(lambda: replace(target, _page(0)))
+    for attempt in range(ATTEMPTS):  # increasing duration: a client may cache a name for seconds
+        results = folder.run_on_all(partial(_replace_or_read, target, folder.index, REPLACE_S * 2**attempt))
+        counts = {name: count for name, count in zip(folder.names, results, strict=True) if count}
+        bad = [f"{count.bad} of {count.reads} reads by {name}" for name, count in counts.items() if count.bad]
         if bad:
-            return f"missing or partial while {site.names[0]} replaced it: {', '.join(bad)}"
-        if any(reading.versions > 1 for reading in readings.values()):
+            return f"missing or partial while {folder.names[0]} replaced it: {', '.join(bad)}"
+        if any(count.versions > 1 for count in counts.values()):
             return None
-    raise Untested("no reader met the writer at work")
+    raise Untested("no reader saw more than one version of the file")
 
 
 @dataclass(frozen=True)
 class ReadCounts:
+    """Number of ``reads``, of ``bad`` ones (file missing or partial), and of different ``versions`` read."""
+
     reads: int
     bad: int
     versions: int
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Put a whole new file in the place of an old one."""
+    """Replace ``path`` by a complete new file, by rename."""
     temporary = path.with_suffix(".new")
     temporary.write_bytes(data)
     temporary.replace(path)
@@ -135,16 +134,16 @@ def _page(version: int) -> bytes:
     return version.to_bytes(4, "little") * PAGE_RECORDS
 
 
-def _take_part(target: Path, actor: int, seconds: float) -> ReadCounts | None:
-    """The first actor writes, all others read and say what they found."""
-    if actor:
+def _replace_or_read(target: Path, index: int, seconds: float) -> ReadCounts | None:
+    """The first participant writes; all others read and return their counts."""
+    if index:
         return read_repeatedly(target, seconds)
-    _replace_often(target, seconds)
+    _replace_repeatedly(target, seconds)
     return None
 
 
-def _replace_often(target: Path, seconds: float) -> None:
-    """At least a hundred times, and for as long as the others read."""
+def _replace_repeatedly(target: Path, seconds: float) -> None:
+    """Replace the file for ``seconds``, and at least 100 times."""
     end, version = time.monotonic() + seconds, 0
     while version < 100 or time.monotonic() < end:
         version += 1
@@ -152,6 +151,7 @@ def _replace_often(target: Path, seconds: float) -> None:
 
 
 def read_repeatedly(target: Path, seconds: float) -> ReadCounts:
+    """Read the file for ``seconds`` and count bad reads and versions."""
     end, reads, bad, versions = time.monotonic() + seconds, 0, 0, set[bytes]()
     while time.monotonic() < end:
         reads += 1
@@ -160,38 +160,39 @@ def read_repeatedly(target: Path, seconds: float) -> ReadCounts:
         except FileNotFoundError:
             data = b""
         except OSError as error:
-            if error.errno == errno.ESTALE:  # how NFS tells a reader that the file was replaced: it reads anew
+            if error.errno == errno.ESTALE:  # NFS: the file was replaced, and the reader must open it again
                 continue
             raise
-        whole = bool(data) and data == data[:4] * PAGE_RECORDS
-        bad += not whole
+        complete = bool(data) and data == data[:4] * PAGE_RECORDS
+        bad += not complete
         versions.add(data[:4])
     return ReadCounts(reads, bad, len(versions))
 
 
-def append_fault(site: SharedFolder) -> str | None:
-    """Do all records arrive that all actors append to one file (O_APPEND) at the same time?"""
-    path = site.path / "log"
-    site.run_on_first(lambda: write_and_sync(path, b""))
-    site.run_on_all(lambda: _append_records(path, site.index))
-    lines = site.run_on_first(lambda: path.read_bytes().splitlines(keepends=True))
-    expected = {append_record(actor, number) for actor in range(len(site.names)) for number in range(RECORDS)}
+def append_failure(folder: SharedFolder) -> str | None:
+    """Check that no records are lost when all participants append to one file (O_APPEND) concurrently."""
+    path = folder.path / "log"
+    folder.run_on_first(lambda: write_and_sync(path, b""))
+    folder.run_on_all(lambda: _append_records(path, folder.index))
+    lines = folder.run_on_first(lambda: path.read_bytes().splitlines(keepends=True))
+    expected = {append_record(writer, number) for writer in range(len(folder.names)) for number in range(RECORDS)}
     lost, torn = len(expected - set(lines)), sum(line not in expected for line in lines)
     if not lost and not torn:
         return None
-    return f"{lost} of {len(expected)} records lost, {torn} torn, appended by {', '.join(site.names)}"
+    return f"{lost} of {len(expected)} records lost, {torn} torn, appended by {', '.join(folder.names)}"
 
 
-def append_record(actor: int, number: int) -> bytes:
-    return f"actor {actor} record {number} ".ljust(RECORD - 1, ".").encode() + b"\n"
+def append_record(writer: int, number: int) -> bytes:
+    """The record ``number`` that participant ``writer`` appends, RECORD_BYTES long."""
+    return f"participant {writer} record {number} ".ljust(RECORD_BYTES - 1, ".").encode() + b"\n"
 
 
-def _append_records(path: Path, actor: int) -> None:
+def _append_records(path: Path, writer: int) -> None:
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         for number in range(RECORDS):
-            append(file, append_record(actor, number))
-            time.sleep(APPEND_EVERY_S)
+            append(file, append_record(writer, number))
+            time.sleep(APPEND_INTERVAL_S)
         os.fsync(file)
     finally:
         os.close(file)
@@ -201,14 +202,14 @@ def append(file: int, data: bytes) -> None:
     os.write(file, data)
 
 
-def flock_fault(site: SharedFolder) -> str | None:
-    """Does flock(2) keep the actors apart? Raises Unproven."""
-    return _lock_fault(site, "flock", try_flock)
+def flock_failure(folder: SharedFolder) -> str | None:
+    """Check that flock(2) excludes other participants. Raises Untested."""
+    return _lock_failure(folder, "flock", try_flock)
 
 
-def fcntl_fault(site: SharedFolder) -> str | None:
-    """Does fcntl(2), the lock of POSIX, keep the actors apart? Raises Unproven."""
-    return _lock_fault(site, "fcntl", try_fcntl)
+def fcntl_failure(folder: SharedFolder) -> str | None:
+    """Check that POSIX locks, fcntl(2), exclude other participants. Raises Untested."""
+    return _lock_failure(folder, "fcntl", try_fcntl)
 
 
 def try_flock(file: int) -> bool:
@@ -229,111 +230,113 @@ def try_fcntl(file: int) -> bool:
 
 @dataclass(frozen=True)
 class LockCounts:
-    """``busy``: how often the lock was another's. ``clashes``: how often two held it at once."""
+    """``busy``: failed attempts to take the lock. ``conflicts``: times that two participants held it concurrently."""
 
     busy: int
     conflicts: int
 
 
-def _lock_fault(site: SharedFolder, kind: str, take: Callable[[int], bool]) -> str | None:
-    path, count = site.path / f"lock.{kind}", len(site.names)
-    site.run_on_first(lambda: write_and_sync(path, b"\0"))
+def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], bool]) -> str | None:
+    path, count = folder.path / f"lock.{kind}", len(folder.names)
+    folder.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):
-        contests = site.run_on_all(lambda: contend_for_lock(path, take, count), 3 * LOCK_TIMEOUT_S)
-        clashes = [
-            f"{found.conflicts} times by {name}"
-            for name, found in zip(site.names, contests, strict=True)
-            if found.conflicts
+        results = folder.run_on_all(lambda: contend_for_lock(path, try_lock, count), 3 * LOCK_TIMEOUT_S)
+        conflicts = [
+            f"{counts.conflicts} times by {name}"
+            for name, counts in zip(folder.names, results, strict=True)
+            if counts.conflicts
         ]
-        if clashes:
-            return f"granted while another held it: {', '.join(clashes)}"
-        if any(contest.busy for contest in contests):
+        if conflicts:
+            return f"granted while another participant held it: {', '.join(conflicts)}"
+        if any(counts.busy for counts in results):
             return None
-    raise Untested("no two actors ever met at the lock")
+    raise Untested("no two participants requested the lock at the same time")
 
 
-def contend_for_lock(path: Path, take: Callable[[int], bool], count: int) -> LockCounts:
-    """Take the lock again and again. Raises TimeoutError when it does not come.
+def contend_for_lock(path: Path, try_lock: Callable[[int], bool], count: int) -> LockCounts:
+    """Take and release the lock several times among ``count`` participants. Raises TimeoutError if it stays busy.
 
-    Under it each makes and removes one and the same file, so that who finds it there already is not alone. The server
-    of a network filesystem answers O_EXCL itself: what clients cache of the file's content is not in question here.
+    The holder creates a file and removes it; if the file exists already, another participant holds the lock too. O_EXCL
+    is decided by the server of a network filesystem, so client caches do not affect the result.
     """
-    busy = clashes = 0
-    for _ in range(max(2, TURNS * 2 // count)):  # the more take part, the longer each waits for its turn
-        with path.open("rb+") as file:  # closing it gives the lock back, of both kinds
-            busy += _obtain(file.fileno(), take, HOLD_S * count)
-            clashes += not _alone(path.with_suffix(".held"))
-    return LockCounts(busy, clashes)
+    busy = conflicts = 0
+    for _ in range(max(2, LOCK_TURNS * 2 // count)):  # fewer turns with more participants, as each waits longer
+        with path.open("rb+") as file:  # closing the file releases both kinds of lock
+            busy += _wait_for_lock(file.fileno(), try_lock, LOCK_HOLD_S * count)
+            conflicts += not _hold_exclusively(path.with_suffix(".held"))
+    return LockCounts(busy, conflicts)
 
 
-def _obtain(file: int, take: Callable[[int], bool], pause: float) -> int:
-    """Wait for the lock; how often it was another's."""
+def _wait_for_lock(file: int, try_lock: Callable[[int], bool], pause: float) -> int:
+    """Wait for the lock and return the number of failed attempts."""
     end, busy = time.monotonic() + LOCK_TIMEOUT_S, 0
-    while not take(file):
+    while not try_lock(file):
         busy += 1
         if time.monotonic() > end:
-            raise TimeoutError(f"the lock did not come within {LOCK_TIMEOUT_S:g} s")
+            raise TimeoutError(f"the lock was not granted within {LOCK_TIMEOUT_S:g} s")
         time.sleep(pause)
     return busy
 
 
-def _alone(path: Path) -> bool:
+def _hold_exclusively(path: Path) -> bool:
+    """Create ``path``, hold the lock, remove it; False if another holder has created it."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
-        time.sleep(HOLD_S)
+        time.sleep(LOCK_HOLD_S)
         return False
-    time.sleep(HOLD_S)
+    time.sleep(LOCK_HOLD_S)
     path.unlink()
     return True
 
 
-def mmap_fault(site: SharedFolder) -> str | None:
-    """Does a file that its writer wrote anew read as new when another maps it, even where that one knew the old one?"""
-    site.run_on_all(lambda: write_random(site.file("map")))
-    site.run_on_all(lambda: [mapped_digest(path) for path in site.files("map")])  # fills the readers' caches
-    written = site.run_on_all(lambda: write_random(site.file("map")))
-    seen = site.run_on_all(lambda: [mapped_digest(path) for path in site.files("map")])
+def mmap_failure(folder: SharedFolder) -> str | None:
+    """Check that readers that have mapped a file read the new content after its writer has rewritten it."""
+    folder.run_on_all(lambda: write_random(folder.file("map")))
+    folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])  # fills the readers' caches
+    written = folder.run_on_all(lambda: write_random(folder.file("map")))
+    read = folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])
     texts = []
-    for name, digests in zip(site.names, seen, strict=True):
+    for name, digests in zip(folder.names, read, strict=True):
         stale = [writer for writer, digest in enumerate(digests) if digest != written[writer]]
-        texts += [f"{name} read old content of {site.join_names(stale)}"] if stale else []
+        texts += [f"{name} read old content of {folder.join_names(stale)}"] if stale else []
     return "; ".join(texts) or None
 
 
 def mapped_digest(path: Path) -> str:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), RECORD, access=mmap.ACCESS_READ) as mapped:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), RECORD_BYTES, access=mmap.ACCESS_READ) as mapped:
         return _digest(mapped[:])
 
 
-def owner_fault(site: SharedFolder) -> str | None:
-    """Do all actors see the same owner of a file, and is that who wrote it?
+def owner_mismatch(folder: SharedFolder) -> str | None:
+    """Check that all participants see the same owner of a file, and that it is the user who wrote the file.
 
-    Files of root may belong to another: NFS maps root to nobody unless told otherwise (root_squash, exports(5)).
+    Files of root may have another owner: NFS maps root to nobody by default (root_squash, exports(5)).
     """
-    uids = site.run_on_all(os.geteuid)
-    seen = site.run_on_all(lambda: [owner(path) for path in site.files("mark")])
-    faults = []
-    for writer, name in enumerate(site.names):
-        views = {reader: owners[writer] for reader, owners in zip(site.names, seen, strict=True)}
-        if len(set(views.values())) > 1:
-            texts = {reader: f"{uid}:{gid}" for reader, (uid, gid) in views.items()}
-            faults.append(f"the file of {name} belongs to {group_by_reason(texts)}")
-        elif uids[writer] not in (0, views[name][0]):
-            faults.append(f"the file of {name}, who writes as uid {uids[writer]}, belongs to {views[name][0]}")
-    return "; ".join(faults) or None
+    uids = folder.run_on_all(os.geteuid)
+    owners = folder.run_on_all(lambda: [owner(path) for path in folder.files("mark")])
+    texts = []
+    for writer, name in enumerate(folder.names):
+        by_reader = {reader: reader_owners[writer] for reader, reader_owners in zip(folder.names, owners, strict=True)}
+        if len(set(by_reader.values())) > 1:
+            ids = {reader: f"{uid}:{gid}" for reader, (uid, gid) in by_reader.items()}
+            texts.append(f"owner of the file of {name}: {group_by_reason(ids)}")
+        elif uids[writer] not in (0, by_reader[name][0]):
+            texts.append(f"owner of the file of {name}: {by_reader[name][0]}, written by uid {uids[writer]}")
+    return "; ".join(texts) or None
 
 
 def owner(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_uid, found.st_gid
+    """(uid, gid) of a file."""
+    status = path.stat()
+    return status.st_uid, status.st_gid
 
 
 PROBES: dict[str, Callable[[SharedFolder], str | None]] = {
-    "rename": rename_fault,
-    "append": append_fault,
-    "flock": flock_fault,
-    "fcntl": fcntl_fault,
-    "mmap": mmap_fault,
-    "owner": owner_fault,
+    "rename": rename_failure,
+    "append": append_failure,
+    "flock": flock_failure,
+    "fcntl": fcntl_failure,
+    "mmap": mmap_failure,
+    "owner": owner_mismatch,
 }

@@ -1,4 +1,4 @@
-"""A folder in which all nodes work together, and how fast they write and read there."""
+"""A shared folder of all nodes, and the speed of writes and reads in it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from seatrial.model import format_bytes
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 2**22  # bytes of one read or write: 4 MiB is beyond the stripe size of the usual parallel filesystems
-SMALL_FILE_BYTES = 4096  # bytes of a small file
+CHUNK_BYTES = 2**22  # per read or write; larger than the stripe size of common parallel filesystems
+SMALL_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A folder that all actors share, or should share. Each has files of its own there, one of a kind."""
+    """A folder on a filesystem that all participants should share; each has one file of each ``kind`` in it."""
 
     path: Path
     participants: Participants
@@ -38,63 +38,66 @@ class SharedFolder:
     def names(self) -> tuple[str, ...]:
         return self.participants.names
 
-    def join_names(self, actors: Iterable[int]) -> str:
-        return ", ".join(self.names[actor] for actor in actors)
+    def join_names(self, indices: Iterable[int]) -> str:
+        """Comma-separated names of the participants with these indices."""
+        return ", ".join(self.names[index] for index in indices)
 
     def files(self, kind: str) -> list[Path]:
-        return [self.path / f"{kind}.{actor}" for actor in range(len(self.names))]
+        """Paths of the files of all participants, by index."""
+        return [self.path / f"{kind}.{index}" for index in range(len(self.names))]
 
     def file(self, kind: str) -> Path:
+        """Path of this participant's file."""
         return self.files(kind)[self.index]
 
     def next_file(self, kind: str) -> Path:
-        """The file of the actor after us: for one actor alone, its own."""
+        """Path of the next participant's file; with one participant, of its own file."""
         return self.files(kind)[(self.index + 1) % len(self.names)]
 
     def run_on_all(self, work: Callable[[], T], seconds: float = STEP_TIMEOUT_S) -> list[T]:
-        """``work`` on all actors; see Actors."""
+        """Results of ``work`` on all participants; see ``Participants.run_on_all``."""
         return self.participants.run_on_all(work, seconds)
 
     def run_on_first(self, work: Callable[[], T]) -> T:
-        """``work`` on the first actor alone, while the others wait."""
+        """Result of ``work`` on the first participant, while the others wait."""
         return self.participants.first_only.run_on_all(work)[0]
 
 
 @contextmanager
-def temporary_folder(path: str, actors: Participants) -> Iterator[SharedFolder]:
-    """A fresh folder below ``path``, removed with all that is in it at the end, however that comes.
+def temporary_folder(path: str, participants: Participants) -> Iterator[SharedFolder]:
+    """Create a folder below ``path`` and remove it with its contents afterwards. Called by all ranks together.
 
-    Called by all ranks. Raises Trouble on all of them where an actor cannot make it, or cannot write a file there.
+    Raises ParticipantError on all ranks if a participant cannot create it or cannot write a file in it.
     """
-    name = actors.run_on_all(lambda: f"seatrial-{secrets.token_hex(6)}")[0]
-    site = SharedFolder(Path(path) / name, actors)
+    name = participants.run_on_all(lambda: f"seatrial-{secrets.token_hex(6)}")[0]
+    folder = SharedFolder(Path(path) / name, participants)
     try:
-        site.run_on_all(lambda: site.path.mkdir(exist_ok=True))
-        site.run_on_all(lambda: write_and_sync(site.file("first"), name.encode()))
-        yield site
+        folder.run_on_all(lambda: folder.path.mkdir(exist_ok=True))
+        folder.run_on_all(lambda: write_and_sync(folder.file("first"), name.encode()))
+        yield folder
     finally:
-        if actors.index >= 0:
-            _remove(site.path)
+        if participants.index >= 0:
+            _remove(folder.path)
 
 
-def is_shared(site: SharedFolder) -> bool:
-    """Whether each actor sees the file of the next: enough for those who only want to know what to read."""
-    return all(site.run_on_all(lambda: site.next_file("first").exists()))
+def is_shared(folder: SharedFolder) -> bool:
+    """Whether each participant sees the next participant's file, by name only."""
+    return all(folder.run_on_all(lambda: folder.next_file("first").exists()))
 
 
 def _remove(folder: Path) -> None:
-    """All actors do this at once, and find it half gone: what remains after that is for ``left_behind`` to tell."""
-    with suppress(TimeoutError):  # a filesystem that hangs has been told already
+    """Remove the folder on all participants concurrently, so errors are ignored; ``still_exists`` finds remains."""
+    with suppress(TimeoutError):  # a filesystem that hangs was reported by an earlier step
         run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
 
 
-def still_exists(site: SharedFolder) -> bool:
-    """Whether some actor still sees the folder, after its end."""
-    return any(site.run_on_all(site.path.exists))
+def still_exists(folder: SharedFolder) -> bool:
+    """Whether any participant still sees the folder after its removal."""
+    return any(folder.run_on_all(folder.path.exists))
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
-    """Write a file anew and store it (fsync). Raises OSError."""
+    """Write a new file with ``data`` and fsync it. Raises OSError."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -103,51 +106,50 @@ def write_and_sync(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class StreamResult:
-    """``seconds`` that it took, and whether it went past the page cache (O_DIRECT)."""
+    """Duration in ``seconds``; ``direct``: whether the page cache was bypassed (O_DIRECT)."""
 
     seconds: float
     direct: bool
 
 
 def write_stream(path: Path, size: int) -> StreamResult:
-    """Write ``size`` bytes (a multiple of SMALL) one after the other, and wait until they are stored (fsync).
+    """Write ``size`` bytes (a multiple of SMALL_FILE_BYTES) sequentially, then fsync. Raises OSError.
 
-    They are 4 MiB of random bytes over and over: not to be compressed, though a store that looks for duplicates finds
-    them. Raises OSError.
+    The data is 4 MiB of random bytes, repeated: not compressible, but a deduplicating store finds the repetition.
     """
     with mmap.mmap(-1, CHUNK_BYTES) as buffer, memoryview(buffer) as view:
         buffer.write(os.urandom(CHUNK_BYTES))
         file, direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            began, left = time.perf_counter(), size
-            while left:
-                left -= os.write(file, view[: min(left, CHUNK_BYTES)])
+            started, remaining = time.perf_counter(), size
+            while remaining:
+                remaining -= os.write(file, view[: min(remaining, CHUNK_BYTES)])
             os.fsync(file)
-            return StreamResult(time.perf_counter() - began, direct)
+            return StreamResult(time.perf_counter() - started, direct)
         finally:
             os.close(file)
 
 
 def read_stream(path: Path, size: int) -> StreamResult:
-    """Read a file of ``size`` bytes from its beginning to its end. Raises OSError, also when it ends before."""
+    """Read a file of ``size`` bytes sequentially. Raises OSError, also if the file is shorter."""
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         file, direct = _open(path, os.O_RDONLY)
         try:
             if not direct:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            began, left = time.perf_counter(), size
-            while left:
-                got = os.readv(file, [buffer])
-                if not got:
-                    raise OSError(errno.EIO, f"ended {left} bytes before its end", str(path))
-                left -= got
-            return StreamResult(time.perf_counter() - began, direct)
+            started, remaining = time.perf_counter(), size
+            while remaining:
+                count = os.readv(file, [buffer])
+                if not count:
+                    raise OSError(errno.EIO, f"end of file, {remaining} of {size} bytes missing", str(path))
+                remaining -= count
+            return StreamResult(time.perf_counter() - started, direct)
         finally:
             os.close(file)
 
 
 def _open(path: Path, flags: int) -> tuple[int, bool]:
-    """The file, and whether it goes past the page cache: not every filesystem offers that (open(2): EINVAL)."""
+    """(file descriptor, whether O_DIRECT is used); not every filesystem supports O_DIRECT (open(2): EINVAL)."""
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600), True
     except OSError as error:
@@ -157,32 +159,32 @@ def _open(path: Path, flags: int) -> tuple[int, bool]:
 
 
 def create_small_files(folder: Path, count: int) -> float:
-    """Seconds to make ``count`` files of 4 KiB in a new folder, without fsync. Raises OSError."""
+    """Seconds to create ``count`` files of 4 KiB in a new folder, without fsync. Raises OSError."""
     folder.mkdir()
     data = os.urandom(SMALL_FILE_BYTES)
-    return _timed(lambda path: path.write_bytes(data), folder, count)
+    return _time_each_path(lambda path: path.write_bytes(data), folder, count)
 
 
 def stat_small_files(folder: Path, count: int) -> float:
-    return _timed(Path.stat, folder, count)
+    return _time_each_path(Path.stat, folder, count)
 
 
 def unlink_small_files(folder: Path, count: int) -> float:
-    return _timed(Path.unlink, folder, count)
+    return _time_each_path(Path.unlink, folder, count)
 
 
-def _timed(action: Callable[[Path], object], folder: Path, count: int) -> float:
+def _time_each_path(action: Callable[[Path], object], folder: Path, count: int) -> float:
     paths = [folder / f"{number}" for number in range(count)]
-    began = time.perf_counter()
+    started = time.perf_counter()
     for path in paths:
         action(path)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def require_free_space(folder: Path, needed: int) -> None:
-    """Raises OSError where fewer bytes are free to this user: better no figure than a filesystem run full."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
+    """Raise OSError if fewer than ``needed`` bytes are free for this user, so that the filesystem does not fill up."""
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
     if free < needed:
-        text = f"{format_bytes(needed)} are needed for this measurement, {format_bytes(free)} are free"
+        text = f"{format_bytes(needed)} needed for this measurement, {format_bytes(free)} free"
         raise OSError(errno.ENOSPC, text, str(folder))

@@ -1,6 +1,6 @@
-"""Some of the ranks at a time: groups that work side by side, so that a figure belongs to a part of the cluster.
+"""Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-Everything here needs an open process group and is called by all ranks together, those that only look on among them.
+Everything here needs an open process group and is called by all ranks together, including ranks that are in no group.
 """
 
 from __future__ import annotations
@@ -22,61 +22,63 @@ from seatrial.bench.rank import describe_device, gather
 
 @dataclass(frozen=True)
 class GroupResult:
-    """What one group measured: the times of its own ranks, and the data that was wrong, by rank."""
+    """Result of one group: the times of its ranks, and mismatches by rank."""
 
     ranks: tuple[int, ...]
     timings: Timings
     mismatches: dict[int, Mismatch]
 
     def busbw(self, size: int) -> tuple[float, ...]:
-        """GB/s of every window, as nccl-tests has it for an all-reduce of ``size`` bytes: S / t · 2(n−1)/n."""
+        """Bus bandwidth of every window in GB/s for ``size`` bytes, as nccl-tests: S / t · 2(n−1)/n."""
         factor = OPERATIONS["all_reduce"].busbw_factor(len(self.ranks))
         return tuple(algorithm_bandwidth(size, seconds) * factor for seconds in self.timings.window_means)
 
 
 def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
-    """The ranks of every node, by its name, in the order of ranks. ``node`` is where this rank is."""
-    found: dict[str, list[int]] = {}
+    """The ranks of every node in ascending order, by node name. ``node``: the name of this rank's node."""
+    by_node: dict[str, list[int]] = {}
     for rank, name in enumerate(gather(node)):
-        found.setdefault(name, []).append(rank)
-    return {name: tuple(ranks) for name, ranks in found.items()}
+        by_node.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in by_node.items()}
 
 
 def gpu_models(ranks: Sequence[int], device: str) -> str | None:
-    """The GPUs of these ranks, joined as ``describe_devices`` joins them; None on CPUs. Each rank may ask of others."""
-    of_rank = gather(describe_device(device)["gpu"])
-    return " + ".join(sorted({model for one in ranks if (model := of_rank[one])})) or None
+    """GPU models of ``ranks``, joined by " + "; None on CPUs. ``ranks`` may differ between the calling ranks."""
+    models = gather(describe_device(device)["gpu"])
+    return " + ".join(sorted({models[rank] for rank in ranks if models[rank]})) or None
 
 
 def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
-    """Sum ``size`` bytes of float32 in each of the disjoint ``groups`` (two ranks or more), all at the same time.
+    """Time an all-reduce of ``size`` bytes (float32) in all disjoint ``groups`` of two or more ranks concurrently.
 
-    Windows begin together on all ranks; see ``time_operation``. One more sum is checked bit by bit. Raises NoMemory on
-    all ranks where the buffer does not fit on one of them.
+    Windows begin together on all ranks; see ``time_operation``. One more result is checked bit by bit. Raises
+    AllocationError on all ranks if the buffer does not fit on one of them.
     """
     count = size // 4 if any(dist.get_rank() in ranks for ranks in groups) else 0
-    buffer = allocate_on_all_ranks(lambda: _buffer(count, device), torch.device(device))
-    with open_subgroups(groups, device) as (group, own):
-        run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if own else lambda: None
-        if own:
-            fill_input(buffer, own.index(dist.get_rank()), len(own))
+    buffer = allocate_on_all_ranks(lambda: _allocate_buffer(count, device), torch.device(device))
+    with open_subgroups(groups, device) as (group, members):
+        run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if members else lambda: None
+        if members:
+            fill_input(buffer, members.index(dist.get_rank()), len(members))
         timings = time_operation(run, torch.device(device), seconds)
         mismatch = None
-        if own:
-            fill_input(buffer, own.index(dist.get_rank()), len(own))
+        if members:
+            fill_input(buffer, members.index(dist.get_rank()), len(members))
             run()
-            mismatch = verify(buffer, len(own))
-        mismatches = gather(mismatch)
+            mismatch = verify(buffer, len(members))
+        mismatches = {rank: bad for rank, bad in enumerate(gather(mismatch)) if bad}
     return [
         GroupResult(
-            tuple(ranks), select_ranks(timings, ranks), {rank: found for rank in ranks if (found := mismatches[rank])}
+            tuple(ranks),
+            select_ranks(timings, ranks),
+            {rank: mismatches[rank] for rank in ranks if rank in mismatches},
         )
         for ranks in groups
     ]
 
 
-def _buffer(count: int, device: str) -> torch.Tensor:
-    """Filled and compared once: what the data check needs for itself must fit as well."""
+def _allocate_buffer(count: int, device: str) -> torch.Tensor:
+    """A buffer, filled and verified once so that the scratch memory of the data check is known to fit as well."""
     buffer = TorchAllocator().empty(count, torch.float32, torch.device(device))
     fill_input(buffer, 0, 2)
     verify(buffer[:CHUNK_ELEMENTS], 2)
@@ -84,7 +86,7 @@ def _buffer(count: int, device: str) -> torch.Tensor:
 
 
 def select_ranks(timings: Timings, ranks: Sequence[int]) -> Timings:
-    """The times of these ranks alone."""
+    """The times of ``ranks`` only."""
     windows = tuple(tuple(window[rank] for rank in ranks) for window in timings.windows)
     return Timings(windows, timings.per_window, timings.warmup)
 
@@ -93,19 +95,20 @@ def select_ranks(timings: Timings, ranks: Sequence[int]) -> Timings:
 def open_subgroups(
     groups: Sequence[Sequence[int]], device: str
 ) -> Iterator[tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
-    """Our group (None: all ranks) and its ranks; no ranks where we are in none. Every rank makes all groups, in order.
+    """Create all ``groups`` and yield (this rank's group, its ranks); None is the group of all ranks.
 
-    NCCL splits the communicator of all ranks for each, and those outside have a part in that. After a success it ends
-    with nothing in flight: a group that is left over would be ended in whatever order Python chooses.
+    A rank that is in no group gets no ranks. All ranks create all groups in the same order, as NCCL splits the common
+    communicator. Without an exception the group is idle and destroyed afterwards, not later by Python's garbage
+    collector in an arbitrary order.
     """
-    everybody, me = range(dist.get_world_size()), dist.get_rank()
+    all_ranks, rank = range(dist.get_world_size()), dist.get_rank()
     group: dist.ProcessGroup | None = None
-    own = tuple(everybody)
-    if [list(ranks) for ranks in groups] != [list(everybody)]:
-        made = [dist.new_group(list(ranks)) for ranks in groups]
-        mine = [(new, tuple(ranks)) for new, ranks in zip(made, groups, strict=True) if me in ranks]
-        group, own = mine[0] if mine else (None, ())
-    yield group, own
+    members = tuple(all_ranks)
+    if [list(ranks) for ranks in groups] != [list(all_ranks)]:
+        created = [dist.new_group(list(ranks)) for ranks in groups]
+        joined = [(new, tuple(ranks)) for new, ranks in zip(created, groups, strict=True) if rank in ranks]
+        group, members = joined[0] if joined else (None, ())
+    yield group, members
     if group is not None:
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)

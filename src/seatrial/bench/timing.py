@@ -1,4 +1,4 @@
-"""Times work of one process on its own device: no peer, no process group."""
+"""Times operations of one process on its device, without peers or a process group."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ import torch
 from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
-WINDOW_S = 0.05  # long against what starting a kernel costs and against a clock's step
+WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
 MIN_WINDOWS = 10
-MAX_WINDOWS = 400  # 20 s of them
-PRECISION = 0.01  # windows are added until the median is known to 1 %, or the time is up
+MAX_WINDOWS = 400  # 20 s
+PRECISION = 0.01  # of the median, at which timing stops
 
 
 @dataclass(frozen=True)
 class DeviceTiming:
-    """Seconds per operation, one figure a window of ``per_window`` operations back to back, in the order measured."""
+    """Seconds per operation of each window of ``per_window`` back-to-back operations, in order of time.
+
+    ``started`` and ``ended`` (perf_counter) delimit the windows; the load begins ``warmup_s`` before and ends at
+    ``load_ended``.
+    """
 
     windows: tuple[float, ...]
     per_window: int
     warmup_s: float
-    started: float  # time.perf_counter() when the first window did
-    ended: float = 0.0  # and when the last one did
-    load_ended: float = 0.0  # and when the work that went on after it did
+    started: float
+    ended: float = 0.0
+    load_ended: float = 0.0
 
     @property
     def median(self) -> float:
         return median(self.windows)
 
     def rate(self, work: float) -> float:
-        """Work in a second, at the median window: ``work`` is that of one operation, in the unit that is wanted."""
+        """Rate at the median window; ``work``: amount per operation, in any unit."""
         return work / self.median
 
     def rates(self, work: float) -> tuple[float, ...]:
-        """The same of every window."""
+        """Rate of every window."""
         return tuple(work / seconds for seconds in self.windows)
 
     def metric(self, name: str, work: float, unit: str, subject: str) -> Metric:
-        """The rate, with those of every window as samples."""
+        """The rate as a Metric, with the rates of all windows as samples."""
         return Metric(name=name, value=self.rate(work), unit=unit, subject=subject, samples=self.rates(work))
 
     @property
@@ -53,12 +57,12 @@ class DeviceTiming:
         return drift(self.windows)
 
     def describe(self) -> dict[str, object]:
-        """How often and how sure, for a fact."""
+        """Number of windows, confidence interval and drift, for a fact."""
         interval = median_interval(self.windows)
         return {
             "windows": len(self.windows),
             "per_window": self.per_window,
-            "heat_up_s": round(self.warmup_s, 3),
+            "warmup_s": round(self.warmup_s, 3),
             "median_s": self.median,
             "ci95_of_median_s": list(interval) if interval else None,
             "drift": self.drift,
@@ -66,17 +70,18 @@ class DeviceTiming:
 
 
 def drift(windows: Sequence[float]) -> float:
-    """By how much the last third is slower than the first, as a share: heat and falling clocks show here."""
+    """Relative increase of the median time from the first to the last third; positive if clocks drop from heat."""
     third = max(1, len(windows) // 3)
     return median(windows[-third:]) / median(windows[:third]) - 1
 
 
-def ran_concurrently(timed: Sequence[DeviceTiming]) -> bool:
-    """Whether each of these, of processes with one clock, was at work in every window of every other."""
-    came = max(one.started - one.warmup_s for one in timed)
-    return came <= min(one.started for one in timed) and max(one.ended for one in timed) <= min(
-        one.load_ended for one in timed
-    )
+def ran_concurrently(timings: Sequence[DeviceTiming]) -> bool:
+    """Whether the load of each process covered the windows of all others; the processes share one clock."""
+    load_started = max(timing.started - timing.warmup_s for timing in timings)
+    load_ended = min(timing.load_ended for timing in timings)
+    first_window = min(timing.started for timing in timings)
+    last_window = max(timing.ended for timing in timings)
+    return load_started <= first_window and last_window <= load_ended
 
 
 def time_on_device(
@@ -92,77 +97,78 @@ def time_on_device(
 ) -> DeviceTiming:
     """Time windows of back-to-back operations until their median is known to 1 %, or ``seconds`` are used up.
 
-    ``least_s`` keeps on measuring so long however sure the median is: a burn. ``heat_up_s`` of the same work go ahead,
-    ``run_on_s`` come after. ``between`` is called after every window, outside its time; the operations of a window run
-    in what ``inside`` makes, and its time has that in it.
+    Timing lasts at least ``min_seconds`` (for a burn). The same load runs for ``warmup_s`` before and ``trailing_s``
+    after. ``after_window`` is called between windows and not timed; ``window_context`` is entered for each window and
+    included in its time.
     """
-    with _current(device):
-        started = time.perf_counter()
-        window = partial(_window, operation, device=device, inside=window_context)
-        per_window = _heat_up(window, warmup_s)
+    with _current_device(device):
+        load_started = time.perf_counter()
+        time_window = partial(_time_window, operation, device=device, context=window_context)
+        per_window = _warm_up(time_window, warmup_s)
         windows: list[float] = []
-        began = time.perf_counter()
-        while _goes_on(windows, time.perf_counter() - began, seconds, min_seconds):
-            windows.append(window(per_window))
+        started = time.perf_counter()
+        while _needs_window(windows, time.perf_counter() - started, seconds, min_seconds):
+            windows.append(time_window(per_window))
             after_window()
         ended = time.perf_counter()
         while time.perf_counter() - ended < trailing_s:
-            window(per_window)
-    return DeviceTiming(tuple(windows), per_window, began - started, began, ended, time.perf_counter())
+            time_window(per_window)
+    return DeviceTiming(tuple(windows), per_window, started - load_started, started, ended, time.perf_counter())
 
 
-def _current(device: str) -> AbstractContextManager[object]:
-    """Events are recorded on the current stream of the current device: that must be the one that works."""
+def _current_device(device: str) -> AbstractContextManager[object]:
+    """Make ``device`` current: CUDA events are recorded on the current stream of the current device."""
     return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
-def _heat_up(window: Callable[[int], float], seconds: float) -> int:
-    """Work for so long; how many operations fill a window.
+def _warm_up(time_window: Callable[[int], float], seconds: float) -> int:
+    """Run the operation for ``seconds``, and return the number of operations per window.
 
-    The first operation pays for libraries, buffers and peer access: no guess comes from it alone.
+    The first operation is not used for the estimate: it loads libraries, allocates buffers and enables peer access.
     """
     started = time.perf_counter()
-    window(1)
+    time_window(1)
     count, windows = 1, 0
     while windows < 2 or time.perf_counter() - started < seconds:
-        count = max(1, ceil(WINDOW_S / window(count)))
+        count = max(1, ceil(WINDOW_S / time_window(count)))
         windows += 1
     return count
 
 
-def _goes_on(windows: list[float], spent: float, seconds: float, least_s: float) -> bool:
-    if not windows or spent < least_s:
+def _needs_window(windows: list[float], spent: float, seconds: float, min_seconds: float) -> bool:
+    if not windows or spent < min_seconds:
         return True
     if spent >= seconds or len(windows) >= MAX_WINDOWS:
         return False
-    return len(windows) % MIN_WINDOWS > 0 or not median_converged(windows)  # seldom asked: meanwhile the device cools
+    # Convergence is computed every MIN_WINDOWS windows only, as the device idles meanwhile
+    return len(windows) % MIN_WINDOWS > 0 or not median_converged(windows)
 
 
 def median_converged(windows: list[float]) -> bool:
-    """Whether the 95 % interval of the median lies within 1 % of it."""
+    """Whether the 95 % confidence interval of the median is within 1 % of the median."""
     if len(windows) < MIN_WINDOWS:
         return False
     middle, interval = median(windows), median_interval(windows)
     return interval is not None and all(abs(bound - middle) <= PRECISION * middle for bound in interval)
 
 
-def _window(
-    operation: Callable[[], object], count: int, *, device: str, inside: Callable[[], AbstractContextManager[object]]
+def _time_window(
+    operation: Callable[[], object], count: int, *, device: str, context: Callable[[], AbstractContextManager[object]]
 ) -> float:
-    """Seconds per operation: between two CUDA events, or by the host's clock on a CPU."""
+    """Seconds per operation, between two CUDA events, or by the host clock on a CPU."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
-        _repeat(operation, count, inside)
+        _repeat(operation, count, context)
         return (time.perf_counter() - start) / count
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
-    _repeat(operation, count, inside)
+    _repeat(operation, count, context)
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3 / count
 
 
-def _repeat(operation: Callable[[], object], count: int, inside: Callable[[], AbstractContextManager[object]]) -> None:
-    with inside():
+def _repeat(operation: Callable[[], object], count: int, context: Callable[[], AbstractContextManager[object]]) -> None:
+    with context():
         for _ in range(count):
             operation()

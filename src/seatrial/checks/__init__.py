@@ -1,4 +1,4 @@
-"""All checks, found by their files: a new check is one new file in a folder of this package."""
+"""The catalog of checks: each file in a folder of this package declares one check."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from seatrial.model import Phase, SeatrialError
 
 @cache
 def catalog() -> dict[str, Check]:
-    """Every check by its name, in the report's order. Raises SeatrialError for a file without a check.
+    """All checks by name, in the order of the report. Raises SeatrialError for a file without a check.
 
-    A folder holds one file a check; a file whose name begins with an underscore is shared by the folder's checks.
+    Files whose names begin with an underscore contain code shared by the checks of a folder.
     """
-    folders = [found.name for found in pkgutil.iter_modules(__path__, f"{__name__}.") if found.ispkg]
-    files = [found.name for name in folders for found in pkgutil.iter_modules(import_module(name).__path__, f"{name}.")]
-    checks = [_check(name) for name in files if not name.rpartition(".")[2].startswith("_")]
+    folders = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.") if module.ispkg]
+    modules = [
+        module.name
+        for folder in folders
+        for module in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}.")
+    ]
+    checks = [_load_check(name) for name in modules if not name.rpartition(".")[2].startswith("_")]
     phases = list(Phase)
     return {check.name: check for check in sorted(checks, key=lambda check: (phases.index(check.phase), check.name))}
 
 
-def _check(module_name: str) -> Check:
+def _load_check(module_name: str) -> Check:
     module = import_module(module_name)
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
-        raise SeatrialError(f"{module.__file__} is no check: it must end in CHECK = Check(...)")
+        raise SeatrialError(f"{module.__file__} declares no check: expected CHECK = Check(...) at its end")
     return check

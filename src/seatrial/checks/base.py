@@ -1,8 +1,8 @@
-"""What a check is: declared, not programmed.
+"""The declaration of a check and the context in which it runs.
 
-A check is one file in this folder that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator that yields
-metrics, facts, series and artifacts as it goes, so that what was measured before a crash is kept. It observes: it
-never judges, kills, installs or writes outside ``place.out``. It does not know which launcher started it.
+A check is one file in a folder of this package that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator of
+metrics, facts, series and artifacts; observations yielded before a crash are kept. A check never evaluates its results,
+kills processes, installs software or writes outside ``context.artifacts_dir``, and does not depend on the launcher.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from pydantic import JsonValue
 from seatrial.hardware.links import FactRole
 from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
 
-SubjectKind = Literal["place", "pair", "ordered pair", "node", "rail", "gpu"]
-NEW_ERRORS_PREFIX = "new_errors."  # metrics: by how much an error counter grew meanwhile
+SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
+NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Where a check finds itself: one process of ``world_size``, on one device of one node."""
+    """The process in which a check runs: one rank of ``world_size``, on one device of one node."""
 
     node: str
     rank: int
     world_size: int
     local_rank: int
     device: str  # "cuda:3" or "cpu"
-    expected_gpus: int | None  # GPUs a node is said to have; None where nobody said
-    artifacts_dir: Path  # this check's own folder for artifacts, the same on all ranks; exists
-    run_dir: Path  # artifacts are named relative to it
-    root: Path = Path("/")  # of /proc, /sys and /etc: tests point it elsewhere
-    progress: Callable[[str], None] = lambda _text: None  # a word on progress, shown live
+    expected_gpus: int | None  # per node; None if not configured
+    artifacts_dir: Path  # existing folder for the check's artifacts, the same on all ranks
+    run_dir: Path  # artifact paths are relative to it
+    root: Path = Path("/")  # prefix of /proc, /sys and /etc; tests replace it
+    progress: Callable[[str], None] = lambda _text: None  # shows a line of progress
     expected_nodes: int = 1
-    options_by_check: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # every check of this job, with its options
-    nvml_index: int | None = None  # NVML's index of our GPU, which CUDA_VISIBLE_DEVICES may have renumbered
+    # Options of all checks of the job
+    options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    nvml_index: int | None = None  # NVML's index of the GPU; CUDA_VISIBLE_DEVICES may renumber the CUDA device
 
     @property
     def on_gpu(self) -> bool:
@@ -48,7 +47,7 @@ class Context:
 
     @property
     def subject(self) -> str:
-        """This process as a subject: ``node3/gpu5``, or ``node3/rank1`` without a GPU."""
+        """The subject of this process: ``node3/gpu5``, or ``node3/rank1`` without a GPU."""
         if not self.on_gpu:
             return f"{self.node}/rank{self.rank}"
         index = self.device.partition(":")[2] if self.nvml_index is None else self.nvml_index
@@ -56,24 +55,24 @@ class Context:
 
 
 def metric(name: str, value: float | Sequence[float], unit: str, subject: str = CLUSTER) -> Metric:
-    """A metric of one value, or of several samples: then the median is its value."""
+    """A metric with one value, or with the median of several samples as its value."""
     if isinstance(value, Sequence):
         return Metric(name=name, value=median(value), unit=unit, subject=subject, samples=tuple(value))
     return Metric(name=name, value=value, unit=unit, subject=subject)
 
 
 def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str = CLUSTER) -> Iterator[Metric]:
-    """A metric for each value, in the unit that is declared for its name."""
+    """One metric for each entry of ``values``, with its unit from ``units``."""
     return (metric(name, value, units[name], subject) for name, value in values.items())
 
 
 def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
-    """A fact for each name."""
+    """One fact for each entry of ``values``."""
     return (Fact(name=name, value=value) for name, value in values.items())
 
 
 class Options(Frozen):
-    """Options of a check that a trial file may set. A check without options uses this empty one."""
+    """The options of a check that a trial file may set; the base class has none."""
 
 
 def _nothing(_options: Any) -> dict[str, JsonValue]:
@@ -82,11 +81,11 @@ def _nothing(_options: Any) -> dict[str, JsonValue]:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingTemplate:
-    """What it means that a metric of a place, or of a pair of places, falls short: a finding of the diagnosis.
+    """The finding for a FAIL or WARN on a metric of one subject, which may be a pair.
 
-    ``first_command`` may name ``{node}``, that of the place, and ``{pair}``, both ends. ``whole_node``: the places of a
-    node make one finding, called so where all of them fall short. ``distinguishable`` names the fact that says how many
-    bad places (of such a check: nodes) are found exactly.
+    ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
+    ``whole_node_title``: title if all subjects of a node fail; the subjects of a node then make one finding.
+    ``max_distinguishable_fact``: name of the fact with the number of faulty subjects (or nodes) that can be identified.
     """
 
     title: str
@@ -97,10 +96,10 @@ class FindingTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a metric compares: a ``part`` with the other parts like it, by the share of their speed that it reaches.
+    """The part of the cluster that a metric compares with parts of the same kind, as a share of their speed.
 
-    ``network``: the part is a way between nodes. ``gain``: the part is compared with doing without it, so that its
-    threshold sees that it is missing, and not that it is slow.
+    ``inter_node``: the part is a path between nodes. ``is_speedup``: the metric compares runs with and without the
+    part, so its threshold detects a missing part but not a slow one.
     """
 
     part: str
@@ -110,7 +109,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What must be there for a check to apply. What is missing gives SKIP, or ERROR where it was promised."""
+    """The hardware that a check needs; without it the outcome is SKIP, or ERROR if the trial expects that hardware."""
 
     gpus: bool = False
     min_ranks: int = 1
@@ -127,37 +126,36 @@ class Check:
     metrics: Mapping[str, str]  # name (or a pattern such as "busbw.*") → unit
     rules: tuple[Rule, ...]
     measure: Callable[[Context, Any], Iterator[Observation]]
-    limit_s: float  # after so long the check is given up; generous: a limit is for hangs, not for slowness
+    limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     options: type[Options] = Options
-    # Metrics, or families such as "busbw.*", that differ from run to run: a shortfall of these fails only when a second
-    # measurement shows it too, as one of a rule with a baseline does. Of all others, corruption say, once is enough.
+    # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
+    # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
-    # Metrics, or families, that are given of every one: of every place that took part in a CLUSTER check, of every two
-    # places of a node, once or in either order, of every node or rail; of every GPU of a NODE check that its fact
-    # GPUS_USED lists. One that is missing is an ERROR, but for a place that the fact EXCUSED names.
+    # Metrics, or families, required for each subject of a kind: for each rank of a CLUSTER check, each pair of ranks on
+    # a node (one or both directions), each node, each rail, or each GPU in the fact gpus_used of a NODE check. A
+    # missing value is an ERROR, except for subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
-    # Of a CLUSTER check: each node is judged by itself. Its ranks work among themselves, the first of them tells for
-    # all of it, and the facts gpu, world_size and nodes are those of that node: what ONE node reaches is the reference.
+    # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
+    # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
     per_node: bool = False
-    # Facts that the options alone decide, as far as anybody can tell before anything is measured, such as what a
-    # training has to compute for a token: a trial's thresholds are weighed by them when it is loaded
+    # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
+    # trial when it is loaded
     facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _nothing
-
-    # Which of its facts tell what joins the GPUs and what NCCL chose: role → name of the fact
+    # Facts about the links between GPUs and about NCCL's choices: role → name of the fact
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
-    # The operation, by nccl-tests' name, whose bus bandwidth its metrics ``busbw.*`` are; empty: none, or several
+    # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several
     operation: str = ""
-    # What a metric, or a family of them, cannot exceed: a line of a SKU's spec, or one of hardware.bounds
+    # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.bounds
     bounds: Mapping[str, str] = field(default_factory=dict)
-    # Metrics that compare parts of the machine with each other
+    # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
-    # Metrics that tell which place is at fault: a FAIL or a WARN on one of them becomes a finding there
+    # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
 
     @property
     def reads_error_counters(self) -> bool:
-        """Whether error counters are read around it: it puts GPUs to work, and gives no finer account itself."""
+        """Whether error counters are read before and after the check: it loads GPUs and does not read them itself."""
         return self.phase is not Phase.ENVIRONMENT and not any(
             name.startswith(NEW_ERRORS_PREFIX) for name in self.metrics
         )

@@ -1,4 +1,4 @@
-"""The commands and their exit codes. A command imports what it needs when it is called, so that help is instant."""
+"""The commands, their help and exit codes. A command imports its packages when it is called: help is instant."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ from typing import Annotated
 import typer
 
 from seatrial import __version__
-from seatrial.cli import machine, training, trial
+from seatrial.cli import files, machine, training, trial
+from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
 
 app = typer.Typer(
-    help="Acceptance test for GPU clusters: from powered on to accepted, or what stands in the way.\n\n"
+    help="Acceptance test for GPU clusters: measures nodes, fabric and training, and decides ACCEPTED or REJECTED.\n\n"
     "Exit codes: 0 accepted, 1 rejected, 2 usage or config error, 3 incomplete, 130 interrupted.",
+    epilog=EXAMPLES["seatrial"],
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-baseline = typer.Typer(no_args_is_help=True, help="What this site's good runs look like.")
+baseline = typer.Typer(no_args_is_help=True, help="Reference values of this site, learned from accepted runs.")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"seatrial {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _all_words(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     del version
 
 
 @baseline.callback()
 def _baseline() -> None:
-    """Keeps ``learn`` a command of its own: typer would merge a group that has only one."""
+    """Keep ``learn`` a command of the group: typer merges a group of one command into its parent."""
 
 
 for command in (
@@ -56,22 +60,23 @@ for command in (
     trial.report,
     machine.explain,
     trial.schema,
+    files.migrate,
 ):
-    app.command()(command)
-baseline.command()(trial.learn)
+    app.command(epilog=EXAMPLES[command.__name__])(command)
+baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
 
 
-def _say(text: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # nowhere to say it: the exit code still tells
+def _error(text: str, code: int) -> int:
+    with contextlib.suppress(OSError):  # standard error is closed: the exit code still reports the error
         print(f"seatrial: {text}", file=sys.stderr)
     return code
 
 
 def _prepare() -> None:
-    """Signals and streams, as we need them."""
+    """Set up signals and standard streams."""
     signals.interrupt_once()
-    for stream in (sys.stdout, sys.stderr):  # a path may hold any bytes, and a terminal may know only ASCII
+    for stream in (sys.stdout, sys.stderr):  # a path may hold any bytes, and a terminal may accept only ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
@@ -81,18 +86,18 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except UsageError as error:
-        code = _say(str(error), EXIT_USAGE)
+        code = _error(str(error), EXIT_USAGE)
     except SeatrialError as error:
-        code = _say(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
-    except BrokenPipeError:  # who reads our output has gone, as `| head` does; that says nothing of the cluster
+        code = _error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
+    except BrokenPipeError:  # the reader of our output has exited, as in `| head`; this is no verdict on the cluster
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
-        code = _say("interrupted", EXIT_INTERRUPTED)
-    except Exception as error:  # typer's usage errors, a class that its versions keep in different places
+        code = _error("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:  # typer's usage errors; the module of the class depends on the version
         if hasattr(error, "show"):
             error.show()
             code = EXIT_USAGE
-        else:  # a defect of ours, or a full disk behind stdout: Python's own exit code 1 would read as REJECTED
-            code = _say(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+        else:  # a defect of seatrial, or a full disk behind stdout: Python's exit code 1 would mean REJECTED
+            code = _error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
     sys.exit(code)

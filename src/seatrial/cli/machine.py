@@ -1,4 +1,4 @@
-"""Commands that read this machine, the catalogue of checks, or logs: discover, checks, explain."""
+"""Commands that read this machine, the list of checks, or logs: discover, checks, explain."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def discover(as_json: AsJson = False) -> None:
-    """What this machine is. Reads only; puts no load on it."""
-    from seatrial.pipeline.survey import discover as look
+    """Print hardware and software of this machine. Reads only; causes no load."""
+    from seatrial.pipeline.survey import discover as discover_machine
     from seatrial.report.inventory import print_inventory
 
-    facts = look().facts
+    facts = discover_machine().facts
     if as_json:
         print_json(facts)
     else:
@@ -29,7 +29,7 @@ def discover(as_json: AsJson = False) -> None:
 
 
 def checks(as_json: AsJson = False) -> None:
-    """Every check: phase, scope, needs, rules."""
+    """List all checks with scope, needs and rules."""
     from seatrial.checks import catalog
     from seatrial.report.inventory import checks_as_json, print_checks
 
@@ -40,10 +40,10 @@ def checks(as_json: AsJson = False) -> None:
 
 
 def explain(
-    paths: Annotated[list[Path], typer.Argument(help="Log files, run directories, or - for standard input.")],
+    paths: Annotated[list[Path], typer.Argument(help="Log files, run directories or - for standard input.")],
     as_json: AsJson = False,
 ) -> None:
-    """Logs → cause, first command to run, fix."""
+    """Find known failures in logs: cause, first command, fix."""
     from seatrial.diagnose.signatures import signatures
     from seatrial.pipeline.run_directory import logs
     from seatrial.report.inventory import print_findings
@@ -59,12 +59,12 @@ _STDIN = Path("-")
 
 
 def _explained(log: Path) -> tuple[Finding, ...]:
-    """Findings for a log, or for standard input. Raises UsageError when it cannot be read."""
+    """The findings of a log or of standard input. Raises UsageError for an unreadable file."""
     from seatrial.diagnose import explain as explain_log
 
     try:
         if log == _STDIN:
-            if sys.stdin is None:  # as Python finds it when a shell has closed it
+            if sys.stdin is None:  # Python's value for a closed stream
                 raise UsageError("standard input is closed")
             return explain_log(sys.stdin.buffer, "standard input")
         with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Options and exit codes that several commands share."""
+"""Options and exit codes of several commands."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from seatrial.model import DecisionValue
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
-EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell reports a program that the signal ended
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status that a shell reports for this signal
 
 Names = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME,…", help="Checks, or patterns such as 'train.*'; may be given again."),
+    typer.Option(metavar="NAME,…", help="Checks or patterns such as 'train.*'; may be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-RunPath = Annotated[Path, typer.Argument(help="A run directory, or a trial.json.")]
-TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, or a YAML file.")]
-NodesOption = Annotated[int | None, typer.Option(help="Nodes that were promised.")]
-GpusOption = Annotated[int | None, typer.Option(help="GPUs a node was promised; 0: use none.")]
-LauncherOption = Annotated[str | None, typer.Option(help="auto, local or slurm.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the trial.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
+TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training or a YAML file.")]
+NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]
+GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
+LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the trial; may be repeated.")
+]
 
 
 def overrides_of(

@@ -1,4 +1,4 @@
-"""What commands print: results on standard output, progress on standard error."""
+"""Output of commands: results on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def stderr() -> Console:
     return Stream(stderr=True)
 
 
-def print_result(result: Trial, as_json: bool, where: Path | None = None) -> None:
+def print_result(result: Trial, as_json: bool, report: Path | None = None) -> None:
     from seatrial.report.terminal import summary
 
     if as_json:
         print(result.model_dump_json(indent=2))
         return
     summary(result, stdout())
-    if where:
-        print(f"Report: {where}")
+    if report:
+        print(f"Report: {report}")

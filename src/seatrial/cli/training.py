@@ -13,31 +13,34 @@ from seatrial.model import DecisionValue
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A training config that ships, such as throughput, or a .yaml file.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for what it writes; by default a new one.")] = None,
+    config: Annotated[Path, typer.Argument(help="A shipped training config, such as throughput, or a .yaml file.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; by default a new one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model: alone, or as one of many ranks under torchrun."""
+    """Train a model: with one process, or as one rank under torchrun."""
     from seatrial.train import command
 
     command.train(config, set_ or [], out, as_json)
-    from seatrial.bench.group import (
-        exit_without_teardown,  # not before: where torch is missing, the word says it better
-    )
+    # imported last: without torch, command.train raises the clearer error
+    from seatrial.bench.group import exit_without_teardown
 
     exit_without_teardown()
 
 
 def evaluate(
     config: Annotated[
-        Path, typer.Argument(help="A training config that ships, such as function-calling-qwen2-7b, or a file.")
+        Path, typer.Argument(help="A shipped training config, such as function-calling-qwen2-7b, or a .yaml file.")
     ],
-    out: Annotated[Path, typer.Option(help="The training's --out.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")] = None,
+    out: Annotated[Path, typer.Option(help="The --out of the training.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score function calling before and after a training. Exit code 1: it did not get better."""
+    """Score function calling before and after a training. Exit code 1: no significant improvement."""
     from seatrial.train import hf, train_config
     from seatrial.train.function_calling import score
 
@@ -46,4 +49,4 @@ def evaluate(
         print_json(record)
     else:
         print(*score.table(record), f"Results: {out}/evaluation.json", sep="\n")
-    raise typer.Exit(EXIT_CODES[DecisionValue.ACCEPTED if record["gate"]["passed"] else DecisionValue.REJECTED])
+    raise typer.Exit(EXIT_CODES[DecisionValue.ACCEPTED if record["sign_test"]["passed"] else DecisionValue.REJECTED])

@@ -1,4 +1,4 @@
-"""Commands that make or read the record of a trial: run, render, judge, baseline learn, report, schema."""
+"""Commands that write or read the record of a trial: run, render, judge, baseline learn, report, schema."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def run(
     only: Names = None,
     skip: Names = None,
     set_: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; new or empty.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run directory.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its commands; start nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a trial and decide."""
+    """Run a trial, judge it and decide."""
     from seatrial.pipeline import run as pipeline
     from seatrial.pipeline.preview import preview, resolve
     from seatrial.pipeline.run_directory import Request, RunDir
@@ -77,8 +77,8 @@ def run(
     print_result(result, as_json, report if _version(report) != before else None)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
-            again = f"To measure what is missing: seatrial run --resume {run_dir.path}"
-            print(f"{again} (with the same settings; to change one, start a new run)", file=sys.stderr)
+            command = f"seatrial run --resume {run_dir.path}"
+            print(f"To measure the missing checks: {command} (with the same settings)", file=sys.stderr)
     raise typer.Exit(
         EXIT_INTERRUPTED if result.stop_reason == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value]
     )
@@ -86,11 +86,11 @@ def run(
 
 def _refuse_with_resume(trial: bool, overrides: list[Any], *others: object) -> None:
     if trial or overrides or any(others):
-        raise UsageError("--resume goes on with what the run directory holds: no trial, no other option goes with it")
+        raise UsageError("--resume continues with the settings of the run directory: give no trial and no other option")
 
 
 def _fresh_folder(name: str) -> Path:
-    """Made here, so that it is ours alone: two runs may begin in the same second."""
+    """Create a new run directory, also when two runs start in the same second."""
     stem = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for number in itertools.count(1):
         path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
@@ -105,12 +105,12 @@ def _fresh_folder(name: str) -> Path:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced; None while there is none."""
+    """Inode and time of modification of ``path``, which change when it is replaced; None without the file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _print_plan(preview: Any, as_json: bool) -> None:
@@ -120,22 +120,24 @@ def _print_plan(preview: Any, as_json: bool) -> None:
     for measurement in preview.plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
     for name, flag in preview.plan.excluded_checks.items():
-        print(f"# left out by {flag}: {name}")
+        print(f"# excluded by {flag}: {name}")
     for job, text in preview.rendered:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 
 
 def render(
-    launcher: Annotated[
-        str, typer.Argument(help="local, slurm, or torchrun: commands to start by hand. oumi: its config.")
-    ],
-    trial: Annotated[str, typer.Argument(help="A trial, as for run; for oumi, a training config.")] = "quick",
+    launcher: Annotated[str, typer.Argument(help="local, slurm or torchrun: the commands of a run. oumi: its config.")],
+    trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
+    only: Names = None,
+    skip: Names = None,
     set_: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="torchrun: make this run directory, on a shared filesystem.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="torchrun: create this run directory, on a shared filesystem.")
+    ] = None,
 ) -> None:
-    """The exact commands that a run would start."""
+    """Print the exact commands or sbatch scripts of a run."""
     if launcher == "oumi":
         from seatrial.train import oumi, train_config
 
@@ -148,13 +150,13 @@ def render(
     request = Request(
         config=resolved.config,
         origins=resolved.origins,
-        only=(),
-        skip=(),
+        only=check_names(only),
+        skip=check_names(skip),
         command=("seatrial", *sys.argv[1:]),
         started=time.time(),
     )
     if out and resolved.config.launcher != "torchrun":
-        raise UsageError("--out goes with torchrun only: the other launchers make their run directory themselves")
+        raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")
     planned = prepare(request, out) if out else preview(request)
     for _, text in planned.rendered:
         print(text)
@@ -162,11 +164,10 @@ def render(
 
 def judge(
     run: RunPath,
-    baseline: Annotated[Path | None, typer.Option(help="Judge by this file of `baseline learn`.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge an old run again, with the rules of this version. Needs no GPU, changes no file."""
-
+    """Judge a run with the rules of this version. Needs no GPU, changes no file."""
     from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
 
@@ -176,11 +177,11 @@ def judge(
 
 
 def learn(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or trial.json files, of good runs.")],
-    out: Annotated[Path, typer.Option(help="The file to write; must not be there yet.")],
-    name: Annotated[str | None, typer.Option(help="Of the site; by default the file's.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Run directories or trial.json files of accepted runs.")],
+    out: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
+    name: Annotated[str | None, typer.Option(help="Name of the site; by default that of the file.")] = None,
 ) -> None:
-    """Learn a baseline from good runs, for `seatrial run --set baseline=FILE` and `judge RUN --baseline FILE`."""
+    """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
     from seatrial.pipeline.rejudge import learn as learn_baseline
 
     text = learn_baseline(name or out.stem, runs)
@@ -196,7 +197,7 @@ def report(
     run: RunPath,
     format: Annotated[str, typer.Option(help="html, junit, prometheus, json or markdown.")] = "markdown",
 ) -> None:
-    """A run's report in another format, on standard output."""
+    """Print the report of a run in another format."""
     from seatrial import report as reports
     from seatrial.pipeline.run_directory import load_trial
 
@@ -204,7 +205,7 @@ def report(
 
 
 def schema() -> None:
-    """The JSON Schema of trial.json."""
+    """Print the JSON Schema of trial.json."""
     from seatrial.model import Trial
 
     print_json(Trial.model_json_schema())

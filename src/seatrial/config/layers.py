@@ -1,8 +1,7 @@
-"""Trial file, environment and flags → one validated config that knows where every value came from.
+"""Merge trial file, environment and flags into one validated config with the origin of every value.
 
-Later layers win: the trial file, ``SEATRIAL_SET_<KEY>`` variables (``__`` between levels, lower-cased but for what
-stands under ``ENV__``), then ``--set`` and the other flags. A key that nobody declared is an error that names the
-nearest valid one.
+Priority rises from the trial file over ``SEATRIAL_SET_<KEY>`` variables (``__`` between levels; lower-cased, except
+below ``ENV__``) to ``--set`` and the other flags. An undeclared key is an error that names the nearest valid key.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from seatrial.config import renames
 from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import UsageError, format_bytes
 
 ENV_PREFIX = "SEATRIAL_SET_"
-MOST_BYTES = 2**20  # of a trial file, which is a page of text: more is another file, and takes PyYAML minutes
-# What no name, path or variable may hold: a line of a job script would end there, and UTF-8 has no surrogates.
+MAX_BYTES = 2**20  # of a trial file. Trial files are a page long; PyYAML needs minutes for a file above this size
+# Characters that names, paths and variables must not contain: they end a line of a job script, or are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class CheckSchema:
-    """What config must know of a check to validate its settings; the catalog above hands it in."""
+    """The options and metrics of a check, against which its settings are validated."""
 
     options: type[BaseModel]
     metrics: Mapping[str, str]
@@ -40,18 +40,18 @@ class CheckSchema:
 
 @dataclass(frozen=True)
 class Source:
-    """Who set what: the trial file, and what came over it."""
+    """The trial file and the origins of values that override it."""
 
     file: str
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """Who set the value at ``path``, the group around it, or something in it; the file where nobody else did."""
+        """The origin of the value at ``path``, of a group around it or of a value in it; else the trial file."""
         parts = list(path)
-        around = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-        inside = [key for key in self.origins if parts and key.startswith(f"{around[0]}.")]
-        overridden = (self.origins[key] for key in [*around, *inside] if key in self.origins)
-        return next((origin for origin in overridden if origin != self.file), self.file)
+        parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+        children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
+        origins = (self.origins[key] for key in [*parents, *children] if key in self.origins)
+        return next((origin for origin in origins if origin != self.file), self.file)
 
 
 @dataclass(frozen=True)
@@ -65,29 +65,29 @@ def resolve(
     *,
     overrides: Iterable[tuple[str, str, Any]] = (),
     environ: Mapping[str, str],
-    known: Mapping[str, CheckSchema],
+    schemas: Mapping[str, CheckSchema],
 ) -> Resolved:
-    """Resolve the trial called ``trial`` (a shipped name or a file).
+    """Resolve ``trial`` (the name of a shipped trial, or a file).
 
-    ``overrides`` are (origin, dotted key, value) in rising priority. Raises UsageError, naming file and key.
+    ``overrides`` are (origin, dotted key, value) in rising priority. Raises UsageError with file and key.
     """
     tree, source = _load(trial)
     origins: dict[str, str] = {}
     _record(tree, source, (), origins)
-    # what a scheduler gave is a promise only where nobody made one: it may have given less
-    offers = [offer for offer in _from_scheduler(environ) if offer[1] not in origins]
-    for origin, key, value in [*offers, *_from_environment(environ), *overrides]:
-        path = _split(key, known)
+    # the scheduler may allocate fewer GPUs than were promised: its number applies only where the trial gives none
+    from_scheduler = [entry for entry in _from_scheduler(environ) if entry[1] not in origins]
+    for origin, key, value in [*from_scheduler, *_from_environment(environ), *overrides]:
+        path = _split(key, schemas)
         _assign(tree, path, value, origin)
         _record(value, origin, path, origins)
-    config = _validate(tree, Source(source, origins), known)
+    config = _validate(tree, Source(source, origins), schemas)
     return Resolved(config, {**_defaults(config, origins), **origins})
 
 
 def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
-    """The YAML file at ``path`` as a ``model``, with (origin, dotted key, value) ``overrides`` in rising priority.
+    """Load the YAML file at ``path`` as a ``model``, with (origin, dotted key, value) ``overrides`` in rising priority.
 
-    Raises UsageError, naming file and key.
+    Raises UsageError with file and key.
     """
     tree = parse_yaml(_read_file(path), path)
     if not isinstance(tree, dict):
@@ -97,32 +97,32 @@ def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, A
         _assign(tree, tuple(key.split(".")), value, origin)
         _record(value, origin, tuple(key.split(".")), origins)
     source = Source(path, origins)
-    _refuse_harmful(tree, source, ())
-    _refuse_unknown(tree, model, source, ())
+    _check_values(tree, source, ())
+    _check_keys(tree, model, source, ())
     return _build(model, tree, source, ())
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``a.b=c`` → key and YAML value. Raises UsageError without an equals sign, or anything behind it."""
+    """Split ``a.b=c`` into key and YAML value. Raises UsageError for a missing equals sign, key or value."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text}: expected key=value, such as cluster.nodes=2")
-    if not value.strip() and not key.strip().startswith("env."):  # such as data.path=$UNSET, which is no wish
-        raise UsageError(f"--set {text}: nothing stands behind the equals sign; null takes a value away")
+    if not value.strip() and not key.strip().startswith("env."):  # such as data.path=$UNSET
+        raise UsageError(f"--set {text}: empty value; use null to unset")
     return key.strip(), _value(key.strip(), value, f"--set {text}")
 
 
 def _value(key: str, text: str, source: str) -> Any:
-    """What stands behind an equals sign, read as YAML."""
-    if text.lstrip().startswith((">", "<")):  # a threshold; YAML would take the sign for a block of text
+    """Parse the text after an equals sign as YAML."""
+    if text.lstrip().startswith((">", "<")):  # a threshold; in YAML these signs start a block of text
         return text.strip()
     value = parse_yaml(text, source)
-    # a variable for the workers is text, whatever YAML makes of 1 or on
+    # environment variables of workers are text, also where YAML reads a number or a boolean
     return text if key.startswith("env.") and not isinstance(value, str) else value
 
 
 def trial_names() -> list[str]:
-    """The trials that ship with seatrial."""
+    """The names of the shipped trials."""
     return sorted(Path(entry.name).stem for entry in _shipped().iterdir() if entry.name.endswith(".yaml"))
 
 
@@ -144,28 +144,28 @@ def _load(trial: str) -> tuple[Tree, str]:
 def _read_file(trial: str) -> str:
     if not trial.endswith((".yaml", ".yml")):
         near = nearest(trial, trial_names())
-        raise UsageError(f"no trial called {trial!r}{near}; there are {', '.join(trial_names())}, or name a .yaml file")
+        raise UsageError(f"unknown trial {trial!r}{near}; expected {', '.join(trial_names())} or a .yaml file")
     try:
         with Path(trial).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise UsageError(f"{trial} is no trial file: it is larger than {format_bytes(MOST_BYTES)}")
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{trial} is larger than {format_bytes(MAX_BYTES)}: not a trial file")
         return content.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {trial}: {error}") from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    found = []
+    overrides = []
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX):
             key = _dotted(name.removeprefix(ENV_PREFIX))
-            found.append((f"${name}", key, _value(key, text, f"${name}")))
-    return found
+            overrides.append((f"${name}", key, _value(key, text, f"${name}")))
+    return overrides
 
 
 def _dotted(name: str) -> str:
-    """``LIMITS__SILENCE_S`` → ``limits.heartbeat_timeout_s``; what stands under ``ENV__`` names a variable and stays as it is."""
+    """``LIMITS__STARTUP_S`` → ``limits.startup_s``; names of variables below ``ENV__`` keep their case."""
     group, separator, variable = name.partition("__")
     if separator and group.lower() == "env":
         return f"env.{variable}"
@@ -173,20 +173,21 @@ def _dotted(name: str) -> str:
 
 
 def _from_scheduler(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    """What a scheduler has promised to the job that we run in."""
+    """The number of GPUs per node that Slurm allocated to the job around this process."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
-    # none given is no wish for a rehearsal: that is asked for by --gpus-per-node 0
+    # an allocation without GPUs does not ask for a CPU-only run: only --gpus-per-node 0 does
     return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus and gpus.strip("0") else []
 
 
-def _split(key: str, known: Mapping[str, CheckSchema]) -> tuple[str, ...]:
-    """A dotted key as a path. Check names and metric names hold dots themselves, so they are matched whole."""
+def _split(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
+    """A dotted key as a path. Names of checks and metrics contain dots and are matched as a whole."""
     if not key.startswith("checks."):
         return tuple(key.split("."))
     rest = key.removeprefix("checks.")
-    name = next((name for name in known if rest == name or rest.startswith(f"{name}.")), None)
+    name = next((name for name in schemas if rest == name or rest.startswith(f"{name}.")), None)
     if name is None:
-        raise UsageError(f"{key}: no such check{nearest('.'.join(rest.split('.')[:2]), known)}")
+        given = ".".join(rest.split(".")[:2])
+        raise UsageError(f"{key}: unknown check{renames.hint('checks', given) or nearest(given, schemas)}")
     setting = rest.removeprefix(name).removeprefix(".")
     parts = setting.split(".", 1) if setting.startswith(("expect.", "options.")) else [setting]
     return ("checks", name, *(part for part in parts if part))
@@ -198,7 +199,7 @@ def _assign(tree: Tree, path: tuple[str, ...], value: Any, origin: str) -> None:
             tree[part] = {}
         tree = tree[part]
         if not isinstance(tree, dict):
-            raise UsageError(f"{origin}: {'.'.join(path[: depth + 1])} holds a value, not a group of keys")
+            raise UsageError(f"{origin}: {'.'.join(path[: depth + 1])} is a value, not a group of keys")
     tree[path[-1]] = value
 
 
@@ -211,80 +212,91 @@ def _record(value: Any, origin: str, path: tuple[str, ...], origins: dict[str, s
 
 
 def _defaults(config: Config, origins: dict[str, str]) -> dict[str, str]:
-    every: dict[str, str] = {}
-    _record(config.model_dump(mode="json"), "default", (), every)
-    return {key: origin for key, origin in every.items() if key not in origins}
+    defaults: dict[str, str] = {}
+    _record(config.model_dump(mode="json"), "default", (), defaults)
+    return {key: origin for key, origin in defaults.items() if key not in origins}
 
 
-def _validate(tree: Tree, source: Source, known: Mapping[str, CheckSchema]) -> Config:
-    _refuse_harmful(tree, source, ())
-    _refuse_unknown(tree, Config, source, ())
+def _validate(tree: Tree, source: Source, schemas: Mapping[str, CheckSchema]) -> Config:
+    _check_values(tree, source, ())
+    _check_keys(tree, Config, source, ())
     checks = tree.get("checks")
     if not isinstance(checks, dict) or not checks:
         raise UsageError(
             f"{source.origin(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings"
         )
     for name, settings in checks.items():
-        checks[name] = _validated_check(name, {} if settings is None else settings, source, known)
+        checks[name] = _validated_check(name, {} if settings is None else settings, source, schemas)
     return _build(Config, tree, source, ())
 
 
-def _validated_check(name: str, settings: Any, source: Source, known: Mapping[str, CheckSchema]) -> Tree:
-    if name not in known:
-        near = nearest(name, known)
-        who = source.origin(["checks", name])
-        raise UsageError(f"{who}: unknown check {name!r}{near}; `seatrial checks` lists them all")
+def _validated_check(name: str, settings: Any, source: Source, schemas: Mapping[str, CheckSchema]) -> Tree:
+    if name not in schemas:
+        near = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
+        raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{near}")
     path = ("checks", name)
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
         raise UsageError(
             f"{source.origin(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})"
         )
-    _refuse_unknown(settings, CheckSettings, source, path)
+    _check_keys(settings, CheckSettings, source, path)
     checked = _build(CheckSettings, settings, source, path)
-    options = known[name].options
-    _refuse_unknown(checked.options, options, source, (*path, "options"))
+    options = schemas[name].options
+    _check_keys(checked.options, options, source, (*path, "options"))
     chosen = _build(options, checked.options, source, (*path, "options"))
-    _refuse_harmful(chosen.model_dump(), source, (*path, "options"))  # "inf" is a number only now
+    _check_values(chosen.model_dump(), source, (*path, "options"))  # the text "inf" is a number only after validation
     for metric, limit in checked.expect.items():
-        where = ".".join((*path, "expect", metric))
-        if wrong := metric_error(metric, chosen, known[name].metrics) or limit_error(
-            limit, declared_unit(metric, known[name].metrics)
-        ):
-            raise UsageError(f"{source.origin([*path, 'expect', metric])}: {where}: {wrong}")
+        key = ".".join((*path, "expect", metric))
+        unit = declared_unit(metric, schemas[name].metrics)
+        problem = metric_error(metric, chosen, schemas[name].metrics) or limit_error(limit, unit)
+        if problem:
+            problem += renames.hint("metrics", metric, name)
+            raise UsageError(f"{source.origin([*path, 'expect', metric])}: {key}: {problem}")
     return settings
 
 
-def _refuse_harmful(value: Any, source: Source, path: tuple[str, ...]) -> None:
-    """No number without end and no control character, wherever it stands; a description may have several lines."""
+def _check_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
+    """Raise UsageError for infinite or oversized numbers and control characters; a description may have lines."""
     problem = ""
     if isinstance(value, dict):
         for key, inner in value.items():
-            _refuse_harmful(str(key), source, path)
-            _refuse_harmful(inner, source, (*path, str(key)))
+            _check_values(str(key), source, path)
+            _check_values(inner, source, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for inner in value:
-            _refuse_harmful(inner, source, path)
+            _check_values(inner, source, path)
     elif isinstance(value, float) and not math.isfinite(value):
         problem = f"expected a finite number (got {value})"
     elif isinstance(value, int) and value.bit_length() > 63:
-        problem = f"expected a number of a sane size (got one of {value.bit_length()} bits)"
+        problem = f"expected an integer of at most 63 bits (got {value.bit_length()} bits)"
     elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
-        problem = f"control characters and line breaks have no place here (got {value[:80]!r})"
+        problem = f"control characters and line breaks are not allowed (got {value[:80]!r})"
     if problem:
         raise UsageError(f"{source.origin(path)}: {'.'.join(path) or 'trial'}: {problem}")
 
 
-def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
+def _check_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
     for key, value in tree.items():
         field = model.model_fields.get(key)
         if field is None:
-            where = ".".join((*path, key))
-            near, valid = nearest(key, model.model_fields), ", ".join(model.model_fields) or "none"
-            raise UsageError(f"{source.origin([*path, key])}: unknown key {where!r}{near} (valid: {valid})")
+            name = ".".join((*path, key))
+            valid = ", ".join(model.model_fields) or "none"
+            near = _rename_hint(model, path, key) or nearest(key, model.model_fields)
+            raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{near} (valid: {valid})")
         inner = field.annotation
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-            _refuse_unknown(value, inner, source, (*path, key))
+            _check_keys(value, inner, source, (*path, key))
+
+
+def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str:
+    """The present name of an old key: of an option of a check, of a training config, or of a trial."""
+    if path and path[0] == "checks":
+        return renames.hint("options", key, path[1])
+    section = (
+        "training" if "run_name" in model.model_fields or (path and path[0] in ("data", "learning_rate")) else "trial"
+    )
+    return renames.hint(section, ".".join((*path, key)))
 
 
 def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...]) -> Model:
@@ -292,11 +304,11 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         return model.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        where = (*path, *(str(part) for part in first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        # of the whole, what it holds says nothing
-        told = f"{'.'.join(where)}: {said} (got {str(first['input'])[:80]!r})" if where else said
-        raise UsageError(f"{source.origin(where)}: {told}") from error
+        location = (*path, *(str(part) for part in first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        if location:  # without one, the input is the whole file
+            message = f"{'.'.join(location)}: {message} (got {str(first['input'])[:80]!r})"
+        raise UsageError(f"{source.origin(location)}: {message}") from error
     except OverflowError as error:
         raise UsageError(
             f"{source.origin(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}"

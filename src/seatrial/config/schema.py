@@ -1,4 +1,4 @@
-"""What a trial may say: the schema of its YAML file. The reason for a default stands beside it."""
+"""The schema of a trial file. A comment gives the reason for each default that is not obvious."""
 
 from __future__ import annotations
 
@@ -9,83 +9,85 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from seatrial.model import Frozen, ParsedThreshold
 
-MAX_NAME_BYTES = 200  # bytes: with the time before it, a file name of 255 bytes can hold it
+MAX_NAME_BYTES = 200  # with the time stamp before it, the folder name stays within 255 bytes
 
-# A month: whatever is meant to wait for longer is a slip of the pen, and the system's timers take no 1e300 seconds.
+# At most a month: larger values are typing errors, and the system's timers do not accept 1e300 seconds.
 Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
 
 
 def _folder_name(name: str) -> str:
     if not name.strip() or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
-        raise ValueError(f"runs lie in a folder of this name: expected 1 to {MAX_NAME_BYTES} bytes without '/'")
+        raise ValueError(f"the run directory gets this name: expected 1 to {MAX_NAME_BYTES} bytes without '/'")
     return name
 
 
 def _variable_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("no name of an environment variable: expected letters, digits and _, no digit first")
+        raise ValueError("not the name of an environment variable: expected letters, digits and _, no digit first")
     return name
 
 
 class Cluster(Frozen):
-    """What was promised. Absent promises are not judged; a promise that is not kept fails."""
+    """The promised size of the cluster. A smaller cluster fails; a size that is not given is not judged."""
 
-    nodes: int = Field(default=1, ge=1, le=1_000_000)  # more, here and below, is a slip of the pen
+    nodes: int = Field(default=1, ge=1, le=1_000_000)  # larger values, here and below, are typing errors
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
 
 
 class Limits(Frozen):
-    """Seconds after which seatrial stops waiting. Generous: they catch hangs, not slowness."""
+    """Seconds until seatrial stops waiting. They are long, because they detect hangs and not slowness."""
 
-    # importing torch from a cold network filesystem on many nodes has been seen to take minutes
+    # many nodes that import torch from a cold network filesystem took minutes
     startup_s: Seconds = 180
-    # every rank gives a sign of life each second from a thread of its own; a minute of silence is no hiccup
+    # a thread of every rank writes a heartbeat each second; a rank without one for a minute hangs
     heartbeat_timeout_s: Seconds = 60
 
 
 class Telemetry(Frozen):
-    """A sampler beside every job on a node: GPU and host, for the dashboards of the report. It judges nothing."""
+    """The sampler of GPU and host gauges on every node, for the dashboards of the report. No verdict uses it."""
 
     enabled: bool = True
-    # what dashboards of clusters show; NVML's own figures are means over up to a second
+    # the rate of cluster dashboards; NVML averages its gauges over up to a second
     hz: float = Field(default=1.0, gt=0, le=10, description="samples a second")
 
 
 class CheckSettings(Frozen):
-    """One check in a trial: whether the decision needs it, thresholds that outrank the check's own, its options."""
+    """One check of a trial: whether it is required, thresholds that replace the check's own, options."""
 
     required: bool = True
-    limit_s: Seconds | None = Field(default=None, description="in place of the check's own time limit")
+    limit_s: Seconds | None = Field(default=None, description="replaces the check's time limit")
     expect: dict[str, ParsedThreshold] = {}
-    # off: who writes a threshold wants to know that it holds, and a check that did not apply has not shown it
+    # off by default: a check that does not apply has not shown that its threshold is met
     may_skip: bool = Field(
         default=False,
-        description="accept without the thresholds of `expect` where the check cannot apply; the decision names them",
+        description="accept the trial where the check cannot apply, despite `expect`; the decision names them",
     )
     options: dict[str, JsonValue] = {}
 
 
 class Environment(Frozen):
-    """How a job on a node gets its environment, in this order: a file to source, modules, a virtual environment."""
+    """The environment of a job on a node, set up in this order: sourced file, modules, virtual environment."""
 
     source: str | None = Field(default=None, description="a shell file to source, such as /shared/env.sh")
     modules: tuple[str, ...] = ()
-    venv: str | None = Field(default=None, description="a virtual environment; else the python that seatrial runs in")
-    hf_home: str | None = Field(default=None, description="HF_HOME, on a filesystem that all nodes share")
+    venv: str | None = Field(
+        default=None, description="a virtual environment; by default the Python that runs seatrial"
+    )
+    hf_home: str | None = Field(default=None, description="HF_HOME, on a shared filesystem")
 
 
 class Container(Frozen):
-    """A wrapper around what runs on a node."""
+    """The container that the worker runs in."""
 
     runtime: Literal["none", "apptainer", "pyxis"] = "none"
     image: str | None = None
     mounts: tuple[str, ...] = Field(
-        default=(), description="SOURCE:TARGET[:OPTIONS]; the run directory is always there"
+        default=(), description="SOURCE:TARGET[:OPTIONS]; the run directory is always mounted"
     )
 
 
 class Slurm(Frozen):
-    """What goes into the header of an sbatch script, and how long to wait for it."""
+    """The header of sbatch scripts, and the time limit for queueing."""
 
     partition: str | None = None
     account: str | None = None
@@ -95,18 +97,19 @@ class Slurm(Frozen):
     nodelist: str | None = None
     exclude: str | None = None
     gres: str | None = Field(default=None, description="such as gpu:h100:8; by default gpu:<gpus_per_node>")
-    # a measurement beside somebody else's job measures that job
+    # jobs of other users on the node would change the measurements
     exclusive: bool = True
-    mem: str | None = Field(default="0", description="0 is all of a node's memory")
+    mem: str | None = Field(default="0", description="0: all memory of a node")
     cpus_per_task: int | None = Field(default=None, gt=0, description="by default all CPUs of the allocation")
-    time_min: int | None = Field(default=None, gt=0, description="by default what the checks may take")
-    extra: tuple[str, ...] = Field(default=(), description="further lines for the header, without #SBATCH")
-    # a fresh cluster has no queue; one with users has, and the reason is shown while waiting
-    queue_s: Seconds = Field(default=600, description="give up when the job has not started by then")
-    # used for the rendezvous where the first node's name does not resolve everywhere
+    time_min: int | None = Field(default=None, gt=0, description="by default the sum of the checks' time limits")
+    extra: tuple[str, ...] = Field(default=(), description="further options for the header, without #SBATCH")
+    # a new cluster has no queue; on a busy one the reason is shown while the job waits
+    queue_s: Seconds = Field(default=600, description="cancel a job that has not started after so many seconds")
+    # its address is the rendezvous endpoint where the first node's name does not resolve on all nodes
     interface: str = "eth0"
     scratch: str = Field(
-        default="/tmp", description="on each node: keeps what a job writes until it is fetched, where no RUN is shared"
+        default="/tmp",
+        description="folder on each node: holds results until they are fetched, where the run directory is not shared",
     )
 
 
@@ -119,10 +122,10 @@ class Config(Frozen):
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
-    # on: a node is sent back for what it does twice, and a minute more is cheap beside that
+    # on by default: a second measurement costs a minute, a node returned by mistake costs days
     retry: bool = Field(
         default=True,
-        description="measure once more what fell short of a performance figure: it fails only when it does so twice",
+        description="measure a check again whose performance is below a threshold; it fails only if both are",
     )
     slurm: Slurm = Slurm()
     environment: Environment = Environment()

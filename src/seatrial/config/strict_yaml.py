@@ -1,4 +1,4 @@
-"""YAML of users: PyYAML's safe loader, without what a config does not need and what would harm us."""
+"""Load YAML of users: PyYAML's safe loader without anchors, duplicate keys and deep nesting."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import yaml
 
 from seatrial.model import UsageError
 
-MOST_LEVELS = 32  # of nesting; a trial needs five
+MAX_LEVELS = 32  # of nesting; a trial needs five
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value that ``text`` holds. Raises UsageError, naming ``source``."""
+    """Parse ``text``. Raises UsageError with the name ``source``."""
     try:
         return yaml.load(text, Loader=StrictLoader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date or number
@@ -20,8 +20,8 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Refuses a duplicate key (the first would silently go), a key that is not text, an anchor or alias (a few of them
-    make a billion nodes, or a circle), and nesting beyond MOST_LEVELS.
+    """Refuse duplicate keys (YAML drops the first silently), keys that are not text, nesting beyond MAX_LEVELS, and
+    anchors and aliases (a few of them expand to a billion nodes, or to a cycle).
     """
 
     _level = 0
@@ -30,11 +30,11 @@ class StrictLoader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "anchor", None) is not None:
             raise yaml.composer.ComposerError(
-                None, None, f"anchors and aliases are not read here (got {event.anchor!r})", event.start_mark
+                None, None, f"anchors and aliases are not supported (got {event.anchor!r})", event.start_mark
             )
         self._level += 1
-        if self._level > MOST_LEVELS:
-            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MOST_LEVELS} levels", event.start_mark)
+        if self._level > MAX_LEVELS:
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_LEVELS} levels", event.start_mark)
         node = super().compose_node(parent, index)
         self._level -= 1
         return node
@@ -43,9 +43,11 @@ class StrictLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is no text", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is not text", key.start_mark
+                )
             if key.value in seen:
-                problem = f"the key {key.value!r} stands twice"
+                problem = f"duplicate key {key.value!r}"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -1,4 +1,4 @@
-"""Verdicts on places and pairs of places → findings: the node, the GPU or the path at fault. Pure."""
+"""Verdicts on subjects and pairs of subjects → findings that name the node, GPU or path at fault. Pure."""
 
 from __future__ import annotations
 
@@ -11,85 +11,91 @@ from seatrial.util.text import and_more
 
 MAX_NAMED = 8
 Confidence = Literal["high", "medium", "low"]
-Trouble = list[tuple[Metric, Verdict]]
-_WEAKEST: tuple[Confidence, ...] = ("low", "medium", "high")
+Failures = list[tuple[Metric, Verdict]]  # metrics with a FAIL or WARN
+_CONFIDENCE_ORDER: tuple[Confidence, ...] = ("low", "medium", "high")
 
 
 def localize(
     verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> Iterator[Finding]:
-    """One finding for each place that a FAIL or a WARN is on, of metrics whose check declares a location.
+    """One finding for each subject with a FAIL or WARN on a metric that locates faults.
 
-    Confidence: high for a FAIL that was reproduced, medium for a FAIL that was measured once, low for a WARN and where
-    more places are in trouble than the check can tell apart. ``measurements`` are the first ones, without retries.
+    Confidence: high for a reproduced FAIL, medium for a FAIL without a retry, low for a WARN and if more subjects
+    failed than the check can distinguish. ``measurements`` are the first measurements, without retries.
     """
-    locating = {name: check for name, check in checks.items() if check.finding_templates}
-    troubled = _troubled(verdicts, locating)
-    for measurement in (one for one in measurements if one.check in locating):
-        check = locating[measurement.check]
-        for name, location in check.finding_templates.items():
+    locating_checks = {name: check for name, check in checks.items() if check.finding_templates}
+    worst = _worst_verdicts(verdicts, locating_checks)
+    for measurement in measurements:
+        if (check := locating_checks.get(measurement.check)) is None:
+            continue
+        for name, template in check.finding_templates.items():
             metrics = [metric for metric in measurement.metrics if metric.name == name]
-            trouble = [
-                (metric, troubled[check.name, name, metric.subject])
+            failures = [
+                (metric, worst[check.name, name, metric.subject])
                 for metric in metrics
-                if (check.name, name, metric.subject) in troubled
+                if (check.name, name, metric.subject) in worst
             ]
-            certain = _distinguishable(location, measurement, trouble)
-            for place in _places(location, trouble):
-                yield _finding(check, location, metrics, place, certain=certain)
+            certain = _are_distinguishable(template, measurement, failures)
+            for group in _groups(template, failures):
+                yield _finding(check, template, metrics, group, certain=certain)
 
 
 def finding_source(check: Check, metric: str) -> str:
-    """The source of a finding that a verdict on ``metric`` gave."""
+    """The source of a finding that is derived from a verdict on ``metric``."""
     return f"{metric} of {check.name}"
 
 
-def _troubled(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> dict[tuple[str, str, str], Verdict]:
-    """The worst verdict by check, metric and subject: FAIL before WARN, no other."""
+def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> dict[tuple[str, str, str], Verdict]:
+    """(check, metric, subject) → its FAIL, else its WARN; other outcomes are not included."""
     worst: dict[tuple[str, str, str], Verdict] = {}
     for outcome in (Outcome.FAIL, Outcome.WARN):
-        for one in verdicts:
-            if one.outcome is outcome and one.check in checks and one.metric in checks[one.check].finding_templates:
-                worst.setdefault((one.check, one.metric, one.subject), one)
+        for verdict in verdicts:
+            check = checks.get(verdict.check)
+            if verdict.outcome is outcome and check and verdict.metric in check.finding_templates:
+                worst.setdefault((verdict.check, verdict.metric, verdict.subject), verdict)
     return worst
 
 
-def _distinguishable(location: FindingTemplate, measurement: Measurement, trouble: Trouble) -> bool:
-    """Whether so few are in trouble that none of them can have been slow only because of its partners."""
-    if not location.max_distinguishable_fact:
+def _are_distinguishable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
+    """Whether so few subjects failed that none of them can be slow only because of its partners."""
+    if not template.max_distinguishable_fact:
         return True
-    most = measurement.facts.get(location.max_distinguishable_fact)
-    nodes = {_node(metric.subject) for metric, _ in trouble}
-    return isinstance(most, int) and len(nodes if location.whole_node_title else trouble) <= most
+    limit = measurement.facts.get(template.max_distinguishable_fact)
+    nodes = {_node(metric.subject) for metric, _ in failures}
+    return isinstance(limit, int) and len(nodes if template.whole_node_title else failures) <= limit
 
 
-def _places(location: FindingTemplate, trouble: Trouble) -> Iterator[Trouble]:
-    """What makes one finding: a place or pair by itself, or all of a node, without its WARNs where any FAILs."""
-    if not location.whole_node_title:
-        yield from ([one] for one in trouble)
+def _groups(template: FindingTemplate, failures: Failures) -> Iterator[Failures]:
+    """The failures that make one finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
+    if not template.whole_node_title:
+        yield from ([failure] for failure in failures)
         return
-    for node in dict.fromkeys(_node(metric.subject) for metric, _ in trouble):
-        of_node = [(metric, verdict) for metric, verdict in trouble if _node(metric.subject) == node]
+    for node in dict.fromkeys(_node(metric.subject) for metric, _ in failures):
+        of_node = [(metric, verdict) for metric, verdict in failures if _node(metric.subject) == node]
         yield [(metric, verdict) for metric, verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
 
 
 def _finding(
-    check: Check, location: FindingTemplate, metrics: Sequence[Metric], place: Trouble, *, certain: bool
+    check: Check, template: FindingTemplate, metrics: Sequence[Metric], failures: Failures, *, certain: bool
 ) -> Finding:
-    subjects = [metric.subject for metric, _ in place]
-    node, (metric, verdict) = _node(subjects[0]), place[0]
-    whole = location.whole_node_title and len(place) == sum(_node(one.subject) == node for one in metrics)
-    figures = and_more([f"{format_value(one.value, one.unit)} at {one.subject}" for one, _ in place], MAX_NAMED)
+    subjects = [metric.subject for metric, _ in failures]
+    node, (metric, verdict) = _node(subjects[0]), failures[0]
+    is_whole_node = template.whole_node_title and len(failures) == sum(
+        _node(other.subject) == node for other in metrics
+    )
+    values = [f"{format_value(failed.value, failed.unit)} on {failed.subject}" for failed, _ in failures]
     rule = next(rule for rule in check.rules if rule.metric == metric.name)
-    why = f"{metric.name} {figures}: {rule.meaning}"
+    evidence = f"{metric.name} {and_more(values, MAX_NAMED)}: {rule.meaning}"
     if not certain:
-        why += "; more are in trouble than this check tells apart: some may only have met slow partners"
+        evidence += "; too many subjects failed to distinguish faulty ones from their partners"
     return Finding(
-        title=location.whole_node_title if whole else location.title,
-        subject=node if whole else ", ".join(subjects),
-        confidence=min((_confidence(one) for _, one in place), key=_WEAKEST.index) if certain else "low",
-        evidence=why,
-        first_command=location.first_command.format(node=node, pair=" and ".join(subjects[0].split("->"))),
+        title=template.whole_node_title if is_whole_node else template.title,
+        subject=node if is_whole_node else ", ".join(subjects),
+        confidence=min((_confidence(verdict) for _, verdict in failures), key=_CONFIDENCE_ORDER.index)
+        if certain
+        else "low",
+        evidence=evidence,
+        first_command=template.first_command.format(node=node, pair=" and ".join(subjects[0].split("->"))),
         fix=verdict.fix,
         source=finding_source(check, metric.name),
     )

@@ -1,4 +1,4 @@
-"""Failure signatures: what a line of a log means. The patterns are data, and their examples prove them."""
+"""Failure signatures: patterns of log lines, their causes and fixes, from data/signatures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Literal
 from seatrial.model import Frozen
 from seatrial.util import data_files
 
-# Logs are hostile: a pattern never sees more of a line than this.
+# Patterns are applied to this many characters of a line, since logs may contain lines of any length
 MAX_LINE = 4096
 
 
 class Signature(Frozen):
-    """One kind of failure. ``symptom`` marks what follows from another failure and is never the cause by itself."""
+    """One kind of failure; the role ``symptom`` marks a consequence of another failure."""
 
     id: str
     title: str
@@ -36,21 +36,22 @@ class Signature(Frozen):
         return re.compile(self.pattern, re.MULTILINE)
 
     def matches(self, line: str) -> bool:
+        """Whether the pattern occurs in ``line``."""
         return self._regex.search(line[:MAX_LINE]) is not None
 
     def first_line(self, text: str, lines: Sequence[str], starts: Sequence[int]) -> int | None:
-        """Index of the first of ``lines`` that matches. ``text`` is all of them; they begin in it at ``starts``."""
+        """The index of the first matching line, or None; ``text`` contains ``lines``, which begin at ``starts``."""
         position = 0
         while match := self._regex.search(text, position):
             number = bisect_right(starts, match.start()) - 1
-            if self.matches(lines[number]):  # and not only together with the next line
+            if self.matches(lines[number]):  # not only together with the next line
                 return number
             position = starts[number + 1]
         return None
 
 
 class Match(Frozen):
-    """A signature found in a text, with the line that shows it."""
+    """A signature that occurs in a text, with the matching line."""
 
     signature: Signature
     line: str
@@ -59,20 +60,20 @@ class Match(Frozen):
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """Every signature that ships with seatrial."""
+    """All signatures that ship with seatrial."""
     return tuple(Signature.model_validate(row) for rows in data_files.read_all("signatures") for row in rows)
 
 
 def search(lines: Iterable[str], source: str) -> list[Match]:
-    """The first line for each signature that occurs in ``lines``; ``source`` says where they come from (``file``).
+    """One match per signature that occurs in ``lines``: its first line; ``source`` names the file or check.
 
-    Each pattern runs once over the whole text and not over each line, of which a log of 4 MiB may have millions.
+    Each pattern runs once over the whole text, since a log of 4 MiB may have millions of lines.
     """
-    kept = [line[:MAX_LINE] for line in lines]
-    starts = list(accumulate((len(line) + 1 for line in kept), initial=0))
-    text = "\n".join(kept)
-    first = [(signature.first_line(text, kept, starts), signature) for signature in signatures()]
+    cut_lines = [line[:MAX_LINE] for line in lines]
+    starts = list(accumulate((len(line) + 1 for line in cut_lines), initial=0))
+    text = "\n".join(cut_lines)
+    first_lines = [(signature.first_line(text, cut_lines, starts), signature) for signature in signatures()]
     return [
-        Match(signature=signature, line=kept[number].strip(), source=f"{source}:{number + 1}")
-        for number, signature in sorted(((n, s) for n, s in first if n is not None), key=itemgetter(0))
+        Match(signature=signature, line=cut_lines[number].strip(), source=f"{source}:{number + 1}")
+        for number, signature in sorted(((n, s) for n, s in first_lines if n is not None), key=itemgetter(0))
     ]

@@ -1,4 +1,4 @@
-"""Clocks event reasons that NVML gave while a check ran → findings."""
+"""Clocks event reasons reported by NVML during a check → findings."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.util.text import and_more
 
 MAX_NAMED = 8
-_SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled beside the job"
+_SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled during the job"
 _HEAT = (
     "nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
-    "Look at inlet temperature, fans and coolant, and at the seat of the heat sink where one GPU is hotter than its "
-    "neighbours; then run the check again.",
+    "Check inlet temperature, fans and coolant. If one GPU is hotter than its neighbours, check the mounting of its "
+    "heat sink. Then run the check again.",
 )
 _POWER = (
     "nvidia-smi -q -d POWER,PERFORMANCE",
-    "Look at power supplies and their cables, and at what the rack's power limit is; the BMC's event log names the "
-    "supply that asked for it.",
+    "Check power supplies, their cables and the power limit of the rack. The event log of the BMC names the power "
+    "supply that requested the power brake.",
 )
-# What the reasons mean: NVML API reference, nvmlClocksEventReasons. A power cap is what full load does; it is no fault.
+# Meaning of the reasons: NVML API reference, nvmlClocksEventReasons. A power cap is normal at full load.
 _MEANING = {
-    "software thermal slowdown": ("the driver lowered the clocks because GPU or memory was too hot", *_HEAT),
-    "hardware thermal slowdown": ("the GPU halved its clocks or more because it was too hot", *_HEAT),
-    "hardware power brake": ("something outside the GPU, the power supply say, had its clocks lowered", *_POWER),
+    "software thermal slowdown": ("the driver lowered the clocks because the GPU or its memory was too hot", *_HEAT),
+    "hardware thermal slowdown": ("the GPU reduced its clocks by half or more because it was too hot", *_HEAT),
+    "hardware power brake": ("an external signal, for example from the power supply, lowered the clocks", *_POWER),
     HARDWARE_SLOWDOWN: (
-        "the GPU halved its clocks or more, and told neither of heat nor of a power brake: it drew too much power too "
-        "fast (in a single look it may be no more than a change of clocks)",
+        "the GPU reduced its clocks by half or more, without a thermal or power brake reason: its power draw rose too "
+        "fast (in a single sample it may be a regular change of clocks)",
         *_POWER,
     ),
 }
 
 
 def throttling_findings(telemetry: Telemetry | None) -> tuple[Finding, ...]:
-    """A finding for each reason of heat or of the power supply that any GPU gave during a check. Pure."""
+    """One finding for each thermal or power reason that a GPU reported during a check. Pure."""
     loads = telemetry.loads if telemetry else ()
     by_reason = {reason: [load for load in loads if reason in load.throttled_share] for reason in _MEANING}
     return tuple(_finding(reason, throttled_loads) for reason, throttled_loads in by_reason.items() if throttled_loads)
@@ -45,14 +45,14 @@ def _finding(reason: str, loads: Sequence[Load]) -> Finding:
     gpus = list(dict.fromkeys(load.gpu for load in loads))
     worst = max(loads, key=lambda load: (load.throttled_share[reason], load.samples))
     most_samples = max(round(load.samples * load.throttled_share[reason]) for load in loads)
-    heat = f", at up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
-    looks = f"{worst.samples} looks" if worst.samples > 1 else "one look"
+    temperature = f", up to {worst.temperature_c_max:g} °C" if worst.temperature_c_max is not None else ""
+    samples = f"{worst.samples} samples" if worst.samples > 1 else "one sample"
     return Finding(
         title=f"GPUs were throttled: {reason}",
         subject=and_more(gpus, MAX_NAMED),
         confidence="high" if most_samples > 1 else "medium",
-        evidence=f"{meaning}. Most of all {worst.gpu} during {worst.check}: in {worst.throttled_share[reason]:.0%} of "
-        f"{looks}{heat}.",
+        evidence=f"{meaning}. Worst: {worst.gpu} during {worst.check}, in {worst.throttled_share[reason]:.0%} of "
+        f"{samples}{temperature}.",
         first_command=command,
         fix=fix,
         source=_SOURCE,

@@ -1,4 +1,4 @@
-"""Whether the system clock is kept in step with a time server, as the kernel sees it."""
+"""Synchronisation of the system clock with a time server, according to the kernel."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from seatrial.discover.file_readers import FieldReader, read_line
 from seatrial.model import Frozen
 
-# adjtimex(2): the clock is not synchronised. So it stands after boot until a time daemon says otherwise (STA_UNSYNC),
-# and again when the daemon has been silent for long.
+# adjtimex(2): the clock is not synchronised (STA_UNSYNC). The kernel sets this state at boot, and again when the time
+# daemon has sent no update for long.
 _TIME_ERROR = 5
 
 
 class ClockFacts(Frozen):
-    """``synchronised`` is None where the kernel would not say; ``max_error_s`` is its own bound of the error."""
+    """``synchronised`` is None if unreadable; ``max_error_s`` is the kernel's bound of the clock error in seconds."""
 
     synchronised: bool | None
     max_error_s: float | None
@@ -40,9 +40,9 @@ class _Timex(ctypes.Structure):
 
 
 def adjtimex() -> tuple[bool, float]:
-    """(synchronised, the kernel's bound of the error in seconds). Changes nothing. Raises OSError where forbidden."""
+    """(synchronised, the kernel's bound of the clock error in seconds), read-only. Raises OSError if not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
-    timex = _Timex()  # modes 0: read only
+    timex = _Timex()  # modes is 0: read-only
     state = libc.adjtimex(ctypes.byref(timex))
     if state < 0:
         code = ctypes.get_errno()
@@ -51,12 +51,13 @@ def adjtimex() -> tuple[bool, float]:
 
 
 def read(root: Path = Path("/")) -> ClockFacts:
-    attempt = FieldReader()
-    answer = attempt("synchronised", adjtimex)
+    """The state of the system clock, and its clock source under ``root``."""
+    reader = FieldReader()
+    state = reader("synchronised", adjtimex)
     clocksource = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     return ClockFacts(
-        synchronised=answer[0] if answer else None,
-        max_error_s=answer[1] if answer else None,
-        source=attempt("source", lambda: read_line(clocksource)),
-        unreadable=attempt.unreadable,
+        synchronised=state[0] if state else None,
+        max_error_s=state[1] if state else None,
+        source=reader("source", lambda: read_line(clocksource)),
+        unreadable=reader.unreadable,
     )

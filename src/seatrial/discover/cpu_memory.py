@@ -1,4 +1,4 @@
-"""Processors, NUMA nodes and memory, and what of them the control group leaves to this process."""
+"""CPUs, NUMA nodes and memory, and the cgroup limits of this process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from seatrial.model import Frozen
 N = TypeVar("N", int, float)
 
 _CPUS = "sys/devices/system/cpu"
-_NO_LIMIT = 2**60  # cgroup v1 writes "no limit" as a number just under 2^63
+_UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2^63
 
 
 class NumaNode(Frozen):
+    """``cpus`` is a range list such as 0-3,8, empty for a node without CPUs."""
+
     name: str
     cpus: str | None
     memory_bytes: int | None
@@ -32,7 +34,7 @@ class NumaNode(Frozen):
 
 
 class CpuFacts(Frozen):
-    """``usable`` counts the CPUs that this process may run on; ``quota_cores`` None without a reason is no quota."""
+    """``usable_threads`` is the number of logical CPUs that this process may use; ``quota_cores`` None: no quota."""
 
     model: str | None
     threads: int | None
@@ -46,7 +48,7 @@ class CpuFacts(Frozen):
 
 
 class MemoryFacts(Frozen):
-    """Bytes. ``limit_bytes`` is the control group's; None without a reason is no limit."""
+    """Sizes in bytes; ``limit_bytes`` is the lowest limit of the cgroups, None without an error: no limit."""
 
     total_bytes: int | None
     available_bytes: int | None
@@ -56,56 +58,58 @@ class MemoryFacts(Frozen):
 
 
 def read_cpu(root: Path = Path("/")) -> CpuFacts:
-    attempt = FieldReader()
-    online = attempt("threads", lambda: parse_id_list(read_line(root / _CPUS / "online")))
-    cores = attempt("cores", lambda: _distinct(root, online, "thread_siblings_list"))
+    """CPUs and NUMA nodes from /proc and /sys under ``root``."""
+    reader = FieldReader()
+    online = reader("threads", lambda: parse_id_list(read_line(root / _CPUS / "online")))
+    cores = reader("cores", lambda: _distinct_values(root, online, "thread_siblings_list"))
     return CpuFacts(
-        model=attempt("model", lambda: _field(root / "proc/cpuinfo", "model name")),
+        model=reader("model", lambda: _read_field(root / "proc/cpuinfo", "model name")),
         threads=None if online is None else len(online),
         cores=cores,
-        sockets=attempt("sockets", lambda: _distinct(root, online, "physical_package_id")),
-        usable_threads=attempt(
-            "usable", lambda: len(parse_id_list(_field(root / "proc/self/status", "Cpus_allowed_list")))
+        sockets=reader("sockets", lambda: _distinct_values(root, online, "physical_package_id")),
+        usable_threads=reader(
+            "usable_threads", lambda: len(parse_id_list(_read_field(root / "proc/self/status", "Cpus_allowed_list")))
         ),
-        quota_cores=attempt("quota_cores", lambda: _least(map(_quota, _cgroup(root, "cpu")))),
+        quota_cores=reader("quota_cores", lambda: _min_limit(map(_cpu_quota, _cgroups(root, "cpu")))),
         smt=None if online is None or cores is None else len(online) > cores,
-        numa=tuple(_numa_node(folder) for folder in attempt("numa", lambda: _numa_folders(root)) or ()),
-        unreadable=attempt.unreadable,
+        numa=tuple(_numa_node(folder) for folder in reader("numa", lambda: _numa_folders(root)) or ()),
+        unreadable=reader.unreadable,
     )
 
 
 def read_memory(root: Path = Path("/")) -> MemoryFacts:
-    attempt = FieldReader()
+    """Memory from /proc/meminfo, and the cgroup limit, under ``root``."""
+    reader = FieldReader()
     meminfo = root / "proc/meminfo"
     return MemoryFacts(
-        total_bytes=attempt("total_bytes", lambda: _kib(meminfo, "MemTotal")),
-        available_bytes=attempt("available_bytes", lambda: _kib(meminfo, "MemAvailable")),
-        swap_bytes=attempt("swap_bytes", lambda: _kib(meminfo, "SwapTotal")),
-        limit_bytes=attempt("limit_bytes", lambda: _least(map(_memory_limit, _cgroup(root, "memory")))),
-        unreadable=attempt.unreadable,
+        total_bytes=reader("total_bytes", lambda: _read_kib(meminfo, "MemTotal")),
+        available_bytes=reader("available_bytes", lambda: _read_kib(meminfo, "MemAvailable")),
+        swap_bytes=reader("swap_bytes", lambda: _read_kib(meminfo, "SwapTotal")),
+        limit_bytes=reader("limit_bytes", lambda: _min_limit(map(_memory_limit, _cgroups(root, "memory")))),
+        unreadable=reader.unreadable,
     )
 
 
-def _field(path: Path, key: str) -> str:
-    """The first ``key: value`` of a /proc file."""
-    found = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
-    if not found:
-        raise ValueError(f"{path} has no {key!r}")
-    return printable(found[1])
+def _read_field(path: Path, key: str) -> str:
+    """The value of the first ``key: value`` line of a /proc file. Raises OSError or ValueError."""
+    match = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
+    if not match:
+        raise ValueError(f"{path}: no line {key!r}")
+    return printable(match[1])
 
 
-def _kib(path: Path, key: str) -> int:
-    value = _field(path, key)
+def _read_kib(path: Path, key: str) -> int:
+    value = _read_field(path, key)
     if not re.fullmatch(r"\d+ kB", value):
-        raise ValueError(f"{path}: expected {key} in kB, found {value[:60]!r}")
+        raise ValueError(f"{path}: expected {key} in kB, read {value[:60]!r}")
     return int(value.split()[0]) * 1024
 
 
-def _distinct(root: Path, cpus: list[int] | None, what: str) -> int:
-    """How many different values the online CPUs have in their topology: packages, or groups of sibling threads."""
+def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
+    """The number of different values that a topology file has for ``cpus``: packages, or groups of sibling threads."""
     if cpus is None:
         raise ValueError("the list of online CPUs could not be read")
-    return len({read_line(root / _CPUS / f"cpu{cpu}" / "topology" / what) for cpu in cpus})
+    return len({read_line(root / _CPUS / f"cpu{cpu}" / "topology" / file) for cpu in cpus})
 
 
 def _numa_folders(root: Path) -> list[Path]:
@@ -115,20 +119,20 @@ def _numa_folders(root: Path) -> list[Path]:
 
 
 def _numa_node(folder: Path) -> NumaNode:
-    attempt = FieldReader()
+    reader = FieldReader()
     return NumaNode(
         name=folder.name,
-        # A node of memory alone (GPU memory of a Grace machine, say) has an empty list: that is known, not unread.
-        cpus=attempt("cpus", lambda: printable(read_text(folder / "cpulist").strip())),
-        memory_bytes=attempt("memory_bytes", lambda: _kib(folder / "meminfo", "MemTotal")),
-        unreadable=attempt.unreadable,
+        # The list is empty for a NUMA node without CPUs, such as the GPU memory of a Grace machine
+        cpus=reader("cpus", lambda: printable(read_text(folder / "cpulist").strip())),
+        memory_bytes=reader("memory_bytes", lambda: _read_kib(folder / "meminfo", "MemTotal")),
+        unreadable=reader.unreadable,
     )
 
 
-def _cgroup(root: Path, controller: str) -> Iterator[Path]:
-    """The control groups that bound this process in ``controller``: its own, then each above it.
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The cgroups of this process for ``controller``, from its own up to the root.
 
-    Inside a container the path may be the host's, which is not mounted: then the mount's own root bounds us.
+    In a container the path can be the host's, which is not mounted; then only the root of the mount applies.
     """
     for entry in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = entry.split(":", 2)
@@ -140,16 +144,16 @@ def _cgroup(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _memory_limit(group: Path) -> int | None:
-    """Bytes; None for no limit. Version 2 of cgroups has ``memory.max``, version 1 ``memory.limit_in_bytes``."""
+    """Bytes, None for no limit, from ``memory.max`` (cgroup v2) or ``memory.limit_in_bytes`` (v1)."""
     for path in (group / "memory.max", group / "memory.limit_in_bytes"):
         if path.is_file() and read_line(path) != "max":
             value = read_number(path)
-            return value if value < _NO_LIMIT else None
+            return value if value < _UNLIMITED else None
     return None
 
 
-def _quota(group: Path) -> float | None:
-    """Cores; None for no quota. Version 2 of cgroups has ``cpu.max``, version 1 ``cpu.cfs_quota_us``."""
+def _cpu_quota(group: Path) -> float | None:
+    """Cores, None for no quota, from ``cpu.max`` (cgroup v2) or ``cpu.cfs_quota_us`` (v1)."""
     if (group / "cpu.max").is_file():
         quota, period = read_line(group / "cpu.max").split()
         return None if quota == "max" else int(quota) / int(period)
@@ -159,5 +163,5 @@ def _quota(group: Path) -> float | None:
     return None
 
 
-def _least(limits: Iterable[N | None]) -> N | None:
+def _min_limit(limits: Iterable[N | None]) -> N | None:
     return min((limit for limit in limits if limit is not None), default=None)

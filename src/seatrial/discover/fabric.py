@@ -1,4 +1,4 @@
-"""Network interfaces, and InfiniBand or RoCE ports, as /sys shows them."""
+"""Network interfaces, and InfiniBand or RoCE ports, from /sys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seatrial.model import Frozen
 
 
 class Nic(Frozen):
-    """One network interface. ``speed_mbps`` is in Mbit/s as the kernel gives it."""
+    """One network interface; ``speed_mbps`` is in Mbit/s."""
 
     name: str
     state: str | None
@@ -29,7 +29,7 @@ class Nic(Frozen):
 
 
 class NicFacts(Frozen):
-    """Every physical interface, and the virtual ones that carry an address; the rest (veth and such) is counted."""
+    """All physical interfaces, and virtual ones with an address; ``omitted_virtual`` counts others, such as veth."""
 
     interfaces: tuple[Nic, ...]
     omitted_virtual: int
@@ -37,7 +37,7 @@ class NicFacts(Frozen):
 
 
 class RdmaPort(Frozen):
-    """``state`` is the logical state (``ACTIVE``), ``physical`` the cable's (``LinkUp``), ``netdev`` for RoCE only."""
+    """``state`` is the logical state (``ACTIVE``), ``physical_state`` e.g. ``LinkUp``; ``netdev`` is for RoCE only."""
 
     port: str
     state: str | None
@@ -49,7 +49,7 @@ class RdmaPort(Frozen):
 
 
 class RdmaDevice(Frozen):
-    """One RDMA device. ``verbs`` is whether programs in this container can open it (/dev/infiniband/uverbs*)."""
+    """One RDMA device; ``verbs_accessible``: this user can open its /dev/infiniband/uverbs* in this container."""
 
     name: str
     model: str | None
@@ -61,29 +61,29 @@ class RdmaDevice(Frozen):
 
 
 class RdmaFacts(Frozen):
-    """``devices`` is empty where there are none; where that could not be told, ``unread`` says why."""
+    """``devices`` is empty if there are none, or if they are unreadable; ``unreadable`` has the error then."""
 
     devices: tuple[RdmaDevice, ...]
-    peermem: bool  # the module nvidia_peermem is loaded: GPUDirect RDMA without dma-buf
+    peermem: bool  # nvidia_peermem is loaded: GPUDirect RDMA without dma-buf
     unreadable: dict[str, str] = {}
 
     @property
     def status_readable(self) -> bool:
-        """Whether the devices, the access to them and the states of their ports could all be read."""
-        ports = [port for device in self.devices for port in device.ports]
-        doubtful = [
-            device for device in self.devices if device.verbs_accessible is None or "ports" in device.unreadable
-        ]
-        return "devices" not in self.unreadable and not doubtful and all(port.state for port in ports)
+        """Whether all devices, the access to them and the states of their ports could be read."""
+        if "devices" in self.unreadable:
+            return False
+        if any(device.verbs_accessible is None or "ports" in device.unreadable for device in self.devices):
+            return False
+        return all(port.state for device in self.devices for port in device.ports)
 
     @property
     def inaccessible_devices(self) -> list[str]:
-        """The devices that /sys shows and that no program here can open."""
+        """The names of devices in /sys that this user cannot open."""
         return [device.name for device in self.devices if device.verbs_accessible is False]
 
     @property
     def inactive_ports(self) -> list[str]:
-        """The ports that no traffic can use now, with their states: ``mlx5_3/1 (DOWN, Polling)``."""
+        """The ports that are not active, with their states: ``mlx5_3/1 (DOWN, Polling)``."""
         return [
             f"{device.name}/{port.port} ({port.state}, {port.physical_state or 'physical state unknown'})"
             for device in self.devices
@@ -93,22 +93,25 @@ class RdmaFacts(Frozen):
 
 
 def read_nics(root: Path = Path("/")) -> NicFacts:
-    attempt = FieldReader()
+    """The network interfaces in /sys under ``root``, without the loopback."""
+    reader = FieldReader()
     folder = root / "sys/class/net"
-    found = [
+    names = [
         name
-        for name in attempt("interfaces", lambda: list_names(folder)) or []
+        for name in reader("interfaces", lambda: list_names(folder)) or []
         if os.path.isdir(folder / name) and name != "lo"
     ]
-    assigned = attempt("addresses", interface_addresses) or {}
+    addresses = reader("addresses", interface_addresses) or {}
     routable = {
-        name for name, given in assigned.items() if not all(ipaddress.ip_address(one).is_link_local for one in given)
+        name
+        for name, assigned in addresses.items()
+        if not all(ipaddress.ip_address(address).is_link_local for address in assigned)
     }
-    shown = [name for name in found if name in routable or os.path.exists(folder / name / "device")]
+    reported = [name for name in names if name in routable or os.path.exists(folder / name / "device")]
     return NicFacts(
-        interfaces=tuple(_nic(folder / name, assigned.get(name, ())) for name in shown),
-        omitted_virtual=len(found) - len(shown),
-        unreadable=attempt.unreadable,
+        interfaces=tuple(_nic(folder / name, addresses.get(name, ())) for name in reported),
+        omitted_virtual=len(names) - len(reported),
+        unreadable=reader.unreadable,
     )
 
 
@@ -122,47 +125,49 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def read_rdma(root: Path = Path("/")) -> RdmaFacts:
-    attempt = FieldReader()
+    """The RDMA devices in /sys under ``root``."""
+    reader = FieldReader()
     return RdmaFacts(
-        devices=tuple(_device(root, name) for name in attempt("devices", lambda: _device_names(root)) or []),
+        devices=tuple(_device(root, name) for name in reader("devices", lambda: _device_names(root)) or []),
         peermem=os.path.exists(root / "sys/module/nvidia_peermem"),
-        unreadable=attempt.unreadable,
+        unreadable=reader.unreadable,
     )
 
 
-def _nic(folder: Path, assigned: tuple[str, ...]) -> Nic:
-    attempt = FieldReader()
+def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
+    reader = FieldReader()
     physical = os.path.exists(folder / "device")
     driver = folder / "device" / "driver"
     return Nic(
         name=printable(folder.name),
-        state=attempt("state", lambda: read_line(folder / "operstate")),
-        speed_mbps=attempt("speed_mbps", lambda: _speed(folder)),
-        mtu=attempt("mtu", lambda: read_number(folder / "mtu")),
-        mac=attempt("mac", lambda: read_line(folder / "address")),
-        driver=attempt("driver", lambda: printable(driver.resolve(strict=True).name)) if physical else None,
-        numa_node=attempt("numa_node", lambda: _numa_node(folder)),
-        addresses=assigned,
-        unreadable=attempt.unreadable,
+        state=reader("state", lambda: read_line(folder / "operstate")),
+        speed_mbps=reader("speed_mbps", lambda: _speed(folder)),
+        mtu=reader("mtu", lambda: read_number(folder / "mtu")),
+        mac=reader("mac", lambda: read_line(folder / "address")),
+        driver=reader("driver", lambda: printable(driver.resolve(strict=True).name)) if physical else None,
+        numa_node=reader("numa_node", lambda: _numa_node(folder)),
+        addresses=addresses,
+        unreadable=reader.unreadable,
     )
 
 
 def _speed(folder: Path) -> int:
-    speed = read_number(folder / "speed")  # EINVAL where the link is down
+    """Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError."""
+    speed = read_number(folder / "speed")
     if speed < 0:
-        raise ValueError("the driver does not know its speed")
+        raise ValueError(f"{folder / 'speed'}: {speed}, the driver reports no speed")
     return speed
 
 
 def _numa_node(folder: Path) -> int | None:
-    """The NUMA node of a device; None for one that is not on PCI, and where the firmware does not say (-1)."""
+    """The NUMA node of a device; None for a device that is not on PCI, or if the firmware reports -1."""
     path = folder / "device" / "numa_node"
     node = read_number(path) if path.exists() else -1
     return node if node >= 0 else None
 
 
 def _device_names(root: Path) -> list[str]:
-    """The RDMA devices. Without the folder there are none, provided that /sys is there to say so."""
+    """The names of the RDMA devices; empty if /sys/class exists without infiniband. Raises OSError without /sys."""
     folder = root / "sys/class/infiniband"
     if not folder.exists():
         list_names(root / "sys/class")
@@ -171,24 +176,24 @@ def _device_names(root: Path) -> list[str]:
 
 
 def _device(root: Path, name: str) -> RdmaDevice:
-    attempt = FieldReader()
+    reader = FieldReader()
     folder = root / "sys/class/infiniband" / name
-    ports = attempt("ports", lambda: sorted(list_names(folder / "ports"))) or []
+    ports = reader("ports", lambda: sorted(list_names(folder / "ports"))) or []
     return RdmaDevice(
         name=printable(name),
-        model=attempt("model", lambda: read_line(folder / "hca_type")),
-        firmware=attempt("firmware", lambda: read_line(folder / "fw_ver")),
-        numa_node=attempt("numa_node", lambda: _numa_node(folder)),
-        verbs_accessible=attempt("verbs", lambda: _has_verbs(root, name)),
+        model=reader("model", lambda: read_line(folder / "hca_type")),
+        firmware=reader("firmware", lambda: read_line(folder / "fw_ver")),
+        numa_node=reader("numa_node", lambda: _numa_node(folder)),
+        verbs_accessible=reader("verbs_accessible", lambda: _has_verbs(root, name)),
         ports=tuple(_port(folder / "ports" / port) for port in ports),
-        unreadable=attempt.unreadable,
+        unreadable=reader.unreadable,
     )
 
 
 def _has_verbs(root: Path, device: str) -> bool:
-    """Whether this user may open the node that libibverbs needs.
+    """Whether this user can open the device node that libibverbs needs.
 
-    A container always sees the host's /sys/class/infiniband, and /dev/infiniband only where somebody passed it in.
+    A container always sees the host's /sys/class/infiniband, but /dev/infiniband only if it was passed in.
     """
     folder = root / "sys/class/infiniband_verbs"
     if not folder.exists():  # the module ib_uverbs is not loaded
@@ -202,23 +207,23 @@ def _has_verbs(root: Path, device: str) -> bool:
 
 
 def _port(folder: Path) -> RdmaPort:
-    attempt = FieldReader()
-    layer = attempt("link_layer", lambda: read_line(folder / "link_layer"))
+    reader = FieldReader()
+    layer = reader("link_layer", lambda: read_line(folder / "link_layer"))
     return RdmaPort(
         port=printable(folder.name),
-        state=attempt("state", lambda: _state(folder / "state")),
-        physical_state=attempt("physical", lambda: _state(folder / "phys_state")),
-        rate=attempt("rate", lambda: read_line(folder / "rate")),
+        state=reader("state", lambda: _state(folder / "state")),
+        physical_state=reader("physical_state", lambda: _state(folder / "phys_state")),
+        rate=reader("rate", lambda: read_line(folder / "rate")),
         link_layer=layer,
-        netdev=attempt("netdev", lambda: read_line(folder / "gid_attrs/ndevs/0")) if layer == "Ethernet" else None,
-        unreadable=attempt.unreadable,
+        netdev=reader("netdev", lambda: read_line(folder / "gid_attrs/ndevs/0")) if layer == "Ethernet" else None,
+        unreadable=reader.unreadable,
     )
 
 
 def _state(path: Path) -> str:
-    """The word of ``4: ACTIVE``. Raises ValueError on anything else."""
+    """The name in a state such as ``4: ACTIVE``. Raises OSError or ValueError."""
     value = read_line(path)
-    found = re.fullmatch(r"\d+: (\w+)", value)
-    if not found:
-        raise ValueError(f"{path}: expected a state such as '4: ACTIVE', found {value[:60]!r}")
-    return found[1]
+    match = re.fullmatch(r"\d+: (\w+)", value)
+    if not match:
+        raise ValueError(f"{path}: expected a state such as '4: ACTIVE', read {value[:60]!r}")
+    return match[1]

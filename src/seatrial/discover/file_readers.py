@@ -1,4 +1,4 @@
-"""Small readers of /proc, /sys and /etc: they give a value, or the reason why there is none."""
+"""Readers for files in /proc, /sys and /etc, and for fields whose errors are recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class FieldReader:
-    """Reads the fields of one record. A field that cannot be read is None and leaves its reason in ``unread``."""
+    """Reads the fields of one record; a field that cannot be read is None, with the error in ``unreadable``."""
 
     def __init__(self) -> None:
         self.unreadable: dict[str, str] = {}
@@ -28,29 +28,29 @@ class FieldReader:
 
 
 def error_text(error: Exception) -> str:
-    """Why a read failed, in a line: ``/sys/x: Permission denied``."""
+    """The error of a failed read in one line: ``/sys/x: Permission denied``."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return printable(f"{os.fsdecode(error.filename)}: {error.strerror}")
     return printable(str(error)) or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """The text with control characters and undecodable bytes written as escapes: it ends up in JSON and on screens."""
+    """The text with control characters and undecodable bytes as escapes, safe for JSON and terminals."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def path_under(root: Path, path: str) -> Path:
-    """An absolute path as seen from ``root``."""
+    """The absolute ``path`` relative to ``root``."""
     return root / path.lstrip("/")
 
 
 def read_text(path: Path) -> str:
-    """The whole file; bytes that are no UTF-8 are written as escapes. Raises OSError."""
+    """The whole file, with bytes that are not UTF-8 as escapes. Raises OSError."""
     return path.read_bytes().decode("utf-8", "backslashreplace")
 
 
 def read_line(path: Path) -> str:
-    """The one value that a /sys file holds. Raises OSError, or ValueError on an empty file."""
+    """The value in a /sys file, stripped. Raises OSError, or ValueError on an empty file."""
     value = printable(read_text(path).strip())
     if not value:
         raise ValueError(f"{path} is empty")
@@ -58,39 +58,38 @@ def read_line(path: Path) -> str:
 
 
 def read_number(path: Path) -> int:
-    """The whole number that a /sys file holds. Raises OSError or ValueError."""
+    """The integer in a /sys file. Raises OSError or ValueError."""
     value = read_line(path)
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"{path}: expected a whole number, found {value[:60]!r}") from None
+        raise ValueError(f"{path}: expected an integer, read {value[:60]!r}") from None
 
 
 def list_names(folder: Path) -> list[str]:
-    """What a folder holds, sorted. Raises OSError."""
+    """The sorted names in a folder. Raises OSError."""
     return sorted(os.listdir(folder))
 
 
 def parse_id_list(ranges: str) -> list[int]:
-    """The kernel's list format: ``0-3,8`` → [0, 1, 2, 3, 8]. Raises ValueError on anything else."""
+    """The numbers in the kernel's list format: ``0-3,8`` → [0, 1, 2, 3, 8]. Raises ValueError."""
     if not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", ranges):
-        raise ValueError(f"expected a list such as 0-3,8, found {ranges[:60]!r}")
+        raise ValueError(f"expected a list such as 0-3,8, read {ranges[:60]!r}")
     spans = [part.split("-") for part in ranges.split(",")]
     return [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]
 
 
 def start_in_thread(call: Callable[[], T]) -> Future[T]:
-    """Run a call that may never return (a dead NFS server, a silent DNS) beside this thread.
+    """The future of a call that can hang, such as on a dead NFS or DNS server, in a daemon thread.
 
-    ``result(timeout)`` of the future raises TimeoutError when it has not answered. The thread is a daemon: one that
-    hangs does not keep the process alive.
+    ``result(timeout)`` of the future raises TimeoutError. A daemon thread that hangs does not keep the process alive.
     """
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(call())
-        except Exception as error:  # handed to the caller by result()
+        except Exception as error:  # result() raises it
             future.set_exception(error)
 
     Thread(target=run, daemon=True).start()

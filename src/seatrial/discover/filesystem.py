@@ -1,4 +1,4 @@
-"""Mounted filesystems, and the four places that training writes to: /dev/shm, the temporary folder, home and /."""
+"""Mounted filesystems, and free space in /dev/shm, the temporary folder, the home folder and /."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import NamedTuple
 from seatrial.discover.file_readers import FieldReader, T, path_under, printable, read_text, start_in_thread
 from seatrial.model import Frozen
 
-# Filesystems without storage behind them. A type that is not named here is shown: unknown is not unimportant.
-_PSEUDO = re.compile(
+# Filesystem types without storage. Types that are not listed here are reported.
+_PSEUDO_TYPE = re.compile(
     r"autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|fuse\.(gvfsd-fuse|lxcfs|portal)|"
     r"hugetlbfs|mqueue|nsfs|proc|pstore|ramfs|rpc_pipefs|securityfs|selinuxfs|sysfs|tracefs"
 )
-# Mounts that the system makes for itself: "type target". /dev/shm is the one that is shown.
-_SYSTEM = re.compile(r"tmpfs /(?!dev/shm$)(dev|proc|run|sys)(/.*)?|squashfs /snap/.*")
-_ANSWER_S = 5.0  # a healthy parallel filesystem answers statfs in milliseconds, a busy one in seconds
+# Mounts of the operating system, as "type target". Only /dev/shm is reported.
+_SYSTEM_MOUNT = re.compile(r"tmpfs /(?!dev/shm$)(dev|proc|run|sys)(/.*)?|squashfs /snap/.*")
+_RESPONSE_TIMEOUT_S = 5.0  # a healthy parallel filesystem answers statfs in milliseconds, a busy one in seconds
 
 
 class Mount(Frozen):
-    """One filesystem. ``answers`` is False where it did not say its size within 5 s, as a dead NFS server does."""
+    """One filesystem; ``responding`` is False if statvfs did not return within 5 s, as with a dead NFS server."""
 
     target: str
     source: str
@@ -35,7 +35,7 @@ class Mount(Frozen):
 
 
 class DirectorySpace(Frozen):
-    """A folder, the filesystem it lies on, and what this user may still write there (bytes; 0 where it is missing)."""
+    """A folder, the type of its filesystem, and the space in bytes for this user; 0 if the folder does not exist."""
 
     path: str
     exists: bool | None
@@ -47,7 +47,7 @@ class DirectorySpace(Frozen):
 
 
 class MountFacts(Frozen):
-    """``filesystems`` holds each real filesystem once; the two ``left_out`` counts are the rest."""
+    """``filesystems`` lists each filesystem with storage once; ``omitted_*`` count all other mounts."""
 
     filesystems: tuple[Mount, ...]
     omitted_pseudo: int
@@ -70,70 +70,74 @@ class MountEntry(NamedTuple):
 
     @property
     def pseudo(self) -> bool:
-        return bool(_PSEUDO.fullmatch(self.type) or _SYSTEM.fullmatch(f"{self.type} {self.target}"))
+        """Whether the filesystem has no storage, or belongs to the operating system."""
+        return bool(_PSEUDO_TYPE.fullmatch(self.type) or _SYSTEM_MOUNT.fullmatch(f"{self.type} {self.target}"))
 
 
 class Usage(NamedTuple):
+    """Size and free space of a filesystem in bytes; ``path`` has symbolic links resolved, relative to ``root``."""
+
     size: int
-    free: int  # to an ordinary user: the blocks kept for root are not in it
+    free: int  # for users without root privileges
     writable: bool
-    path: str  # as ``root`` sees it, symbolic links resolved
+    path: str
 
 
 def read(root: Path = Path("/")) -> MountFacts:
-    attempt = FieldReader()
-    entries = attempt("filesystems", lambda: mountinfo(read_text(root / "proc/self/mountinfo"))) or []
-    real = [entry for entry in entries if not entry.pseudo]
-    shown = _once_each(real)
+    """All mounts under ``root``; takes up to 5 s if a filesystem does not respond."""
+    reader = FieldReader()
+    entries = reader("filesystems", lambda: mountinfo(read_text(root / "proc/self/mountinfo"))) or []
+    with_storage = [entry for entry in entries if not entry.pseudo]
+    reported = _without_duplicates(with_storage)
 
-    def ask(path: str) -> Future[Usage]:
+    def start_usage(path: str) -> Future[Usage]:
         return start_in_thread(lambda: usage(root, path))
 
-    asked = [ask(entry.target) for entry in shown]
-    places = {
+    mount_usage = [start_usage(entry.target) for entry in reported]
+    directories = {
         "shm": "/dev/shm",
         "tmp": os.environ.get("TMPDIR") or "/tmp",
         "home": os.path.expanduser("~"),
         "root": "/",
     }
-    spaces = {name: ask(path) for name, path in places.items()}
-    wait([*asked, *spaces.values()], timeout=_ANSWER_S)
+    directory_usage = {name: start_usage(path) for name, path in directories.items()}
+    wait([*mount_usage, *directory_usage.values()], timeout=_RESPONSE_TIMEOUT_S)
     return MountFacts(
-        filesystems=tuple(_mount(entry, answer) for entry, answer in zip(shown, asked, strict=True)),
-        omitted_pseudo=len(entries) - len(real),
-        omitted_duplicates=len(real) - len(shown),
-        **{name: _space(path, spaces[name], entries) for name, path in places.items()},
-        unreadable=attempt.unreadable,
+        filesystems=tuple(_mount(entry, future) for entry, future in zip(reported, mount_usage, strict=True)),
+        omitted_pseudo=len(entries) - len(with_storage),
+        omitted_duplicates=len(with_storage) - len(reported),
+        **{name: _directory_space(path, directory_usage[name], entries) for name, path in directories.items()},
+        unreadable=reader.unreadable,
     )
 
 
 def mountinfo(content: str) -> list[MountEntry]:
-    """The mounts in view, from the text of /proc/self/mountinfo: where one hides another, the upper one.
+    """The visible mounts, from the text of /proc/self/mountinfo; a later mount hides an earlier one on the same target.
 
-    Raises ValueError on a line that proc_pid_mountinfo(5) does not describe.
+    Raises ValueError on a line that does not match proc_pid_mountinfo(5).
     """
     entries: dict[str, MountEntry] = {}
     for row in content.splitlines():
         before, dash, after = row.partition(" - ")
         fields, tail = before.split(" "), after.split(" ")
         if not dash or len(fields) < 6 or len(tail) < 3:
-            raise ValueError(f"/proc/self/mountinfo: expected a mount, found {row[:60]!r}")
+            raise ValueError(f"/proc/self/mountinfo: expected a mount, read {row[:60]!r}")
         target = _unescape(fields[4])
         entries[target] = MountEntry(fields[2], target, _options(fields[5], tail[2]), tail[0], _unescape(tail[1]))
     return list(entries.values())
 
 
 def usage(root: Path, path: str) -> Usage:
-    """What ``df`` and ``test -w`` say of a path. Raises OSError; may never return."""
-    place = path_under(root, path)
-    found = os.statvfs(place)
-    resolved = "/" + os.path.relpath(os.path.realpath(place), os.path.realpath(root)).removeprefix(".")
-    writable = os.access(place, os.W_OK | os.X_OK)
-    return Usage(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize, writable, resolved)
+    """The values of ``df`` and ``test -w`` for a path. Raises OSError; can hang on a dead server."""
+    directory = path_under(root, path)
+    stat = os.statvfs(directory)
+    resolved = "/" + os.path.relpath(os.path.realpath(directory), os.path.realpath(root)).removeprefix(".")
+    writable = os.access(directory, os.W_OK | os.X_OK)
+    return Usage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, writable, resolved)
 
 
 def _options(mount: str, superblock: str) -> str:
-    """The options of a mount and of its filesystem; read-only at either level is read-only."""
+    """The options of a mount and of its filesystem; ``ro`` of either one takes precedence."""
     options = dict.fromkeys([*mount.split(","), *superblock.split(",")])
     if "ro" in options:
         options.pop("rw", None)
@@ -141,14 +145,14 @@ def _options(mount: str, superblock: str) -> str:
 
 
 def _unescape(field: str) -> str:
-    """mountinfo writes blanks and backslashes as octal: ``/mnt/my\\040data``."""
+    """The field with octal escapes of mountinfo decoded: ``/mnt/my\\040data`` → ``/mnt/my data``."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
-def _once_each(entries: list[MountEntry]) -> list[MountEntry]:
-    """One mount a filesystem and set of options, at its shortest path.
+def _without_duplicates(entries: list[MountEntry]) -> list[MountEntry]:
+    """One mount per filesystem and set of options, with the shortest path.
 
-    A Kubernetes node or a container mounts the same disk dozens of times.
+    Kubernetes nodes and containers mount the same disk dozens of times.
     """
     first: dict[tuple[str, str], MountEntry] = {}
     for entry in sorted(entries, key=lambda entry: len(entry.target)):
@@ -156,46 +160,45 @@ def _once_each(entries: list[MountEntry]) -> list[MountEntry]:
     return sorted(first.values(), key=lambda entry: entry.target)
 
 
-def _answer(asked: Future[T]) -> T:
-    """What came back by now. Raises the call's own OSError, or TimeoutError."""
-    if not asked.done():
-        raise TimeoutError(f"no answer within {_ANSWER_S:g} s")
-    return asked.result()
+def _result(future: Future[T]) -> T:
+    """The result of a call if it has returned. Raises TimeoutError, or the OSError of the call."""
+    if not future.done():
+        raise TimeoutError(f"no response within {_RESPONSE_TIMEOUT_S:g} s")
+    return future.result()
 
 
-def _mount(entry: MountEntry, asked: Future[Usage]) -> Mount:
-    attempt = FieldReader()
-    found = attempt("size_bytes", lambda: _answer(asked))
+def _mount(entry: MountEntry, future: Future[Usage]) -> Mount:
+    reader = FieldReader()
+    space = reader("size_bytes", lambda: _result(future))
     return Mount(
         target=printable(entry.target),
         source=printable(entry.source),
         type=printable(entry.type),
         options=entry.options,
-        size_bytes=found.size if found else None,
-        free_bytes=found.free if found else None,
-        responding=asked.done(),
-        unreadable=attempt.unreadable,
+        size_bytes=space.size if space else None,
+        free_bytes=space.free if space else None,
+        responding=future.done(),
+        unreadable=reader.unreadable,
     )
 
 
-def _space(path: str, asked: Future[Usage], entries: list[MountEntry]) -> DirectorySpace:
-    attempt = FieldReader()
-    found = attempt("size_bytes", lambda: _answer(asked))
-    missing = asked.done() and isinstance(asked.exception(), FileNotFoundError)
-    nothing = Usage(0, 0, False, path) if missing else None
-    known = found or nothing
+def _directory_space(path: str, future: Future[Usage], entries: list[MountEntry]) -> DirectorySpace:
+    reader = FieldReader()
+    existing = reader("size_bytes", lambda: _result(future))
+    missing = future.done() and isinstance(future.exception(), FileNotFoundError)
+    space = existing or (Usage(0, 0, False, path) if missing else None)
     return DirectorySpace(
         path=printable(path),
-        exists=not missing if known else None,
-        type=_type_at(found.path, entries) if found else None,
-        size_bytes=known.size if known else None,
-        free_bytes=known.free if known else None,
-        writable=known.writable if known else None,
-        unreadable=attempt.unreadable,
+        exists=not missing if space else None,
+        type=_type_at(existing.path, entries) if existing else None,
+        size_bytes=space.size if space else None,
+        free_bytes=space.free if space else None,
+        writable=space.writable if space else None,
+        unreadable=reader.unreadable,
     )
 
 
 def _type_at(path: str, entries: list[MountEntry]) -> str | None:
-    """The type of the filesystem that a path lies on: the one mounted closest above it."""
-    above = [entry for entry in entries if Path(path).is_relative_to(entry.target)]
-    return printable(max(above, key=lambda entry: len(entry.target)).type) if above else None
+    """The filesystem type of the mount that contains ``path``."""
+    parents = [entry for entry in entries if Path(path).is_relative_to(entry.target)]
+    return printable(max(parents, key=lambda entry: len(entry.target)).type) if parents else None

@@ -1,4 +1,4 @@
-"""The errors that a GPU counts: before and after a load, and the Xids that the driver told of meanwhile."""
+"""Error counters of a GPU before and after a load, and the Xids in between."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from seatrial.discover.nvml import NvmlReader, error_kind
 from seatrial.hardware.error_counters import increase
 
-# Our name of a counter → NVML's, which it keeps for each link up to NVLink 4.
+# Name of the counter here -> in NVML, which counts per link up to NVLink 4
 _NVLINK = {
     "nvlink_replays": "NVML_NVLINK_ERROR_DL_REPLAY",
     "nvlink_recoveries": "NVML_NVLINK_ERROR_DL_RECOVERY",
     "nvlink_crc_flits": "NVML_NVLINK_ERROR_DL_CRC_FLIT",
     "nvlink_crc_data": "NVML_NVLINK_ERROR_DL_CRC_DATA",
 }
-# NVLink 5 (B200, GB200) keeps others, of which these say the same: how often a link left its state "up" for recovery
-# (DCGM's words for field 1213), and in place of replays what arrived damaged, so that it has to be sent again. What
-# DCGM's health watch counts as errors there: DCGM_FI_DEV_NVLINK_COUNT_* 1204 to 1213.
+# NVLink 5 (B200, GB200) has other counters. Equivalent are: transitions from the state "up" to recovery (DCGM field
+# 1213), and, for replays, packets that arrive damaged and are sent again. DCGM's health watch counts
+# DCGM_FI_DEV_NVLINK_COUNT_* 1204 to 1213 as errors.
 _NVLINK_5 = {
     "nvlink_replays": (
         "NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
@@ -36,8 +36,8 @@ _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 class GpuErrorCounters:
     """The error counters of one GPU at ``begin`` and at ``end``.
 
-    ``lacks``: counters that this GPU, or this driver, does not have, or this user may not read (``denied``), and why.
-    ``unread``: all that NVML refused. ``gone``: why the GPU was lost.
+    ``unavailable``: counters that this GPU or driver does not support, or this user may not read
+    (``permission_denied``), with the error. ``unreadable``: all errors. ``gpu_lost``: the error if the GPU was lost.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -46,118 +46,121 @@ class GpuErrorCounters:
         self.after: dict[str, int] = {}
         self.unavailable: dict[str, str] = {}
         self.permission_denied: set[str] = set()
-        self._interview = NvmlReader(nvml)
+        self._reader = NvmlReader(nvml)
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
         self._links: list[int] = []
         self._events: Any = None
 
     def begin(self) -> None:
-        self._links = _active_links(self._interview, self._handle)
-        self.before = _count(self._interview, self._handle, self._links)
-        self._events = _listen(self._interview, self._handle)
+        """Read the counters, and start to collect Xids."""
+        self._links = _active_links(self._reader, self._handle)
+        self.before = _read_counts(self._reader, self._handle, self._links)
+        self._events = _subscribe_xids(self._reader, self._handle)
         if self._events is not None:
             self.before["xid"] = 0
-        self.unavailable, self.permission_denied = self._interview.unavailable, set(self._interview.permission_denied)
+        self.unavailable, self.permission_denied = self._reader.unavailable, set(self._reader.permission_denied)
 
     def end(self) -> None:
-        """Read the counters again. Never raises for a refusal."""
-        interview = self._interview
-        self.after = _count(interview, self._handle, self._links)
+        """Read the counters again; errors are recorded, not raised."""
+        reader = self._reader
+        self.after = _read_counts(reader, self._handle, self._links)
         if self._events is not None:
-            self.xids = _queued_xids(interview, self._events)
-            interview.query("events", "nvmlEventSetFree", self._events)
-            if "xid" not in interview.unreadable:
+            self.xids = _queued_xids(reader, self._events)
+            reader.query("events", "nvmlEventSetFree", self._events)
+            if "xid" not in reader.unreadable:
                 self.after["xid"] = len(self.xids)
 
     @property
     def unreadable(self) -> dict[str, str]:
-        return self._interview.unreadable
+        """All fields that could not be read, with the error."""
+        return self._reader.unreadable
 
     @property
     def gpu_lost(self) -> str | None:
-        return self._interview.gpu_lost
+        """The error that shows that the GPU is lost."""
+        return self._reader.gpu_lost
 
     @property
     def read_errors(self) -> dict[str, str]:
-        """The counters that were refused though this GPU has them."""
-        return {
-            name: why for name, why in self.unreadable.items() if name in GPU_COUNTERS and name not in self.unavailable
-        }
+        """The supported counters that could not be read, with the error."""
+        names = set(GPU_COUNTERS) - self.unavailable.keys()
+        return {name: error for name, error in self.unreadable.items() if name in names}
 
     def increase(self, counter: str) -> int | None:
-        """By how much a counter grew; None where it was not read both times."""
+        """The increase of a counter; None if it was not read both times."""
         if counter not in self.before or counter not in self.after:
             return None
         return increase(self.before[counter], self.after[counter])
 
 
-def _count(interview: NvmlReader, handle: Any, links: Sequence[int]) -> dict[str, int]:
-    """The counters that NVML tells; those of NVLink summed over ``links``."""
-    nvml = interview.nvml
-    found: dict[str, int | None] = {}
+def _read_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> dict[str, int]:
+    """All counters that NVML returns; those of NVLink are summed over ``links``."""
+    nvml = reader.nvml
+    counts: dict[str, int | None] = {}
     for kind in ("corrected", "uncorrected"):
         error = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}")
         arguments = (handle, error, nvml.NVML_VOLATILE_ECC)
-        found[f"ecc_{kind}"] = interview.query(f"ecc_{kind}", "nvmlDeviceGetTotalEccErrors", *arguments)
-    if rows := interview.query(_ROWS, "nvmlDeviceGetRemappedRows", handle):
+        counts[f"ecc_{kind}"] = reader.query(f"ecc_{kind}", "nvmlDeviceGetTotalEccErrors", *arguments)
+    if rows := reader.query(_ROWS, "nvmlDeviceGetRemappedRows", handle):
         correctable, uncorrectable, pending, failed = rows
-        found |= {"rows_remapped": correctable + uncorrectable, "remap_pending": pending, "remap_failed": failed}
-    found["pcie_replays"] = interview.query("pcie_replays", "nvmlDeviceGetPcieReplayCounter", handle)
+        counts |= {"rows_remapped": correctable + uncorrectable, "remap_pending": pending, "remap_failed": failed}
+    counts["pcie_replays"] = reader.query("pcie_replays", "nvmlDeviceGetPcieReplayCounter", handle)
     if links:
-        found["nvlinks_down"] = len(set(links) - set(_active_links(interview, handle)))
-        found |= _of_links(interview, handle, links)
-    return {name: int(value) for name, value in found.items() if value is not None}
+        counts["nvlinks_down"] = len(set(links) - set(_active_links(reader, handle)))
+        counts |= _link_counts(reader, handle, links)
+    return {name: int(value) for name, value in counts.items() if value is not None}
 
 
-def _of_links(interview: NvmlReader, handle: Any, links: Sequence[int]) -> Mapping[str, int | None]:
-    found: dict[str, int | None] = {}
+def _link_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> Mapping[str, int | None]:
+    """The NVLink counters, summed over ``links``; None if one link could not be read."""
+    totals: dict[str, int | None] = {}
     for name, constant in _NVLINK.items():
-        counts = [_of_link(interview, handle, link, name, getattr(interview.nvml, constant)) for link in links]
-        known = [count for count in counts if count is not None]
-        found[name] = sum(known) if len(known) == len(counts) else None
-    for name in [name for name in _NVLINK_5 if name in interview.unsupported]:
-        found[name] = _of_fields(interview, handle, links, name)
-    return found
+        counts = [_link_count(reader, handle, link, name, getattr(reader.nvml, constant)) for link in links]
+        readable = [count for count in counts if count is not None]
+        totals[name] = sum(readable) if len(readable) == len(counts) else None
+    for name in [name for name in _NVLINK_5 if name in reader.unsupported]:
+        totals[name] = _nvlink_5_count(reader, handle, links, name)
+    return totals
 
 
-def _of_link(interview: NvmlReader, handle: Any, link: int, name: str, counter: int) -> int | None:
-    """A counter of a link that is up. That NVML calls it an invalid argument means that this GPU does not keep it."""
+def _link_count(reader: NvmlReader, handle: Any, link: int, name: str, counter: int) -> int | None:
+    """A counter of an active link; InvalidArgument means that this GPU does not support the counter."""
     try:
-        return int(interview.nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
-    except interview.nvml.NVMLError as error:
-        interview.record_error(name, "nvmlDeviceGetNvLinkErrorCounter", error)
+        return int(reader.nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+    except reader.nvml.NVMLError as error:
+        reader.record_error(name, "nvmlDeviceGetNvLinkErrorCounter", error)
         if error_kind(error) == "InvalidArgument":
-            interview.unsupported.add(name)
+            reader.unsupported.add(name)
         return None
 
 
-def _of_fields(interview: NvmlReader, handle: Any, links: Sequence[int], name: str) -> int | None:
-    """The sum over all links, as NVLink 5 keeps it, of a counter that they refused in its old form.
+def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name: str) -> int | None:
+    """The sum of an NVLink 5 counter over all links, for a counter that is not supported per link.
 
-    A field's scope is the link. A GPU that has neither form keeps what was said of the old one.
+    The scope of each field is the link. If the fields are not supported either, the earlier error stays.
     """
-    nvml, function = interview.nvml, "nvmlDeviceGetFieldValues"
-    asked = [(getattr(nvml, field), link) for field in _NVLINK_5[name] for link in links]
+    nvml, function = reader.nvml, "nvmlDeviceGetFieldValues"
+    fields = [(getattr(nvml, field), link) for field in _NVLINK_5[name] for link in links]
     try:
-        answers = list(nvml.nvmlDeviceGetFieldValues(handle, asked))
+        values = list(nvml.nvmlDeviceGetFieldValues(handle, fields))
     except nvml.NVMLError as error:
-        refusals = [error]
+        errors = [error]
     else:
-        refusals = [nvml.NVMLError(one.nvmlReturn) for one in answers if one.nvmlReturn != nvml.NVML_SUCCESS]
-    fault = next((error for error in refusals if error_kind(error) not in _NO_SUCH_LINK), None)
-    if refusals and fault is None:
+        errors = [nvml.NVMLError(value.nvmlReturn) for value in values if value.nvmlReturn != nvml.NVML_SUCCESS]
+    read_error = next((error for error in errors if error_kind(error) not in _NO_SUCH_LINK), None)
+    if errors and read_error is None:
         return None
-    interview.unsupported.discard(name)
-    interview.unreadable.pop(name)
-    if fault:
-        interview.record_error(name, function, fault)
+    reader.unsupported.discard(name)
+    reader.unreadable.pop(name)
+    if read_error:
+        reader.record_error(name, function, read_error)
         return None
-    return sum(int(one.value.ullVal) for one in answers)  # the structures are zeroed, so that it holds a uint too
+    return sum(int(value.value.ullVal) for value in values)  # ullVal is zero-initialised, so it holds a uint too
 
 
-def _active_links(interview: NvmlReader, handle: Any) -> list[int]:
-    """The NVLinks that are up. Where there is none, their counters are marked as what this GPU does not have."""
-    nvml, active, fields = interview.nvml, [], ("nvlinks_down", *_NVLINK)
+def _active_links(reader: NvmlReader, handle: Any) -> list[int]:
+    """The active NVLinks; if there is none, the NVLink counters are marked as unsupported."""
+    nvml, active, fields = reader.nvml, [], ("nvlinks_down", *_NVLINK)
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
@@ -165,33 +168,33 @@ def _active_links(interview: NvmlReader, handle: Any) -> list[int]:
         except nvml.NVMLError as error:
             if error_kind(error) not in _NO_SUCH_LINK:
                 for field in fields:
-                    interview.record_error(field, "nvmlDeviceGetNvLinkState", error)
-    if not active and not set(fields) & set(interview.unreadable):
-        interview.unreadable |= dict.fromkeys(fields, "no NVLink is up")
-        interview.unsupported |= set(fields)
+                    reader.record_error(field, "nvmlDeviceGetNvLinkState", error)
+    if not active and not set(fields) & set(reader.unreadable):
+        reader.unreadable |= dict.fromkeys(fields, "no NVLink is up")
+        reader.unsupported |= set(fields)
     return active
 
 
-def _listen(interview: NvmlReader, handle: Any) -> Any:
-    """A queue of the GPU's Xids from now on, which any user may have, unlike the kernel's log; None where refused."""
-    nvml = interview.nvml
-    events = interview.query("xid", "nvmlEventSetCreate")
+def _subscribe_xids(reader: NvmlReader, handle: Any) -> Any:
+    """An NVML event set that receives the GPU's Xids from now on, without root; None if it cannot be created."""
+    nvml = reader.nvml
+    events = reader.query("xid", "nvmlEventSetCreate")
     if events is None:
         return None
-    interview.query("xid", "nvmlDeviceRegisterEvents", handle, nvml.nvmlEventTypeXidCriticalError, events)
-    if "xid" in interview.unreadable:
-        interview.query("events", "nvmlEventSetFree", events)
+    reader.query("xid", "nvmlDeviceRegisterEvents", handle, nvml.nvmlEventTypeXidCriticalError, events)
+    if "xid" in reader.unreadable:
+        reader.query("events", "nvmlEventSetFree", events)
         return None
     return events
 
 
-def _queued_xids(interview: NvmlReader, events: Any) -> list[int]:
-    """Every Xid since the queue was opened: NVML keeps them until they are taken."""
+def _queued_xids(reader: NvmlReader, events: Any) -> list[int]:
+    """All Xids since ``events`` was created; NVML queues them until they are read."""
     xids: list[int] = []
     while True:
         try:
-            xids.append(int(interview.nvml.nvmlEventSetWait_v2(events, 0).eventData))
-        except interview.nvml.NVMLError as error:
+            xids.append(int(reader.nvml.nvmlEventSetWait_v2(events, 0).eventData))
+        except reader.nvml.NVMLError as error:
             if error_kind(error) != "Timeout":
-                interview.record_error("xid", "nvmlEventSetWait_v2", error)
+                reader.record_error("xid", "nvmlEventSetWait_v2", error)
             return xids

@@ -1,4 +1,4 @@
-"""What a machine is, without a load on it: every area of it, gathered by one ``read``."""
+"""All facts of a machine that can be read without load."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
 from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text, start_in_thread
 from seatrial.model import Frozen
 
-_RESOLVE_S = 10.0  # a resolver's own default is 5 s a server: longer than two of them no rendezvous waits gladly
-_CAP_IPC_LOCK = 14  # capabilities(7): memory may be locked without regard to RLIMIT_MEMLOCK
+_RESOLVE_TIMEOUT_S = 10.0  # two servers at the resolver's default of 5 s each
+_CAP_IPC_LOCK = 14  # capabilities(7): locks memory regardless of RLIMIT_MEMLOCK
 
 Amount = int | Literal["unlimited"]
 
 
 class OsFacts(Frozen):
+    """``machine`` is vendor and product name; ``machine_id`` is a digest, since machine-id(5) is confidential."""
+
     name: str | None
     kernel: str | None
     arch: str
     machine: str | None
     container: str | None
-    machine_id: str | None = None  # a digest of it: the id itself is not to leave the machine (machine-id(5))
+    machine_id: str | None = None
     unreadable: dict[str, str] = {}
 
 
 class Ulimit(Frozen):
-    """A resource limit of this process: bytes for memlock and stack, a count for the others."""
+    """A resource limit of this process: bytes for memlock and stack, else a count."""
 
     soft: Amount
     hard: Amount
 
 
 class LimitFacts(Frozen):
-    """``ipc_lock`` is the capability CAP_IPC_LOCK, which frees a process from its memlock limit."""
+    """Resource limits; with the capability CAP_IPC_LOCK (``ipc_lock``) the memlock limit does not apply."""
 
     memlock: Ulimit
     nofile: Ulimit
@@ -54,7 +56,7 @@ class LimitFacts(Frozen):
 
 
 class HostnameFacts(Frozen):
-    """The name of this host, and the addresses that it resolves to here."""
+    """The name of this host, and the addresses to which it resolves on this host."""
 
     name: str | None
     addresses: tuple[str, ...]
@@ -62,12 +64,14 @@ class HostnameFacts(Frozen):
 
     @property
     def routable(self) -> bool:
-        """Whether another machine could use what the name resolves to: an address neither loopback nor link-local."""
+        """Whether the name resolves to an address that other machines can use: neither loopback nor link-local."""
         parsed = [ipaddress.ip_address(address) for address in self.addresses]
         return any(not address.is_loopback and not address.is_link_local for address in parsed)
 
 
 class HostFacts(Frozen):
+    """All facts of one machine."""
+
     os: OsFacts
     cpu: cpu_memory.CpuFacts
     memory: cpu_memory.MemoryFacts
@@ -80,15 +84,15 @@ class HostFacts(Frozen):
     software: software.SoftwareFacts
 
     def unreadable(self) -> dict[str, str]:
-        """Everything that could not be read, by its path in this record, with the reason."""
-        return dict(_reasons("", self.model_dump(mode="json")))
+        """All fields that could not be read, by their path in this record, with the error."""
+        return dict(_errors("", self.model_dump(mode="json")))
 
 
 def read(root: Path = Path("/")) -> HostFacts:
-    """All facts of this machine. ``root`` is where /proc, /sys, /etc, /dev and /usr are looked for.
+    """All facts of this machine, with /proc, /sys, /etc, /dev and /usr under ``root``.
 
-    System calls (limits, clock, addresses, name resolution) speak of this machine whatever ``root`` is.
-    Takes up to 15 s where mounts hang and names do not resolve, otherwise milliseconds.
+    System calls (limits, clock, addresses, name resolution) ignore ``root``.
+    Takes milliseconds; up to 15 s if mounts hang and names do not resolve.
     """
     return HostFacts(
         os=_os(root),
@@ -105,29 +109,29 @@ def read(root: Path = Path("/")) -> HostFacts:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """The addresses of a name, by the system's own resolver (/etc/hosts, DNS, …). Raises OSError."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    """The addresses of a name according to the system's resolver (/etc/hosts, DNS, …). Raises OSError."""
+    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
 
 
 def _os(root: Path) -> OsFacts:
-    attempt, dmi = FieldReader(), root / "sys/class/dmi/id"
+    reader, dmi = FieldReader(), root / "sys/class/dmi/id"
     return OsFacts(
-        name=attempt("name", lambda: _release_name(root / "etc/os-release")),
-        kernel=attempt("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
+        name=reader("name", lambda: _release_name(root / "etc/os-release")),
+        kernel=reader("kernel", lambda: read_line(root / "proc/sys/kernel/osrelease")),
         arch=platform.machine(),
-        machine=attempt("machine", lambda: f"{read_line(dmi / 'sys_vendor')} {read_line(dmi / 'product_name')}"),
+        machine=reader("machine", lambda: f"{read_line(dmi / 'sys_vendor')} {read_line(dmi / 'product_name')}"),
         container=_container(root),
-        machine_id=attempt("machine_id", lambda: _digest(read_line(root / "etc/machine-id"))),
-        unreadable=attempt.unreadable,
+        machine_id=reader("machine_id", lambda: _digest(read_line(root / "etc/machine-id"))),
+        unreadable=reader.unreadable,
     )
 
 
 def _release_name(path: Path) -> str:
-    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(path), re.MULTILINE)
-    if not found:
-        raise ValueError(f"{path} has no PRETTY_NAME")
-    return printable(found[1])
+    match = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", read_text(path), re.MULTILINE)
+    if not match:
+        raise ValueError(f"{path}: no PRETTY_NAME")
+    return printable(match[1])
 
 
 def _digest(machine_id: str) -> str:
@@ -135,7 +139,7 @@ def _digest(machine_id: str) -> str:
 
 
 def _container(root: Path) -> str | None:
-    """The kind of container around us by the marks that the runtimes leave; None where there is no such mark."""
+    """The container runtime, from files and variables that the runtimes set; None outside of containers."""
     marks = {"docker": os.path.exists(root / ".dockerenv"), "podman": os.path.exists(root / "run/.containerenv")}
     variables = {"APPTAINER_CONTAINER": "apptainer", "SINGULARITY_CONTAINER": "singularity"}
     marks |= {kind: variable in os.environ for variable, kind in variables.items()}
@@ -144,14 +148,14 @@ def _container(root: Path) -> str | None:
 
 
 def _limits(root: Path) -> LimitFacts:
-    attempt = FieldReader()
+    reader = FieldReader()
     return LimitFacts(
         memlock=_ulimit(resource.RLIMIT_MEMLOCK),
         nofile=_ulimit(resource.RLIMIT_NOFILE),
         stack=_ulimit(resource.RLIMIT_STACK),
         nproc=_ulimit(resource.RLIMIT_NPROC),
-        ipc_lock=attempt("ipc_lock", lambda: _capable(root / "proc/self", _CAP_IPC_LOCK)),
-        unreadable=attempt.unreadable,
+        ipc_lock=reader("ipc_lock", lambda: _has_capability(root / "proc/self", _CAP_IPC_LOCK)),
+        unreadable=reader.unreadable,
     )
 
 
@@ -160,37 +164,37 @@ def _ulimit(which: int) -> Ulimit:
     return Ulimit(soft=soft, hard=hard)
 
 
-def _capable(process: Path, capability: int) -> bool:
-    """Whether the kernel grants the capability outright.
+def _has_capability(process: Path, capability: int) -> bool:
+    """Whether the process has the capability in the initial user namespace.
 
-    Inside a user namespace (rootless containers, enroot, apptainer) CapEff is full, and worth nothing to the drivers.
+    Inside another user namespace (rootless containers, enroot, apptainer) CapEff is full, but drivers ignore it.
     """
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text(process / "status"), re.MULTILINE)
-    if not found:
-        raise ValueError(f"{process / 'status'} has no CapEff")
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text(process / "status"), re.MULTILINE)
+    if not match:
+        raise ValueError(f"{process / 'status'}: no CapEff")
     initial_namespace = read_text(process / "uid_map").split() == ["0", "0", str(2**32 - 1)]
-    return initial_namespace and bool(int(found[1], 16) >> capability & 1)
+    return initial_namespace and bool(int(match[1], 16) >> capability & 1)
 
 
 def _hostname(root: Path) -> HostnameFacts:
-    attempt = FieldReader()
-    name = attempt("name", lambda: read_line(root / "proc/sys/kernel/hostname"))
-    found = attempt("addresses", lambda: _resolve_in_time(name)) if name else None
-    return HostnameFacts(name=name, addresses=found or (), unreadable=attempt.unreadable)
+    reader = FieldReader()
+    name = reader("name", lambda: read_line(root / "proc/sys/kernel/hostname"))
+    addresses = reader("addresses", lambda: _resolve_with_timeout(name)) if name else None
+    return HostnameFacts(name=name, addresses=addresses or (), unreadable=reader.unreadable)
 
 
-def _resolve_in_time(name: str) -> tuple[str, ...]:
-    pending = start_in_thread(lambda: resolve(name))
+def _resolve_with_timeout(name: str) -> tuple[str, ...]:
+    future = start_in_thread(lambda: resolve(name))
     try:
-        return pending.result(_RESOLVE_S)
+        return future.result(_RESOLVE_TIMEOUT_S)
     except TimeoutError:
-        raise TimeoutError(f"{name} was not resolved within {_RESOLVE_S:g} s") from None
+        raise TimeoutError(f"{name} did not resolve within {_RESOLVE_TIMEOUT_S:g} s") from None
     except socket.gaierror as error:
         raise ValueError(f"{name}: {error.strerror}") from None
 
 
-def _reasons(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
-    """Every entry of an ``unread`` in a record, however deep. A record in a list goes by its name."""
+def _errors(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
+    """All entries of ``unreadable`` at any depth of a record; records in lists are identified by their name."""
     if isinstance(value, list):
         labels = ("name", "target", "port")
         value = {
@@ -200,7 +204,7 @@ def _reasons(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
     if not isinstance(value, dict):
         return
     for key, item in value.items():
-        if key == "unread" and isinstance(item, dict):
-            yield from ((f"{path}.{field}", str(why)) for field, why in item.items())
+        if key == "unreadable" and isinstance(item, dict):
+            yield from ((f"{path}.{field}", str(error)) for field, error in item.items())
         else:
-            yield from _reasons(f"{path}.{key}".lstrip("."), item)
+            yield from _errors(f"{path}.{key}".lstrip("."), item)

@@ -1,7 +1,7 @@
-"""What NCCL tells of itself in its log: which way the data of a collective goes.
+"""Parses NCCL's log: transports, networks, RDMA ports, algorithms.
 
-The lines are those of NCCL 2.18 to 2.28 under NCCL_DEBUG=INFO with the subsystems INIT, NET, P2P and ENV; with TUNING
-the first rank of a communicator also writes what it chose for each operation.
+Supports NCCL 2.18 to 2.28 with NCCL_DEBUG=INFO and the subsystems INIT, NET, P2P and ENV. With TUNING the first rank of
+a communicator also logs algorithm and protocol of each operation.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from pathlib import Path
 
 from seatrial.model import Frozen
 
-_READ = 2**23  # bytes from the start: connections are told of when they are made, and there are some 100 B for each
+_MAX_BYTES = 2**23  # NCCL logs its connections first, about 100 B each
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (.+)")
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+)")
 _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using external network plugin) (.+)")
-# What a plugin says of itself, where NCCL tells its interface only: aws-ofi-nccl, Google's gIB, nccl-rdma-sharp-plugins
+# Lines of the plugins themselves, since NCCL logs the plugin's interface only: aws-ofi-nccl, Google's gIB,
+# nccl-rdma-sharp-plugins
 _PLUGIN_VERSION = re.compile(
     r"NET/OFI Initializing (aws-ofi-nccl \S+)|NET/\w+ : Initializing (\w+ v\S+)|NCCL INFO (P2P plugin v\d+ \S+)"
 )
-# src/transport/net_ib of NCCL: [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:…; two as one: [0]={[0] mlx5_0:1/RoCE, …}
+# NCCL src/transport/net_ib: [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:…; merged ports: [0]={[0] mlx5_0:1/RoCE, …}
 _HCAS = re.compile(r"NET/IB : Using (.*?); OOB")
 _HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
-# src/enqueue.cc of NCCL 2.23 and later; before that, from 2.20 on, by number, and at first without the operation
+# NCCL src/enqueue.cc, 2.23 and later; 2.20 to 2.22 log numbers, the first of them no operation
 _CHOICE = re.compile(
     r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?"
 )
-# src/enqueue.cc of NCCL 2.27 and later: a kernel for buffers that are registered symmetrically
+# NCCL src/enqueue.cc, 2.27 and later: kernels for symmetrically registered buffers
 _SYMMETRIC = re.compile(r"NCCL INFO (\w+) \[Symmetric\]: (\d+) Bytes -> Kernel (\w+) nchannels (\d+)")
-# By the numbers of NCCL's src/include/nccl_common.h
+# In the order of NCCL src/include/nccl_common.h
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _SETTING = re.compile(r"(NCCL_\w+) set by environment to (.+?)\.?$", re.MULTILINE)
 
 
 class AlgorithmChoice(Frozen):
-    """What NCCL chose for an operation of ``size`` bytes. None: the log does not say."""
+    """NCCL's algorithm, protocol and channels for an operation of ``size`` bytes; None if not logged."""
 
     operation: str | None
     size: int
@@ -51,10 +52,10 @@ class AlgorithmChoice(Frozen):
 
 
 class NcclLog(Frozen):
-    """``transports`` counts the connections of this rank by kind: ``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA`` …
+    """The content of one rank's log; fields are None if not logged.
 
-    ``network`` is what it would use between nodes, ``nodes`` how many it sees, ``hcas`` which ports (``mlx5_0/1``) its
-    own RDMA transport uses of those that there are, by NCCL_IB_HCA among others. None: the log does not say.
+    ``transports``: this rank's connections (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``). ``network`` is the network
+    between nodes, ``nodes`` the number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport.
     """
 
     version: str | None = None
@@ -70,42 +71,43 @@ class NcclLog(Frozen):
     choices: tuple[AlgorithmChoice, ...] = ()
 
     def choice_for(self, operation: str, size: int) -> AlgorithmChoice | None:
-        """What it chose for this operation, such as ``AllReduce``; the last word if there are several."""
-        told = [one for one in self.choices if one.size == size and one.operation in (operation, None)]
-        return told[-1] if told else None
+        """The last choice for an operation, such as ``AllReduce``, and a size in bytes; None if not logged."""
+        matching = [choice for choice in self.choices if choice.size == size and choice.operation in (operation, None)]
+        return matching[-1] if matching else None
 
     @property
     def uses_sockets(self) -> bool:
+        """Whether this rank has a connection over TCP sockets."""
         return any(name.startswith("NET/Socket") for name in self.transports)
 
     @property
     def rdma_without_gpudirect(self) -> bool:
-        """Whether it uses a network other than sockets, and on some connection without GPUDirect RDMA."""
+        """Whether this rank has a connection over RDMA without GPUDirect RDMA."""
         return any(re.fullmatch(r"NET/(?!Socket)[^/]+", name) for name in self.transports)
 
 
-def read(path: Path, size: int = _READ, start: int = 0) -> NcclLog:
-    """What ``size`` bytes from ``start`` on tell.
+def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
+    """The content of ``size`` bytes of a log from offset ``start``.
 
-    Raises OSError when there is no such log, and for a pipe or terminal (/dev/stderr), from which nothing would come.
+    Raises OSError if the log does not exist, or is no regular file (such as /dev/stderr).
     """
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "no plain file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with path.open("rb") as file:
         file.seek(start)
-        return parse(file.read(min(size, _READ)).decode(errors="replace"))
+        return parse(file.read(min(size, _MAX_BYTES)).decode(errors="replace"))
 
 
 def parse(text: str) -> NcclLog:
-    """What the lines of one rank's log say. What none of them says stays unknown."""
-    channels, hcas = _CHANNELS.search(text), _first(_HCAS, text)
+    """The content of one rank's log."""
+    channels, hcas = _CHANNELS.search(text), _first_match(_HCAS, text)
     return NcclLog(
-        version=_first(_VERSION, text),
-        network=_first(_NETWORK, text),
-        plugin=_first(_PLUGIN, text),
-        plugin_version=_first(_PLUGIN_VERSION, text),
+        version=_first_match(_VERSION, text),
+        network=_first_match(_NETWORK, text),
+        plugin=_first_match(_PLUGIN, text),
+        plugin_version=_first_match(_PLUGIN_VERSION, text),
         hcas=None if hcas is None else tuple("/".join(hca.groups()) for hca in _HCA.finditer(hcas)),
-        nodes=int(nodes) if (nodes := _first(_NODES, text)) else None,
+        nodes=int(nodes) if (nodes := _first_match(_NODES, text)) else None,
         channels=int(channels[1]) if channels else None,
         nvls_channels=int(channels[2]) if channels else None,
         transports=dict(Counter(_transports(text))),
@@ -114,7 +116,7 @@ def parse(text: str) -> NcclLog:
     )
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str | None:
+def _first_match(pattern: re.Pattern[str], text: str) -> str | None:
     match = pattern.search(text)
     return next(filter(None, match.groups()), "").strip() if match else None
 
@@ -125,8 +127,8 @@ def _choices(text: str) -> Iterator[AlgorithmChoice]:
         yield AlgorithmChoice(
             operation=operation,
             size=int(size),
-            algorithm=_named(algorithm, _ALGORITHMS),
-            protocol=_named(protocol, _PROTOCOLS),
+            algorithm=_upper_name(algorithm, _ALGORITHMS),
+            protocol=_upper_name(protocol, _PROTOCOLS),
             channels=int(high) - int(low) + 1 if high else None,
         )
     for match in _SYMMETRIC.finditer(text):
@@ -135,15 +137,15 @@ def _choices(text: str) -> Iterator[AlgorithmChoice]:
         )
 
 
-def _named(text: str, names: Sequence[str]) -> str:
-    """A name as NCCL writes it, in capitals; a number it has no name for here stays a number."""
+def _upper_name(text: str, names: Sequence[str]) -> str:
+    """The name in upper case; a number is replaced by its name if it has one."""
     if text.isdecimal():
         return names[int(text)] if int(text) < len(names) else text
     return text.upper()
 
 
 def _transports(text: str) -> Iterator[str]:
-    """``NET/IB/2(1)/GDRDMA/Shared`` → ``NET/IB/GDRDMA``: which device and how it is shared makes no other path."""
+    """The transports without device and sharing: ``NET/IB/2(1)/GDRDMA/Shared`` → ``NET/IB/GDRDMA``."""
     for match in _VIA.finditer(text):
         kind, *more = match[1].strip().split("/")
         if kind == "NET":

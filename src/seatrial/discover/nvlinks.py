@@ -1,7 +1,4 @@
-"""Which NVLinks of a GPU should be active, told from what NVML says of it and of the others of its model.
-
-And whether it is NVLinks that join the GPUs of a machine.
-"""
+"""Expected and active NVLinks of a GPU, compared with other GPUs of its model, and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -12,69 +9,72 @@ from itertools import permutations
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 
-NVLINK, UNKNOWN_LINK = "NVLink", "a way that the driver does not tell"
+NVLINK, UNKNOWN_LINK = "NVLink", "unknown link"
 
-# Models that plug into PCIe, by their NVML names. Such cards may be run without an NVLink bridge
-# (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Any other may be of a board.
-_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
+# NVML names of models that are PCIe cards. Cards can run without an NVLink bridge
+# (frankdenneman.nl/2025/09/02/which-multi-gpu-configurations-are-you-planning-to-deploy). Other models can be part of
+# a baseboard.
+_PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECASE)
 
 
-def links_down(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    """Ports that should be active and are not.
+def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
+    """The number of NVLinks that should be active and are not; None if unknown.
 
-    A card without a bridge looks like a board whose links are all down. Only a model that is known to come as a card is
-    taken for one: any other has its links in use where its twins have, and without those nothing is known.
+    A card without a bridge looks like a baseboard GPU with all links down. Only models that exist as cards count as
+    cards. For other models the links should be active if another GPU in ``same_model`` (includes ``gpu``) has some.
     """
-    ports = max(len(twin.nvlinks) for twin in twins)
+    ports = max(len(other.nvlinks) for other in same_model)
     if not ports or not gpu.nvlink_states_readable:
         return None
-    if gpu.active_nvlinks or any(has_nvswitch(twin) for twin in twins):
+    if gpu.active_nvlinks or any(has_nvswitch(other) for other in same_model):
         return ports - gpu.active_nvlinks
-    if _CARD.search(gpu.name or ""):
+    if _PCIE_CARD.search(gpu.name or ""):
         return 0
-    return ports if any(twin.active_nvlinks for twin in twins) else None
+    return ports if any(other.active_nvlinks for other in same_model) else None
 
 
 def has_nvswitch(gpu: Gpu) -> bool:
-    """Whether the GPU hangs on NVSwitches, as far as it tells."""
-    joined = gpu.fabric is not None and gpu.fabric.state != "not supported"
-    return joined or any(link.remote == "switch" for link in gpu.nvlinks)
+    """Whether the GPU reports a connection to NVSwitches."""
+    fabric_supported = gpu.fabric is not None and gpu.fabric.state != "not supported"
+    return fabric_supported or any(link.remote == "switch" for link in gpu.nvlinks)
 
 
-def links_missing(gpu: Gpu, twins: Sequence[Gpu]) -> int | None:
-    if not gpu.nvlink_states_readable or not any(twin.nvlinks for twin in twins):
+def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
+    """How many active NVLinks fewer than the best of ``same_model`` the GPU has; None if unknown."""
+    if not gpu.nvlink_states_readable or not any(other.nvlinks for other in same_model):
         return None
-    return max(twin.active_nvlinks for twin in twins) - gpu.active_nvlinks
+    return max(other.active_nvlinks for other in same_model) - gpu.active_nvlinks
 
 
 def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPU has a fabric to join: it says so, or others of this node do and it hangs on switches too."""
+    """Whether the GPU should join an NVSwitch fabric: it supports one, or it is on the switches of GPUs that do."""
     if gpu.fabric is None:
         return False
     if gpu.fabric.state != "not supported":
         return True
-    others_are = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
-    return others_are and any(link.remote == "switch" for link in gpu.nvlinks)
+    supported_by_others = any(other.fabric and other.fabric.state != "not supported" for other in gpus)
+    return supported_by_others and any(link.remote == "switch" for link in gpu.nvlinks)
 
 
 def fabric_ready(gpu: Gpu) -> bool:
+    """Whether the GPU has joined the NVSwitch fabric without problems."""
     fabric = gpu.fabric
     return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
 
 
 def link_types(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
-    """What joins any two of the GPUs that NVML has by these ``indices``: NVLink, else as nvidia-smi topo -m names it.
+    """The types of link between any two of the GPUs with these NVML indices: NVLINK, or a name of nvidia-smi topo -m.
 
-    NVLink alone where there are switches: they join all alike, and a GPU that has lost its links is no other kind.
-    Without them good pairs may be joined by unlike numbers of links: one V100 has one to some others, two to the rest.
+    With NVSwitches the type is NVLINK for all pairs, also for a GPU that has lost its links. Without switches, healthy
+    pairs can have different numbers of links, as with V100, and these are different types (NV1, NV2).
     """
-    at = {one.index: number for number, one in enumerate(facts.gpus)}
-    places = [at[index] for index in indices if index in at]
-    if len(places) < len(indices):
+    position_of = {gpu.index: position for position, gpu in enumerate(facts.gpus)}
+    positions = [position_of[index] for index in indices if index in position_of]
+    if len(positions) < len(indices):
         return frozenset({UNKNOWN_LINK})
-    if any(has_nvswitch(facts.gpus[number]) for number in places):
+    if any(has_nvswitch(facts.gpus[position]) for position in positions):
         return frozenset({NVLINK})
-    names = {facts.topology[a][b] for a, b in permutations(places, 2)}
-    linked = {name for name in names if name.startswith("NV")}  # NV1, NV2: by how many links
-    alike = {NVLINK} if len(linked) == 1 else linked
-    return frozenset(alike | {UNKNOWN_LINK if name == "?" else name for name in names - linked})
+    names = {facts.topology[i][j] for i, j in permutations(positions, 2)}
+    nvlinks = {name for name in names if name.startswith("NV")}
+    nvlink_types = {NVLINK} if len(nvlinks) == 1 else nvlinks
+    return frozenset(nvlink_types | {UNKNOWN_LINK if name == "?" else name for name in names - nvlinks})

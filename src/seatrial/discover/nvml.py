@@ -1,4 +1,4 @@
-"""NVML, asked one question at a time. Any of them may be refused: then the reason is kept in place of the answer."""
+"""Reads single fields through NVML; a field that fails is None and its error is kept."""
 
 from __future__ import annotations
 
@@ -11,73 +11,73 @@ from typing import Any, Literal
 
 from seatrial.model import Frozen
 
-# A refusal that speaks of the kind of GPU, not of its health: a GeForce has no ECC.
-_NOT_HERE = ("NotSupported",)
-# A refusal that speaks of the driver: its library does not have the function, or not with these arguments. Whether the
-# GPU has the thing that was asked for is not known then.
-_OTHER_DRIVER = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
-_GONE = ("GpuIsLost", "ResetRequired")
-_NO_PCI_ADDRESS = "FFFFFFFF:"  # of a switch that a virtual machine does not see
+# Errors because of the GPU model, not its health: a GeForce has no ECC
+_NOT_SUPPORTED = ("NotSupported",)
+# Errors because of the driver version: its library lacks the function or these arguments. Such an error does not show
+# whether the GPU supports the feature.
+_DRIVER_MISMATCH = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
+_GPU_LOST = ("GpuIsLost", "ResetRequired")
+_NO_PCI_ADDRESS = "FFFFFFFF:"  # of a switch that is not visible in a virtual machine
 _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 
-_WHY_NO_INIT = {
-    "LibraryNotFound": "libnvidia-ml.so.1 is not here: no driver is installed, or a container was started without GPUs",
+_INIT_ERRORS = {
+    "LibraryNotFound": "libnvidia-ml.so.1 not found: no driver installed, or a container started without GPUs",
     "DriverNotLoaded": "the NVIDIA kernel module is not loaded",
-    "LibRmVersionMismatch": "kernel module and libraries are of different driver versions",
-    "NoPermission": "this user may not open /dev/nvidiactl",
+    "LibRmVersionMismatch": "kernel module and libraries have different driver versions",
+    "NoPermission": "this user has no permission to open /dev/nvidiactl",
 }
 
 
 class NvmlUnavailableError(Exception):
-    """NVML cannot be used at all. The message is the reason."""
+    """NVML cannot be initialised; the message is the reason."""
 
 
 @contextmanager
 def nvml_session() -> Iterator[Any]:
-    """The pynvml module, initialised, and shut down afterwards. Raises NvmlUnavailableError."""
+    """The initialised pynvml module, shut down at the end of the block. Raises NvmlUnavailableError."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        hint = _WHY_NO_INIT.get(error_kind(error))
+        hint = _INIT_ERRORS.get(error_kind(error))
         raise NvmlUnavailableError(f"NVML: {error}" + (f" ({hint})" if hint else "")) from error
     try:
         yield pynvml
     finally:
-        with suppress(pynvml.NVMLError):  # what was read stands, even if the driver died meanwhile
+        with suppress(pynvml.NVMLError):  # earlier readings stay valid if the driver has failed
             pynvml.nvmlShutdown()
 
 
 def error_kind(error: Exception) -> str:
-    """``NVMLError_GpuIsLost`` → ``GpuIsLost``."""
+    """The name of an NVML error without prefix: ``NVMLError_GpuIsLost`` → ``GpuIsLost``."""
     return type(error).__name__.removeprefix("NVMLError_")
 
 
 class NvmlReader:
-    """The questions put to one GPU (or to the driver), and what it refused to answer."""
+    """Queries one GPU, or the driver, and records the errors by field."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
         self.unreadable: dict[str, str] = {}
         self.unsupported: set[str] = set()
-        self.permission_denied: set[str] = set()  # to this user
-        self.gpu_lost: str | None = None  # why the GPU cannot be used any more
-        self._muted: frozenset[str] = frozenset()
+        self.permission_denied: set[str] = set()
+        self.gpu_lost: str | None = None  # the error that shows that the GPU is lost
+        self._skipped: frozenset[str] = frozenset()
 
     @property
     def unavailable(self) -> dict[str, str]:
-        """The fields that this kind of GPU does not have, or this user may not read, with the reason."""
+        """Fields that this GPU does not support or this user may not read, with the error."""
         return {field: self.unreadable[field] for field in sorted(self.unsupported | self.permission_denied)}
 
     def skip_unreadable(self) -> None:
-        """Do not ask again for the fields that were refused so far."""
-        self._muted = frozenset(self.unreadable)
+        """Do not query the fields again that have failed so far."""
+        self._skipped = frozenset(self.unreadable)
 
     def query(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
-        """The answer of ``function``; None when it is refused, with the reason in ``unread`` of each field."""
+        """The result of an NVML function; None if it fails, with the error in ``unreadable`` for each field."""
         names = [fields] if isinstance(fields, str) else fields
-        if names[0] in self._muted:
+        if names[0] in self._skipped:
             return None
         try:
             return getattr(self.nvml, function)(*arguments)
@@ -87,30 +87,31 @@ class NvmlReader:
             return None
 
     def record_error(self, field: str, function: str, error: Exception) -> None:
+        """Record that reading ``field`` failed, with the class of the error."""
         self.unreadable[field] = str(error)
-        if error_kind(error) in _OTHER_DRIVER:
+        if error_kind(error) in _DRIVER_MISMATCH:
             self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
-        if error_kind(error) in _NOT_HERE:
+        if error_kind(error) in _NOT_SUPPORTED:
             self.unsupported.add(field)
         if error_kind(error) == "NoPermission":
             self.permission_denied.add(field)
-        if error_kind(error) in _GONE:
+        if error_kind(error) in _GPU_LOST:
             self.gpu_lost = str(error)
 
 
 class NvLink(Frozen):
-    """One NVLink port. ``active`` is None where NVML would not say."""
+    """One NVLink port; ``active`` is None if its state could not be read."""
 
     link: int
     active: bool | None
     version: str | None = None
     remote: Literal["gpu", "switch", "npu"] | None = None
     remote_pci: str | None = None
-    speed_mbps: int | None = None  # MB/s, one way
+    speed_mbps: int | None = None  # MB/s, unidirectional
 
 
 class Fabric(Frozen):
-    """The GPU's membership of an NVSwitch fabric. ``status`` is 0 when the fabric manager finished without error."""
+    """The GPU's registration with the NVSwitch fabric; ``status`` is 0 if it completed without error."""
 
     state: Literal["not supported", "not started", "in progress", "completed"]
     status: int
@@ -118,7 +119,7 @@ class Fabric(Frozen):
 
 
 class GpuProcess(Frozen):
-    """A process that holds a context on the GPU. ``memory`` in bytes, None where the driver hides it."""
+    """A process with a context on the GPU; ``memory`` is in bytes, None if the driver does not show it."""
 
     pid: int
     kind: Literal["compute", "graphics"]
@@ -126,38 +127,37 @@ class GpuProcess(Frozen):
 
 
 class Gpu(Frozen):
-    """What NVML said of one GPU. A field that is None was refused: ``unread`` says why.
+    """One GPU as read through NVML: bytes, watts, degrees Celsius, MHz.
 
-    ``unsupported`` are those of the refused fields that this kind of GPU simply does not have.
-    Sizes are bytes, powers watts, temperatures degrees Celsius, clocks MHz. Judge ``pcie_width`` at any time, but
-    ``pcie_gen`` only under load: an idle GPU lowers its PCIe generation to save power.
+    Fields that could not be read are None; ``unreadable`` has the errors, ``unsupported`` the fields that this GPU
+    model does not support. An idle GPU lowers ``pcie_gen`` to save power, but not ``pcie_width``.
     """
 
     index: int
     name: str | None = None
     uuid: str | None = None
-    pci_bus_id: str | None = None  # as /sys writes it: 0000:1b:00.0
+    pci_bus_id: str | None = None  # in the format of /sys: 0000:1b:00.0
     serial: str | None = None
     vbios: str | None = None
     compute_capability: str | None = None
     memory_total_bytes: int | None = None
-    memory_used_bytes: int | None = None  # without what the driver reserves for itself
+    memory_used_bytes: int | None = None  # without memory reserved by the driver
     mig_mode: bool | None = None
     ecc_mode: bool | None = None
-    ecc_corrected: int | None = None  # since the last driver load
+    ecc_corrected: int | None = None  # since the driver was loaded
     ecc_uncorrected: int | None = None
-    ecc_corrected_ever: int | None = None
-    ecc_uncorrected_ever: int | None = None
+    ecc_corrected_aggregate: int | None = None  # over the lifetime of the GPU
+    ecc_uncorrected_aggregate: int | None = None
     rows_remapped_correctable: int | None = None
     rows_remapped_uncorrectable: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
-    pages_retired: int | None = None  # what GPUs before Ampere have in place of row remapping
+    pages_retired: int | None = None  # GPUs before Ampere retire pages instead of remapping rows
     retirement_pending: bool | None = None
     pcie_gen: int | None = None
     pcie_gen_max: int | None = None
     pcie_width: int | None = None
-    pcie_width_max: int | None = None  # of card and slot together
+    pcie_width_max: int | None = None  # the lower of card and slot
     nvlinks: tuple[NvLink, ...] = ()
     fabric: Fabric | None = None
     power_w: float | None = None
@@ -165,30 +165,30 @@ class Gpu(Frozen):
     power_default_w: float | None = None
     power_enforced_w: float | None = None
     persistence_mode: bool | None = None
-    clocks_event_reasons: tuple[str, ...] | None = None  # why clocks are lower than they could be
+    clocks_event_reasons: tuple[str, ...] | None = None  # reasons for reduced clocks
     temperature_c: int | None = None
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
     numa_node: int | None = None
-    cpu_affinity: str | None = None  # CPUs near the GPU, as taskset writes them: 0-31,64-95
+    cpu_affinity: str | None = None  # CPUs near the GPU in the format of taskset: 0-31,64-95
     processes: tuple[GpuProcess, ...] | None = None
     unreadable: dict[str, str] = {}
     unsupported: tuple[str, ...] = ()
 
     @property
     def nvlink_states_readable(self) -> bool:
-        """Whether NVML told the state of every NVLink that it counts."""
+        """Whether the state of every NVLink could be read."""
         return all(link.active is not None for link in self.nvlinks)
 
     @property
     def active_nvlinks(self) -> int:
-        """How many NVLinks are active."""
+        """The number of active NVLinks."""
         return sum(link.active is True for link in self.nvlinks)
 
 
-# Fields whose answer is stored as it is.
-_PLAIN = {
+# Fields with unconverted values
+_UNCONVERTED = {
     "name": "nvmlDeviceGetName",
     "uuid": "nvmlDeviceGetUUID",
     "serial": "nvmlDeviceGetSerial",
@@ -219,157 +219,155 @@ CLOCKS_EVENT_REASON_NAMES = {
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTES: dict[int, Literal["gpu", "npu", "switch"]] = {0: "gpu", 1: "npu", 2: "switch"}
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
-# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: where each answer stands (2 bits, 1 is yes), and what a yes means.
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: the position of each 2-bit value, and the meaning of 1
 _FABRIC_HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "route unhealthy", 6: "access timeout recovery"}
 
 
-def read_gpu(interview: NvmlReader, index: int, handle: Any) -> Gpu:
-    """Everything NVML tells of one GPU. Never raises for a refusal: see Gpu.unread, and ``interview.gone``."""
+def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
+    """All fields of one GPU; errors are in ``Gpu.unreadable`` and ``reader.gpu_lost``."""
 
-    def ask(field: str, function: str, *arguments: Any) -> Any:
-        return interview.query(field, function, handle, *arguments)
+    def query(field: str, function: str, *arguments: Any) -> Any:
+        return reader.query(field, function, handle, *arguments)
 
-    nvml = interview.nvml
-    fields: dict[str, Any] = {field: ask(field, function) for field, function in _PLAIN.items()}
+    nvml = reader.nvml
+    fields: dict[str, Any] = {field: query(field, function) for field, function in _UNCONVERTED.items()}
     for field, function in _MILLIWATTS.items():
-        milliwatts = ask(field, function)
+        milliwatts = query(field, function)
         fields[field] = None if milliwatts is None else milliwatts / 1000
-    if pci := ask("pci_bus_id", "nvmlDeviceGetPciInfo_v3"):
+    if pci := query("pci_bus_id", "nvmlDeviceGetPciInfo_v3"):
         fields["pci_bus_id"] = pci_address(pci.busId)
-    if capability := ask("compute_capability", "nvmlDeviceGetCudaComputeCapability"):
+    if capability := query("compute_capability", "nvmlDeviceGetCudaComputeCapability"):
         fields["compute_capability"] = "{}.{}".format(*capability)
-    if mig := ask("mig_mode", "nvmlDeviceGetMigMode"):
+    if mig := query("mig_mode", "nvmlDeviceGetMigMode"):
         fields["mig_mode"] = mig[0]
-    fields |= read_load(interview, handle)
+    fields |= read_load(reader, handle)
     fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
-    fields["sm_clock_max_mhz"] = ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
-    fields["memory_clock_mhz"] = ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
-    fields |= _memory(interview, handle)
-    fields |= _locality(interview, handle)
-    fields["nvlinks"] = _nvlinks(interview, handle)
-    fields["fabric"] = _fabric(interview, handle)
-    fields["processes"] = _processes(interview, handle)
+    fields["sm_clock_max_mhz"] = query("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
+    fields["memory_clock_mhz"] = query("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
+    fields |= _memory(reader, handle)
+    fields |= _locality(reader, handle)
+    fields["nvlinks"] = _nvlinks(reader, handle)
+    fields["fabric"] = _fabric(reader, handle)
+    fields["processes"] = _processes(reader, handle)
     return Gpu(
         index=index,
         **fields,
-        unreadable=interview.unreadable,
-        unsupported=tuple(sorted(interview.unsupported)),
+        unreadable=reader.unreadable,
+        unsupported=tuple(sorted(reader.unsupported)),
     )
 
 
-def read_load(interview: NvmlReader, handle: Any) -> dict[str, Any]:
-    """Watts, degrees Celsius, MHz, and the reasons for lower clocks as NVML's bits: what load changes on a GPU."""
-    nvml = interview.nvml
-    milliwatts = interview.query("power_w", "nvmlDeviceGetPowerUsage", handle)
+def read_load(reader: NvmlReader, handle: Any) -> dict[str, Any]:
+    """Power (W), temperature (°C), SM clock (MHz) and the clocks event reasons as a bit mask."""
+    nvml = reader.nvml
+    milliwatts = reader.query("power_w", "nvmlDeviceGetPowerUsage", handle)
     return {
         "power_w": None if milliwatts is None else milliwatts / 1000,
-        "temperature_c": interview.query(
-            "temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
-        ),
-        "sm_clock_mhz": interview.query("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        "clocks_event_reasons": interview.query(
-            "clocks_event_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle
-        ),
+        "temperature_c": reader.query("temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+        "sm_clock_mhz": reader.query("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        "clocks_event_reasons": reader.query("clocks_event_reasons", "nvmlDeviceGetCurrentClocksEventReasons", handle),
     }
 
 
 def clocks_event_reason_names(nvml: Any, mask: int | None) -> tuple[str, ...] | None:
-    """The reasons for lower clocks by name; None where NVML refused its bits."""
+    """The names of the clocks event reasons in ``mask``; None if the mask could not be read."""
     if mask is None:
         return None
     return tuple(name for constant, name in CLOCKS_EVENT_REASON_NAMES.items() if mask & getattr(nvml, constant))
 
 
 def pci_address(bus_id: str) -> str:
-    """NVML's ``00000000:1B:00.0`` as /sys writes it: ``0000:1b:00.0``."""
+    """A PCI address in the format of /sys: ``00000000:1B:00.0`` → ``0000:1b:00.0``."""
     domain, _, rest = bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
-def _memory(interview: NvmlReader, handle: Any) -> dict[str, Any]:
-    """Size and use of the GPU's memory, its error counts and its repairs."""
-    nvml = interview.nvml
+def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
+    """Size and use of the GPU's memory, its ECC errors, remapped rows and retired pages."""
+    nvml = reader.nvml
     fields: dict[str, Any] = {}
-    if memory := interview.query(
+    if memory := reader.query(
         ("memory_total_bytes", "memory_used_bytes"), "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2
     ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
-    if ecc := interview.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
+    if ecc := reader.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
         fields["ecc_mode"] = ecc[0]
-    for since, counter in (("", nvml.NVML_VOLATILE_ECC), ("_ever", nvml.NVML_AGGREGATE_ECC)):
+    for suffix, counter in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
         for error in ("corrected", "uncorrected"):
-            field, kind = f"ecc_{error}{since}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")
-            fields[field] = interview.query(field, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)
+            field, kind = f"ecc_{error}{suffix}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")
+            fields[field] = reader.query(field, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)
     names = ("rows_remapped_correctable", "rows_remapped_uncorrectable", "remap_pending", "remap_failed")
-    if rows := interview.query(names, "nvmlDeviceGetRemappedRows", handle):
+    if rows := reader.query(names, "nvmlDeviceGetRemappedRows", handle):
         fields |= dict(zip(names, rows, strict=True))
     causes = (
         nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
         nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
     )
-    pages = [interview.query("pages_retired", "nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
+    pages = [reader.query("pages_retired", "nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
     if None not in pages:
         fields["pages_retired"] = sum(map(len, pages))
     return fields
 
 
-def _locality(interview: NvmlReader, handle: Any) -> dict[str, Any]:
-    """The NUMA node and the CPUs that are nearest to the GPU."""
-    scope = interview.nvml.NVML_AFFINITY_SCOPE_NODE
-    words = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # CPU numbers may have gaps: leave room for them
+def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
+    """The NUMA node and the CPUs nearest to the GPU."""
+    scope = reader.nvml.NVML_AFFINITY_SCOPE_NODE
+    mask_size = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # CPU numbers can have gaps
     fields: dict[str, Any] = {}
-    cpus = interview.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, words, scope)
+    cpus = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, mask_size, scope)
     if cpus is not None:
         fields["cpu_affinity"] = _ranges(_bits(cpus))
-    nodes = interview.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, words, scope)
+    nodes = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, mask_size, scope)
     if nodes is not None:
-        near = _bits(nodes)
-        fields["numa_node"] = near[0] if len(near) == 1 else None
-        if len(near) != 1:
-            interview.unreadable["numa_node"] = f"NVML names {len(near)} nearest NUMA nodes: {_ranges(near) or 'none'}"
+        nearest = _bits(nodes)
+        fields["numa_node"] = nearest[0] if len(nearest) == 1 else None
+        if len(nearest) != 1:
+            text = f"NVML lists {len(nearest)} nearest NUMA nodes ({_ranges(nearest) or 'none'}), expected 1"
+            reader.unreadable["numa_node"] = text
     return fields
 
 
-def _bits(words: Any) -> list[int]:
-    return [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+def _bits(mask: Any) -> list[int]:
+    """The positions of the bits that are set in a mask of 64-bit words."""
+    return [64 * index + bit for index, value in enumerate(mask) for bit in range(64) if value >> bit & 1]
 
 
 def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 8] → ``0-2,8``."""
+    """Numbers as a list of ranges: [0, 1, 2, 8] → ``0-2,8``."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _nvlinks(interview: NvmlReader, handle: Any) -> tuple[NvLink, ...]:
-    """Every port that the GPU has. NVML counts up to a bound above what any GPU has, and refuses the surplus."""
-    nvml, links = interview.nvml, []
+def _nvlinks(reader: NvmlReader, handle: Any) -> tuple[NvLink, ...]:
+    """All NVLink ports of the GPU; NVML_NVLINK_MAX_LINKS exceeds the number of ports, so some queries fail."""
+    nvml, links = reader.nvml, []
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
         except nvml.NVMLError as error:
             if error_kind(error) in _NO_SUCH_LINK:
                 continue
-            interview.record_error(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
+            reader.record_error(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
             links.append(NvLink(link=number, active=None))
             continue
-        links.append(_active_link(interview, handle, number) if active else NvLink(link=number, active=False))
+        links.append(_active_link(reader, handle, number) if active else NvLink(link=number, active=False))
     if not links:
-        interview.unreadable["nvlinks"] = "this GPU has no NVLink"
-        interview.unsupported.add("nvlinks")
+        reader.unreadable["nvlinks"] = "this GPU has no NVLink"
+        reader.unsupported.add("nvlinks")
     return tuple(links)
 
 
-def _active_link(interview: NvmlReader, handle: Any, number: int) -> NvLink:
+def _active_link(reader: NvmlReader, handle: Any, number: int) -> NvLink:
     field = f"nvlinks[{number}]"
-    version = interview.query(f"{field}.version", "nvmlDeviceGetNvLinkVersion", handle, number)
-    remote = interview.query(f"{field}.remote", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
-    pci = interview.query(f"{field}.remote_pci", "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
-    question = [(interview.nvml.NVML_FI_DEV_NVLINK_GET_SPEED, number)]
-    speeds = interview.query(f"{field}.speed", "nvmlDeviceGetFieldValues", handle, question)
+    version = reader.query(f"{field}.version", "nvmlDeviceGetNvLinkVersion", handle, number)
+    remote = reader.query(f"{field}.remote", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+    pci = reader.query(f"{field}.remote_pci", "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+    speed_field = [(reader.nvml.NVML_FI_DEV_NVLINK_GET_SPEED, number)]
+    speeds = reader.query(f"{field}.speed", "nvmlDeviceGetFieldValues", handle, speed_field)
     if speeds is not None and speeds[0].nvmlReturn:
-        error = interview.nvml.NVMLError(speeds[0].nvmlReturn)
-        interview.record_error(f"{field}.speed", "nvmlDeviceGetFieldValues", error)
+        error = reader.nvml.NVMLError(speeds[0].nvmlReturn)
+        reader.record_error(f"{field}.speed", "nvmlDeviceGetFieldValues", error)
         speeds = None
     return NvLink(
         link=number,
@@ -381,27 +379,27 @@ def _active_link(interview: NvmlReader, handle: Any, number: int) -> NvLink:
     )
 
 
-def _fabric(interview: NvmlReader, handle: Any) -> Fabric | None:
-    info = interview.nvml.c_nvmlGpuFabricInfoV_t()
-    interview.query("fabric", "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
-    if "fabric" in interview.unreadable:
+def _fabric(reader: NvmlReader, handle: Any) -> Fabric | None:
+    info = reader.nvml.c_nvmlGpuFabricInfoV_t()
+    reader.query("fabric", "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    if "fabric" in reader.unreadable:
         return None
     if info.state >= len(_FABRIC_STATES):
-        interview.unreadable["fabric"] = f"NVML reports fabric state {info.state}, which is not known here"
+        reader.unreadable["fabric"] = f"unknown fabric state {info.state} from NVML"
         return None
     problems = tuple(name for shift, name in _FABRIC_HEALTH.items() if info.healthMask >> shift & 3 == 1)
     return Fabric(state=_FABRIC_STATES[info.state], status=info.status, problems=problems)
 
 
-def _processes(interview: NvmlReader, handle: Any) -> tuple[GpuProcess, ...] | None:
-    """Processes with a context. One that draws as well (a desktop) counts as graphics."""
-    compute = interview.query("processes", "nvmlDeviceGetComputeRunningProcesses_v3", handle)
-    graphics = interview.query("graphics_processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
+def _processes(reader: NvmlReader, handle: Any) -> tuple[GpuProcess, ...] | None:
+    """Processes with a context on the GPU; a process with compute and graphics contexts counts as graphics."""
+    compute = reader.query("processes", "nvmlDeviceGetComputeRunningProcesses_v3", handle)
+    graphics = reader.query("graphics_processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
     if compute is None:
         return None
-    drawing = {process.pid for process in graphics or ()}
-    found = {process.pid: process for process in [*compute, *(graphics or ())]}
+    graphics_pids = {process.pid for process in graphics or ()}
+    by_pid = {process.pid: process for process in [*compute, *(graphics or ())]}
     return tuple(
-        GpuProcess(pid=pid, kind="graphics" if pid in drawing else "compute", memory=process.usedGpuMemory)
-        for pid, process in sorted(found.items())
+        GpuProcess(pid=pid, kind="graphics" if pid in graphics_pids else "compute", memory=process.usedGpuMemory)
+        for pid, process in sorted(by_pid.items())
     )

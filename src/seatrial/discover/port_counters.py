@@ -1,6 +1,6 @@
-"""The errors that RDMA ports count: InfiniBand, RoCE and EFA, from /sys/class/infiniband.
+"""Error counters of RDMA ports (InfiniBand, RoCE, EFA) from /sys/class/infiniband.
 
-Linux Documentation/ABI/stable/sysfs-class-infiniband; which of the counters there tell of errors: data/counters.yaml.
+Linux Documentation/ABI/stable/sysfs-class-infiniband describes the files; data/counters.yaml lists the error counters.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from seatrial.discover.file_readers import path_under, printable, read_line
 from seatrial.hardware.error_counters import counter_definitions
 
 _FOLDERS = ("counters", "hw_counters")
-CounterKey = tuple[str, ...]  # port, as mlx5_0/1, and counter
+CounterKey = tuple[str, ...]  # port such as mlx5_0/1, and counter
 NO_RDMA_PORT = "no RDMA port in /sys/class/infiniband"
 
 
 class PortErrorCounters:
-    """What the ports counted at ``begin`` and at ``end``, with the same fields as a GPU's Counters.
+    """The error counters of all RDMA ports at ``begin`` and at ``end``, with the fields of ``GpuErrorCounters``.
 
-    A counter that cannot be read at first is one that this driver lacks, or this user may not read: a virtual function
-    has files that answer "N/A". One that stops answering is a fault.
+    A counter that cannot be read at ``begin`` is unavailable: not supported by the driver, or no permission. The files
+    of a virtual function contain "N/A". A counter that cannot be read at ``end`` only is a read error.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -31,9 +31,9 @@ class PortErrorCounters:
         }
         self.before: dict[CounterKey, int] = {}
         self.after: dict[CounterKey, int] = {}
-        uncounted = sorted(self.ports.keys() - {port for port, *_ in self._files})
+        without_counters = sorted(self.ports.keys() - {port for port, *_ in self._files})
         self.unavailable: dict[CounterKey, str] = {
-            (port, "counters"): "none of them is known here" for port in uncounted
+            (port, "counters"): "no known error counter" for port in without_counters
         }
         if not self.ports:
             self.unavailable[("ports",)] = NO_RDMA_PORT
@@ -41,20 +41,22 @@ class PortErrorCounters:
         self.read_errors: dict[CounterKey, str] = {}
 
     def begin(self) -> None:
+        """Read all counters."""
         for name, file in self._files.items():
             try:
-                self.before[name] = _number(file)
+                self.before[name] = _read_count(file)
             except (OSError, ValueError) as error:
-                self.unavailable[name] = _why(error)
+                self.unavailable[name] = _error_text(error)
                 if isinstance(error, PermissionError):
                     self.permission_denied.add(name)
 
     def end(self) -> None:
+        """Read the counters again that were readable at ``begin``."""
         for name in self.before:
             try:
-                self.after[name] = _number(self._files[name])
+                self.after[name] = _read_count(self._files[name])
             except (OSError, ValueError) as error:
-                self.read_errors[name] = _why(error)
+                self.read_errors[name] = _error_text(error)
 
 
 def _files(port: Path) -> Iterator[tuple[str, Path]]:
@@ -62,14 +64,14 @@ def _files(port: Path) -> Iterator[tuple[str, Path]]:
         yield from ((counter, file) for folder in _FOLDERS if (file := port / folder / counter).exists())
 
 
-def _number(file: Path) -> int:
+def _read_count(file: Path) -> int:
     text = read_line(file)
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"it reads {text[:60]!r}") from None
+        raise ValueError(f"the file contains {text[:60]!r}, expected a number") from None
 
 
-def _why(error: Exception) -> str:
-    """Without the path, so that many ports give one reason."""
+def _error_text(error: Exception) -> str:
+    """The text of an error without the path, so that it is the same for all ports."""
     return printable((isinstance(error, OSError) and error.strerror) or str(error))

@@ -1,6 +1,6 @@
-"""What Slurm knows, as records: the controller, its settings, nodes, partitions and jobs.
+"""Records of Slurm's controllers, settings, nodes, partitions and jobs.
 
-Memory is in bytes, times are Unix seconds, durations seconds. None stands for what Slurm does not say.
+Memory is in bytes, times are in Unix seconds, durations in seconds. None: not shown by Slurm.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from seatrial.model import Frozen
 Duration = int | Literal["unlimited"] | None
 
 UNKNOWN = "UNKNOWN"
-_CPUS_CONSUMED = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
+_CONSUMABLE_CPUS = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
 
 # A node has one base state and any number of flags; the names are those of sinfo(1), 22.05 to 25.11.
 _NOT_UP = {"DOWN", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "NOT_RESPONDING", UNKNOWN}
-_HELD_BACK = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+_NOT_IN_SERVICE = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
 
 _ENDED = frozenset(
@@ -26,7 +26,7 @@ _ENDED = frozenset(
 
 
 class Ping(Frozen):
-    """One controller: ``role`` is ``primary``, ``backup`` or ``backup1``…"""
+    """One controller; ``role`` is ``primary``, ``backup``, ``backup1`` …"""
 
     role: str
     host: str
@@ -34,7 +34,7 @@ class Ping(Frozen):
 
 
 class Settings(Frozen):
-    """What ``scontrol show config`` says, as far as a trial cares. A tuple is empty where nothing is set."""
+    """The settings of ``scontrol show config`` that a trial uses; a tuple is empty if its setting is unset."""
 
     version: str | None
     cluster_name: str | None
@@ -58,65 +58,66 @@ class Settings(Frozen):
     mpi_default: str | None
     propagate_resource_limits: tuple[str, ...]
     propagate_resource_limits_except: tuple[str, ...]
-    constrain_ram_space: str | None  # this and the next are of cgroup.conf, which is shown where cgroups are used
+    constrain_ram_space: str | None  # cgroup.conf, as are the next two; Slurm shows it only if it uses cgroups
     constrain_cores: str | None
     constrain_devices: str | None
-    same_configuration: bool | None  # whether slurm.conf here is the controller's
+    same_configuration: bool | None  # slurm.conf of this host equals the controller's
 
     @property
     def accounting_enabled(self) -> bool:
-        """Whether jobs are kept in a database, so that ``sacct`` answers."""
+        """Whether a database stores jobs, so that ``sacct`` works."""
         return (self.accounting_storage_type or "").rpartition("/")[2] not in ("", "none")
 
     @property
     def memory_is_consumable(self) -> bool:
-        """Whether memory is handed out to jobs as CPUs are (CR_Memory, CR_Core_Memory, …)."""
-        return any("MEMORY" in word.upper() for word in self.select_type_parameters)
+        """Whether memory is a consumable resource (CR_Memory, CR_Core_Memory, …)."""
+        return any("MEMORY" in parameter.upper() for parameter in self.select_type_parameters)
 
     @property
     def allocates_whole_nodes(self) -> bool:
-        """Whether a job gets all of its nodes, so that no other runs beside it."""
+        """Whether a job gets whole nodes, so that no other job shares them."""
         return self.select_type == "select/linear"
 
     @property
     def cpus_are_consumable(self) -> bool:
-        """Whether each CPU is handed out to one job (CR_Core, CR_CPU, CR_Socket…)."""
-        return any(word.upper().removesuffix("_MEMORY") in _CPUS_CONSUMED for word in self.select_type_parameters)
+        """Whether CPUs are a consumable resource (CR_Core, CR_CPU, CR_Socket …)."""
+        parameters = {parameter.upper().removesuffix("_MEMORY") for parameter in self.select_type_parameters}
+        return bool(parameters & _CONSUMABLE_CPUS)
 
     @property
     def task_binding_enabled(self) -> bool:
-        """Whether a task is bound to CPUs of its own: what ``srun --cpu-bind`` needs."""
+        """Whether Slurm binds tasks to CPUs, as ``srun --cpu-bind`` requires."""
         return "task/affinity" in self.task_plugin
 
     @property
     def constrains_cpus(self) -> bool:
-        """Whether a job is held to the CPUs that it was given."""
-        return self.task_binding_enabled or self._by_cgroup(self.constrain_cores)
+        """Whether a job can use only its allocated CPUs."""
+        return self.task_binding_enabled or self._constrained_by_cgroup(self.constrain_cores)
 
     @property
     def constrains_memory(self) -> bool:
-        """Whether the kernel holds a job to the memory that it was given."""
-        return self.memory_is_consumable and self._by_cgroup(self.constrain_ram_space)
+        """Whether the kernel limits a job to its allocated memory."""
+        return self.memory_is_consumable and self._constrained_by_cgroup(self.constrain_ram_space)
 
     @property
     def constrains_devices(self) -> bool:
-        """Whether a job can open no other GPUs than those it was given. cgroup.conf(5): ``no`` is the default."""
-        return self._by_cgroup(self.constrain_devices)
+        """Whether a job can open only its allocated GPUs (cgroup.conf(5), default ``no``)."""
+        return self._constrained_by_cgroup(self.constrain_devices)
 
-    def _by_cgroup(self, constrained: str | None) -> bool:
+    def _constrained_by_cgroup(self, constrained: str | None) -> bool:
         return "task/cgroup" in self.task_plugin and constrained == "yes"
 
 
 class Gres(Frozen):
-    """A generic resource: ``gpu:h100:8`` is eight of the name ``gpu`` and the kind ``h100``."""
+    """A generic resource: ``gpu:h100:8`` has the name ``gpu``, the type ``h100`` and the count 8."""
 
     name: str
-    kind: str | None
+    type: str | None
     count: int
 
 
 class Node(Frozen):
-    """``state`` is the base state (``IDLE``, ``MIXED``…), ``flags`` are what qualifies it (``DRAIN``…)."""
+    """``state`` is the base state (``IDLE``, ``MIXED`` …), ``flags`` are its flags (``DRAIN`` …)."""
 
     name: str
     state: str
@@ -127,46 +128,49 @@ class Node(Frozen):
     gres: tuple[Gres, ...]
     gres_used: tuple[Gres, ...] | None
     partitions: tuple[str, ...]
-    reservation: str = ""  # that holds it; empty where there is none, or where this Slurm does not name it
+    reservation: str = ""  # empty without a reservation, and in Slurm versions that do not show it
 
     @property
     def states(self) -> set[str]:
+        """The base state and all flags."""
         return {self.state, *self.flags}
 
     @property
     def up(self) -> bool:
-        """The node answers and is not given up. One that is powered down to save power is up: Slurm wakes it."""
+        """Whether the node responds and is not down; a node in power saving is up, since Slurm powers it up."""
         return not self.states & _NOT_UP
 
     @property
     def not_in_service(self) -> bool:
-        """Somebody took the node out, or reboots it: it gets no new jobs."""
-        return bool(self.states & _HELD_BACK)
+        """Whether the node is drained, draining or about to reboot, and gets no new jobs."""
+        return bool(self.states & _NOT_IN_SERVICE)
 
     @property
     def reserved(self) -> bool:
-        """A reservation holds the node: it takes only jobs that name it."""
+        """Whether the node is in a reservation and accepts only its jobs."""
         return bool(self.states & _RESERVED)
 
     def blocked_by_reservation(self, reservation: str | None) -> bool:
-        """Whether it takes no job that names ``reservation``, or none: another one holds it."""
+        """Whether the node rejects jobs with ``reservation`` (None: without one) because of another reservation."""
         return self.reserved and (not reservation or self.reservation not in ("", reservation))
 
     @property
     def usable(self) -> bool:
+        """Whether the node is up and accepts new jobs."""
         return self.up and not self.not_in_service
 
     @property
     def gpus(self) -> int:
+        """The number of GPUs in the node's GRES."""
         return sum(gres.count for gres in self.gres if gres.name == "gpu")
 
     def __str__(self) -> str:
-        """State and reason in a line: ``IDLE+DRAIN: fan broken``."""
+        """State and reason: ``IDLE+DRAIN: fan broken``."""
         return "+".join((self.state, *self.flags)) + (f": {self.reason}" if self.reason else "")
 
 
 class Allocation(Frozen):
-    """What a running job was given on each of ``nodes`` (Slurm's list expression). CPUs are counted as Slurm does."""
+    """The resources of a running job on each of ``nodes`` (Slurm's hostlist); ``cpus`` in Slurm's count."""
 
     nodes: str
     cpus: int
@@ -175,7 +179,7 @@ class Allocation(Frozen):
 
 
 class Partition(Frozen):
-    """``nodes`` is Slurm's list expression (``node[0-3]``); None for a limit of time means that none was set."""
+    """``nodes`` is Slurm's hostlist (``node[0-3]``); a time limit of None is unset."""
 
     name: str
     state: str
@@ -188,14 +192,15 @@ class Partition(Frozen):
 
     @property
     def up(self) -> bool:
+        """Whether the partition accepts and starts jobs."""
         return self.state == "UP"
 
 
 class Job(Frozen):
-    """``nodes`` is Slurm's list expression; ``exit_code`` and ``signal`` are 0 until the job has ended.
+    """``nodes`` is Slurm's hostlist; ``exit_code`` and ``signal`` are 0 until the job has ended.
 
-    ``start`` of a job that waits is Slurm's guess. The state of a job that Slurm no longer knows is UNKNOWN, and the
-    reason says why.
+    ``start`` of a pending job is Slurm's estimate. If Slurm has no record of the job, the state is UNKNOWN, and
+    ``reason`` says why.
     """
 
     id: str
@@ -209,19 +214,21 @@ class Job(Frozen):
 
     @property
     def has_state(self) -> bool:
+        """Whether Slurm has a record of the job."""
         return self.state != UNKNOWN
 
     @property
     def pending(self) -> bool:
+        """Whether the job has not started."""
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED")
 
     @property
     def ended(self) -> bool:
-        """Nothing of the job is left on its nodes either: until then its state is COMPLETING."""
+        """Whether the job has ended and its nodes are free; before that its state is COMPLETING."""
         return self.state in _ENDED
 
     def __str__(self) -> str:
-        """``FAILED (NonZeroExitCode), exit code 7``."""
+        """State, reason, exit code and signal: ``FAILED (NonZeroExitCode), exit code 7``."""
         reason = f" ({self.reason})" if self.reason else ""
         signal = f", signal {self.signal}" if self.signal else ""
         return f"{self.state}{reason}, exit code {self.exit_code}{signal}"

@@ -1,4 +1,4 @@
-"""What Slurm's messages mean, and the command to run first: data/slurm_messages.yaml, with the source of each."""
+"""Meaning of Slurm's messages and the first command to run, from data/slurm_messages.yaml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seatrial.util import data_files
 
 
 class Message(Frozen):
-    """``controller``: it says that the controller itself does not answer, this machine's side being in order."""
+    """A pattern for a message; ``controller``: the controller does not respond, and this machine is in order."""
 
     pattern: str = Field(min_length=1)
     meaning: str = ""
@@ -23,33 +23,40 @@ class Message(Frozen):
     example: str = Field(min_length=1)
 
 
-class NeverStarts(Frozen):
+class PermanentReasons(Frozen):
+    """Patterns of pending reasons that do not go away by waiting."""
+
     reasons: tuple[str, ...]
     source: str = Field(min_length=1)
 
 
 class Messages(Frozen):
+    """All lists of data/slurm_messages.yaml; the first pattern of a list that matches counts."""
+
     unreachable: tuple[Message, ...]
     refused: tuple[Message, ...]
-    never_starts: NeverStarts
+    permanent_pending_reasons: PermanentReasons
     reasons: tuple[Message, ...]
 
 
 @cache
 def messages() -> Messages:
+    """The messages that ship with seatrial."""
     return Messages.model_validate(data_files.read("slurm_messages.yaml"))
 
 
 def first_match(candidates: Sequence[Message], text: str) -> Message | None:
+    """The first of ``candidates`` whose pattern occurs in ``text``."""
     return next((message for message in candidates if re.search(message.pattern, text)), None)
 
 
 def is_permanent_pending_reason(reason: str) -> bool:
-    """Whether a job that is pending for this reason does not start by waiting."""
-    return bool(re.fullmatch("|".join(messages().never_starts.reasons), reason.partition(",")[0]))
+    """Whether a job that is pending for this reason will not start by waiting."""
+    patterns = messages().permanent_pending_reasons.reasons
+    return bool(re.fullmatch("|".join(patterns), reason.partition(",")[0]))
 
 
 def first_commands(job_id: str, reason: str) -> str:
-    """What to run first for a job with this reason."""
+    """The first commands to run for a job with this reason, separated by semicolons."""
     message = first_match(messages().reasons, reason)
     return "; ".join([f"scontrol show job {job_id}", *([message.first_command.format(id=job_id)] if message else [])])

@@ -1,6 +1,6 @@
-"""What Slurm's commands print → records. Pure; the format is that of ``scontrol show`` without ``-o``.
+"""Parses the output of Slurm's commands into records; ``scontrol show`` without ``-o``.
 
-There, free text (a reason, a path) ends its line, so that an ``=`` or a blank in it misleads nobody.
+In that format free text (a reason, a path) ends its line, so that it can contain ``=`` and blanks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from seatrial.discover.slurm_facts import (
 
 Record = dict[str, str]
 
-_FREE_OF_NODE = {"OS", "Reason", "Comment", "Extra"}
-_FREE_OF_JOB = {
+_FREE_TEXT_OF_NODE = {"OS", "Reason", "Comment", "Extra"}
+_FREE_TEXT_OF_JOB = {
     *("JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir", "StdErr", "StdIn"),
     *("StdOut", "SubmitLine"),
 }
@@ -39,66 +39,67 @@ _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!"
 _SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # sinfo(1)
 _ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
 _SECONDS = {"sec": 1, "min": 60}
-_BY_WHOM = re.compile(r"\s*\[[^][]*@[^][]*]$")
+_REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")
 
 
 def parse_pings(text: str) -> tuple[Ping, ...]:
+    """The controllers in the output of ``scontrol ping``."""
     return tuple(Ping(role=role, host=host, up=state == "UP") for role, host, state in _PING.findall(text))
 
 
 def parse_settings(text: str) -> Settings:
-    """From ``scontrol show config``."""
-    found = [match.groups() for line in text.splitlines() if (match := _SETTING.match(line))]
-    raw = {key: value.strip() for key, value in found}
-    same = raw.get("HASH_VAL", "")
+    """The settings in the output of ``scontrol show config``."""
+    pairs = [match.groups() for line in text.splitlines() if (match := _SETTING.match(line))]
+    raw = {key: value.strip() for key, value in pairs}
+    hash_value = raw.get("HASH_VAL", "")
     return Settings(
-        version=_set(raw, "SLURM_VERSION"),
-        cluster_name=_set(raw, "ClusterName"),
-        select_type=_set(raw, "SelectType"),
+        version=_value(raw, "SLURM_VERSION"),
+        cluster_name=_value(raw, "ClusterName"),
+        select_type=_value(raw, "SelectType"),
         select_type_parameters=_list(raw, "SelectTypeParameters"),
-        proctrack_type=_set(raw, "ProctrackType"),
+        proctrack_type=_value(raw, "ProctrackType"),
         task_plugin=_list(raw, "TaskPlugin"),
         gres_types=_list(raw, "GresTypes"),
-        accounting_storage_type=_set(raw, "AccountingStorageType"),
-        job_acct_gather_type=_set(raw, "JobAcctGatherType"),
+        accounting_storage_type=_value(raw, "AccountingStorageType"),
+        job_acct_gather_type=_value(raw, "JobAcctGatherType"),
         job_acct_gather_params=_list(raw, "JobAcctGatherParams"),
-        job_acct_gather_frequency=_set(raw, "JobAcctGatherFrequency"),
+        job_acct_gather_frequency=_value(raw, "JobAcctGatherFrequency"),
         kill_wait_s=_seconds(raw, "KillWait"),
         min_job_age_s=_seconds(raw, "MinJobAge"),
         over_time_limit_s=_seconds(raw, "OverTimeLimit"),
         slurmd_timeout_s=_seconds(raw, "SlurmdTimeout"),
-        return_to_service=_set(raw, "ReturnToService"),
+        return_to_service=_value(raw, "ReturnToService"),
         prolog=_program(raw, "Prolog"),
         epilog=_program(raw, "Epilog"),
-        health_check_program=_set(raw, "HealthCheckProgram"),
-        mpi_default=_set(raw, "MpiDefault"),
+        health_check_program=_value(raw, "HealthCheckProgram"),
+        mpi_default=_value(raw, "MpiDefault"),
         propagate_resource_limits=_list(raw, "PropagateResourceLimits"),
         propagate_resource_limits_except=_list(raw, "PropagateResourceLimitsExcept"),
-        constrain_ram_space=_set(raw, "ConstrainRAMSpace"),
-        constrain_cores=_set(raw, "ConstrainCores"),
-        constrain_devices=_set(raw, "ConstrainDevices"),
-        same_configuration=same == "Match" if same.startswith(("Match", "Different")) else None,
+        constrain_ram_space=_value(raw, "ConstrainRAMSpace"),
+        constrain_cores=_value(raw, "ConstrainCores"),
+        constrain_devices=_value(raw, "ConstrainDevices"),
+        same_configuration=hash_value == "Match" if hash_value.startswith(("Match", "Different")) else None,
     )
 
 
 def parse_nodes(text: str) -> tuple[Node, ...]:
-    """From ``scontrol show nodes``. ``gres_used`` is there with ``-d`` only. Raises ValueError on a cut-off record."""
-    return tuple(_node(record) for record in _records(text, "NodeName", _FREE_OF_NODE))
+    """The nodes in the output of ``scontrol show nodes`` (``gres_used`` with ``-d`` only). Raises ValueError."""
+    return tuple(_node(record) for record in _records(text, "NodeName", _FREE_TEXT_OF_NODE))
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """From ``scontrol show partitions``. Raises ValueError on a cut-off record."""
+    """The partitions in the output of ``scontrol show partitions``. Raises ValueError on a truncated record."""
     return tuple(_partition(record) for record in _records(text, "PartitionName", set()))
 
 
 def parse_jobs(text: str) -> tuple[Job, ...]:
-    """From ``scontrol show jobs``. Raises ValueError on a cut-off record."""
-    return tuple(_job(record) for record in _records(text, "JobId", _FREE_OF_JOB))
+    """The jobs in the output of ``scontrol show jobs``. Raises ValueError on a truncated record."""
+    return tuple(_job(record) for record in _records(text, "JobId", _FREE_TEXT_OF_JOB))
 
 
 def parse_allocations(text: str) -> tuple[Allocation, ...]:
-    """From ``scontrol --details show job`` of a running job: a line for all nodes that gave the same."""
-    return tuple(  # CPUs have numbers of Slurm's here, and not of the kernel: only their count is of use
+    """The allocations in the output of ``scontrol --details show job``, one line per group of equal nodes."""
+    return tuple(  # CPU_IDs are Slurm's numbers, not the kernel's: only their count is used
         Allocation(
             nodes=nodes, cpus=len(parse_id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=parse_gres(resources)
         )
@@ -110,27 +111,27 @@ SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "TimelimitRaw", "St
 
 
 def parse_sacct(text: str) -> tuple[Job, ...]:
-    """From ``sacct -X -n -P`` with SACCT_FIELDS. Raises ValueError on another number of fields."""
+    """The jobs in the output of ``sacct -X -n -P`` with SACCT_FIELDS. Raises ValueError on a wrong number of fields."""
     rows = [line.split("|") for line in text.splitlines() if line.strip()]
-    return tuple(_accounted(dict(zip(SACCT_FIELDS, row, strict=True))) for row in rows)
+    return tuple(_sacct_job(dict(zip(SACCT_FIELDS, row, strict=True))) for row in rows)
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """``gpu:h100:8(S:0-1),nvme:1``, ``gpu:2(IDX:0,3)`` or ``(null)``. Raises ValueError on anything else."""
-    found = []
-    for word in re.sub(r"\([^)]*\)", "", text).split(","):
-        if word in _UNSET:
+    """The resources in ``gpu:h100:8(S:0-1),nvme:1``, ``gpu:2(IDX:0,3)`` or ``(null)``. Raises ValueError."""
+    resources = []
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        if item in _UNSET:
             continue
-        if not (match := _GRES.fullmatch(word.replace(":no_consume", ""))):
-            raise ValueError(f"{word!r} is not a generic resource such as gpu:h100:8")
-        name, kind, count, unit = match.groups()
+        if not (match := _GRES.fullmatch(item.replace(":no_consume", ""))):
+            raise ValueError(f"{item!r} is not a generic resource such as gpu:h100:8")
+        name, type_, count, unit = match.groups()
         scale = 1024 ** (" KMGTP".index(unit) if unit else 0)
-        found.append(Gres(name=name, kind=kind, count=int(count) * scale if count else 1))
-    return tuple(found)
+        resources.append(Gres(name=name, type=type_, count=int(count) * scale if count else 1))
+    return tuple(resources)
 
 
 def parse_duration(text: str) -> Duration:
-    """``1-02:00:00``, ``00:05:00`` or ``UNLIMITED``; None for what is not set. Raises ValueError on anything else."""
+    """Seconds from ``1-02:00:00``, ``00:05:00`` or ``UNLIMITED``; None for an unset value. Raises ValueError."""
     if text in _UNLIMITED:
         return "unlimited"
     if text in _UNSET or text == "Partition_Limit":
@@ -142,26 +143,27 @@ def parse_duration(text: str) -> Duration:
     return ((days * 24 + hours) * 60 + minutes) * 60 + secs
 
 
-def _records(text: str, first_key: str, free: set[str]) -> list[Record]:
-    """A record begins with its first key. What stands before it (``No nodes in the system``) is none."""
-    found: list[Record] = []
+def _records(text: str, first_key: str, free_text: set[str]) -> list[Record]:
+    """The records in ``text``; each starts with ``first_key``, and text before the first one is ignored."""
+    records: list[Record] = []
     for line in text.splitlines():
-        if line.startswith("    "):  # fields are indented by three blanks; a reason of several lines by more
+        if line.startswith("    "):  # fields are indented by three blanks; further lines of a reason by more
             continue
-        fields = _fields(line.strip(), free)
+        fields = _fields(line.strip(), free_text)
         if first_key in fields:
-            found.append({})
-        if found:
-            found[-1] |= fields
-    return found
+            records.append({})
+        if records:
+            records[-1] |= fields
+    return records
 
 
-def _fields(line: str, free: set[str]) -> Record:
+def _fields(line: str, free_text: set[str]) -> Record:
+    """The ``key=value`` pairs of a line; a key in ``free_text`` takes the rest of the line."""
     fields: Record = {}
     while line:
-        word, _, rest = line.partition(" ")
-        key, equals, value = word.partition("=")
-        if key in free:
+        item, _, rest = line.partition(" ")
+        key, equals, value = item.partition("=")
+        if key in free_text:
             return fields | {key: line.partition("=")[2].strip()}
         if equals:
             fields[key] = value
@@ -170,14 +172,14 @@ def _fields(line: str, free: set[str]) -> Record:
 
 
 def _node(record: Record) -> Node:
-    state, flags = _node_state(_get(record, "State"))
+    state, flags = _node_state(_required(record, "State"))
     memory = record.get("RealMemory", "")
     cpus = record.get("CPUTot", "")
     return Node(
-        name=_get(record, "NodeName"),
+        name=_required(record, "NodeName"),
         state=state,
         flags=flags,
-        reason=_BY_WHOM.sub("", record.get("Reason", "")),
+        reason=_REASON_AUTHOR.sub("", record.get("Reason", "")),
         cpus=int(cpus) if cpus.isdigit() else None,
         memory_bytes=int(memory) * 2**20 if memory.isdigit() else None,
         gres=parse_gres(record.get("Gres", "")),
@@ -188,10 +190,10 @@ def _node(record: Record) -> Node:
 
 
 def _node_state(text: str) -> tuple[str, tuple[str, ...]]:
-    """Base state and flags, from ``IDLE*+DRAIN`` (older versions) or ``IDLE+DRAIN+NOT_RESPONDING`` (newer)."""
+    """Base state and flags of ``IDLE*+DRAIN`` (older versions) or ``IDLE+DRAIN+NOT_RESPONDING`` (newer)."""
     names: list[str] = []
-    for word in text.upper().split("+"):
-        names += [word.rstrip("".join(_SUFFIXES)), *(_SUFFIXES[char] for char in word if char in _SUFFIXES)]
+    for part in text.upper().split("+"):
+        names += [part.rstrip("".join(_SUFFIXES)), *(_SUFFIXES[char] for char in part if char in _SUFFIXES)]
     state = next((name for name in names if name in _BASE_STATES), names[0])
     return state, tuple(name for name in names if name != state)
 
@@ -199,11 +201,11 @@ def _node_state(text: str) -> tuple[str, tuple[str, ...]]:
 def _partition(record: Record) -> Partition:
     total = record.get("TotalNodes", "")
     return Partition(
-        name=_get(record, "PartitionName"),
-        state=_get(record, "State"),
+        name=_required(record, "PartitionName"),
+        state=_required(record, "State"),
         nodes=record.get("Nodes", "").replace("(null)", ""),
         total_nodes=int(total) if total.isdigit() else None,
-        default=_get(record, "Default") == "YES",
+        default=_required(record, "Default") == "YES",
         max_time_s=parse_duration(record.get("MaxTime", "")),
         default_time_s=parse_duration(record.get("DefaultTime", "")),
         oversubscribe=record.get("OverSubscribe"),
@@ -213,10 +215,10 @@ def _partition(record: Record) -> Partition:
 def _job(record: Record) -> Job:
     code, signal = _exit(record.get("ExitCode", ""))
     return Job(
-        id=_get(record, "JobId"),
-        state=_get(record, "JobState"),
-        reason=(_set(record, "Reason") or "").replace("_", " "),  # scontrol writes a blank as "_"
-        nodes=_set(record, "NodeList") or "",
+        id=_required(record, "JobId"),
+        state=_required(record, "JobState"),
+        reason=(_value(record, "Reason") or "").replace("_", " "),  # scontrol prints blanks as "_"
+        nodes=_value(record, "NodeList") or "",
         exit_code=code,
         signal=signal,
         time_limit_s=parse_duration(record.get("TimeLimit", "")),
@@ -224,13 +226,13 @@ def _job(record: Record) -> Job:
     )
 
 
-def _accounted(row: Record) -> Job:
+def _sacct_job(row: Record) -> Job:
     code, signal = _exit(row["ExitCode"])
     minutes = row["TimelimitRaw"]
     return Job(
         id=row["JobIDRaw"],
         state=row["State"].split()[0],  # "CANCELLED by 0"
-        reason=_set(row, "Reason") or "",
+        reason=_value(row, "Reason") or "",
         nodes=row["NodeList"].replace("None assigned", ""),
         exit_code=code,
         signal=signal,
@@ -240,42 +242,42 @@ def _accounted(row: Record) -> Job:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """Exit code and signal from ``7:0``."""
+    """Exit code and signal of ``7:0``."""
     code, _, signal = text.partition(":")
     return (int(code), int(signal)) if code.isdigit() and signal.isdigit() else (None, None)
 
 
 def _time(text: str) -> float | None:
-    """Unix seconds of a local time. None where Slurm knows none, or tells it as SLURM_TIME_FORMAT has it."""
+    """Unix seconds of a local time; None if Slurm prints none, or if SLURM_TIME_FORMAT changes the format."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
 
 
-def _get(record: Record, key: str) -> str:
+def _required(record: Record, key: str) -> str:
     if key not in record:
-        raise ValueError(f"no {key} in {record}")
+        raise ValueError(f"no {key} in record {record}")
     return record[key]
 
 
-def _set(raw: Mapping[str, str], key: str) -> str | None:
+def _value(raw: Mapping[str, str], key: str) -> str | None:
     value = raw.get(key, "")
     return None if value in _UNSET else value
 
 
 def _program(raw: Mapping[str, str], key: str) -> str | None:
-    """A setting that newer versions number, since there may be several: ``Prolog[0]``."""
+    """The value of a setting, joined if newer versions print several: ``Prolog[0]``, ``Prolog[1]``."""
     numbered = [value for name, value in raw.items() if re.fullmatch(rf"{key}(\[\d+])?", name) and value not in _UNSET]
     return ",".join(numbered) or None
 
 
 def _list(raw: Mapping[str, str], key: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (_set(raw, key) or "").split(",") if word.strip())
+    return tuple(item.strip() for item in (_value(raw, key) or "").split(",") if item.strip())
 
 
 def _seconds(raw: Mapping[str, str], key: str) -> Duration:
-    """``30 sec`` or ``5 min``."""
+    """Seconds of ``30 sec`` or ``5 min``."""
     value = raw.get(key, "")
     match = re.fullmatch(r"(\d+)(?: (sec|min))?", value)
     if match:

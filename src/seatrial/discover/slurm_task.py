@@ -1,7 +1,7 @@
-"""What a task of a job has around it: its CPUs, its GPUs, its memory. A shell script tells, and this module reads it.
+"""CPUs, GPUs and memory of the tasks of a job, from the output of a shell script.
 
-The script goes to the nodes as an argument of srun and answers on its standard output, so that neither Python nor a
-shared directory has to be there. It opens device files for reading, and changes nothing.
+srun passes the script as an argument and collects its standard output, so the nodes need neither Python nor a shared
+directory. The script opens device files for reading, and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
 from seatrial.model import Frozen
 
-# Only what the task may open counts as in its reach: a device cgroup leaves the file there, and forbids to open it.
-# -c first: a pattern that matches nothing stays as it is, and other files may block whoever opens them.
+# A device cgroup keeps the device file and denies access, so only files that open count as accessible.
+# test -c: a pattern without match stays unexpanded, and opening other files can block.
 _SCRIPT = r"""
 echo "node=$SLURMD_NODENAME"
 test -z "${CUDA_VISIBLE_DEVICES+set}" || echo "cuda=$CUDA_VISIBLE_DEVICES"
@@ -54,13 +54,13 @@ for node in /sys/devices/system/node/node[0-9]*; do
 done
 echo end=
 """
-_LABELLED = re.compile(r"\s*(\d+): (\w+)=(.*)")
-_NONE_LISTED = "No devices were found"  # nvidia-smi, which fails then
-_NO_GPU = {"", "-1", "NoDevFiles"}  # of CUDA_VISIBLE_DEVICES; the last is what Slurm writes for a job without GPUs
+_LABELLED_LINE = re.compile(r"\s*(\d+): (\w+)=(.*)")
+_NO_DEVICES = "No devices were found"  # output of nvidia-smi, which fails then
+_NO_GPU = {"", "-1", "NoDevFiles"}  # in CUDA_VISIBLE_DEVICES; Slurm sets NoDevFiles for a job without GPUs
 
 
 class ListedGpu(Frozen):
-    """A GPU as ``nvidia-smi``, which asks NVML, lists it in the task. ``pci`` is as /sys writes it."""
+    """A GPU in the output of ``nvidia-smi`` in the task; ``pci_bus_id`` is in the format of /sys."""
 
     index: str
     uuid: str
@@ -68,7 +68,7 @@ class ListedGpu(Frozen):
 
 
 class NumaNode(Frozen):
-    """``distances``: to each NUMA node in the order of their numbers, by the firmware (ACPI SLIT: 10 is itself)."""
+    """``distances`` to all NUMA nodes in the order of their numbers, from the firmware (ACPI SLIT, 10: itself)."""
 
     number: int
     cpus: tuple[int, ...]
@@ -76,119 +76,121 @@ class NumaNode(Frozen):
 
 
 class Task(Frozen):
-    """One task of a step. ``listed`` is None where NVML could not be asked; ``unlisted`` says why."""
+    """One task of a job step; if nvidia-smi failed, ``listed_gpus`` is None and ``listing_error`` has its output."""
 
     rank: int
     node: str
-    cpus: tuple[int, ...]  # the kernel's numbers: sched_getaffinity(2)
-    cuda_visible_devices: str | None  # CUDA_VISIBLE_DEVICES
+    cpus: tuple[int, ...]  # the kernel's CPU numbers: sched_getaffinity(2)
+    cuda_visible_devices: str | None  # None: CUDA_VISIBLE_DEVICES is unset
     listed_gpus: tuple[ListedGpu, ...] | None
     listing_error: str
-    accessible_devices: tuple[str, ...]  # device files of GPUs that it could open
-    memory_limits: tuple[int | None, ...]  # bytes, of its cgroup and those around it; None is no limit
-    pci_numa: dict[str, int]  # NUMA node of NVIDIA's PCI devices; -1 where the firmware does not say
+    accessible_devices: tuple[str, ...]  # device files of GPUs that the task could open
+    memory_limits: tuple[int | None, ...]  # bytes, of its cgroup and all parents; None: no limit
+    pci_numa: dict[str, int]  # NUMA node by PCI address of NVIDIA devices; -1 if unknown
     numa: tuple[NumaNode, ...]
-    threads_per_core: int  # 1 where /sys does not say
+    threads_per_core: int  # 1 if unknown
 
     @property
     def name(self) -> str:
+        """Node and rank: ``node0/rank1``."""
         return f"{self.node}/rank{self.rank}"
 
-    def gpus(self, confined: bool) -> tuple[str, ...] | None:
-        """What names the GPUs that CUDA uses in the task: UUIDs, where NVML lists them.
+    def gpus(self, constrained: bool) -> tuple[str, ...] | None:
+        """Identifiers of the GPUs that CUDA uses in the task: UUIDs from nvidia-smi.
 
-        Where it does not: the files that it can open in a device cgroup (``confined``), else CUDA's numbers.
+        Without nvidia-smi: the accessible device files if a device cgroup constrains the task (``constrained``), else
+        the entries of CUDA_VISIBLE_DEVICES.
         """
         if self.listed_gpus is not None:
-            slices = [word for word in _entries(self.cuda_visible_devices or "") if word.startswith("MIG-")]
-            return (*(gpu.uuid for gpu in self._used(self.listed_gpus)), *slices)
-        if confined:
+            mig = [entry for entry in _entries(self.cuda_visible_devices or "") if entry.startswith("MIG-")]
+            return (*(gpu.uuid for gpu in self._cuda_visible(self.listed_gpus)), *mig)
+        if constrained:
             return self.accessible_devices
         return None if self.cuda_visible_devices is None else tuple(_entries(self.cuda_visible_devices))
 
-    def _used(self, listed: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
-        """Those of CUDA_VISIBLE_DEVICES, by index or by the beginning of the UUID; all without it."""
+    def _cuda_visible(self, listed: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
+        """The GPUs in CUDA_VISIBLE_DEVICES, by index or by the start of the UUID; all GPUs if it is unset."""
         if self.cuda_visible_devices is None:
             return listed
-        wanted = _entries(self.cuda_visible_devices)
-        uuids = tuple(word for word in wanted if word.startswith("GPU-"))
-        return tuple(gpu for gpu in listed if gpu.index in wanted or gpu.uuid.startswith(uuids))
+        entries = _entries(self.cuda_visible_devices)
+        uuids = tuple(entry for entry in entries if entry.startswith("GPU-"))
+        return tuple(gpu for gpu in listed if gpu.index in entries or gpu.uuid.startswith(uuids))
 
     def threads_per_slurm_cpu(self, node_cpus: int | None) -> int:
-        """How many of the kernel's CPUs are one of Slurm's: a core's threads, where ``CPUs=`` counts cores."""
+        """The kernel's CPUs per CPU of Slurm: the threads of a core if ``CPUs=`` of the node counts cores, else 1."""
         online = sum(len(node.cpus) for node in self.numa)
         counts_cores = node_cpus is not None and online == node_cpus * self.threads_per_core
         return self.threads_per_core if counts_cores else 1
 
     @property
     def accessible_gpus(self) -> int:
-        """How many GPUs it could use, if it ignored CUDA_VISIBLE_DEVICES."""
+        """The number of GPUs that the task could use without CUDA_VISIBLE_DEVICES."""
         return max(len(self.accessible_devices), len(self.listed_gpus or ()))
 
     @property
     def memory_limit(self) -> int | None:
-        """The smallest of its limits in bytes; None where there is none."""
+        """The lowest memory limit in bytes; None without a limit."""
         return min((limit for limit in self.memory_limits if limit is not None), default=None)
 
     def numa_distance(self) -> int | str:
-        """From its CPUs to its GPUs, the farthest of each; a text says why it is not known."""
-        gpus = self._used(self.listed_gpus or ())
+        """The largest NUMA distance from the task's CPUs to its GPUs, or the reason why it is unknown."""
+        gpus = self._cuda_visible(self.listed_gpus or ())
         if not gpus:
-            return f"no GPU is listed in the task: {self.listing_error}".rstrip(": ")
-        nodes = {node.number: position for position, node in enumerate(self.numa)}
-        homes = {self.pci_numa.get(gpu.pci_bus_id, -1) for gpu in gpus}
-        if not homes <= set(nodes):
-            return f"/sys does not say to which NUMA node {', '.join(gpu.pci_bus_id for gpu in gpus)} belong"
-        own = [node for node in self.numa if set(node.cpus) & set(self.cpus)]
-        if not own:
-            return "/sys does not say to which NUMA node the task's CPUs belong"
-        return max(node.distances[nodes[home]] for node in own for home in homes)
+            return f"nvidia-smi lists no GPU in the task: {self.listing_error}".rstrip(": ")
+        positions = {node.number: position for position, node in enumerate(self.numa)}
+        gpu_nodes = {self.pci_numa.get(gpu.pci_bus_id, -1) for gpu in gpus}
+        if not gpu_nodes <= set(positions):
+            return f"/sys has no NUMA node for GPU {', '.join(gpu.pci_bus_id for gpu in gpus)}"
+        cpu_nodes = [node for node in self.numa if set(node.cpus) & set(self.cpus)]
+        if not cpu_nodes:
+            return "/sys has no NUMA node for the task's CPUs"
+        return max(node.distances[positions[gpu_node]] for node in cpu_nodes for gpu_node in gpu_nodes)
 
 
 def srun_command(devices: str) -> list[str]:
-    """What srun is to run in each task, with ``--label``. ``devices``: a pattern of the GPUs' device files."""
+    """The command for srun with ``--label``; ``devices`` is a pattern of the GPUs' device files."""
     return ["/bin/sh", "-c", _SCRIPT, "sh", devices]
 
 
 def parse_tasks(text: str) -> tuple[Task, ...]:
-    """The tasks in the order of their ranks. Raises ValueError where what one said is cut off."""
-    said: dict[int, list[tuple[str, str]]] = {}
-    for rank, key, value in (match.groups() for line in text.splitlines() if (match := _LABELLED.fullmatch(line))):
-        said.setdefault(int(rank), []).append((key, value))
-    return tuple(_task(rank, lines) for rank, lines in sorted(said.items()))
+    """The tasks in the order of their ranks. Raises ValueError if the output of a task is truncated."""
+    by_rank: dict[int, list[tuple[str, str]]] = {}
+    for rank, key, value in (match.groups() for line in text.splitlines() if (match := _LABELLED_LINE.fullmatch(line))):
+        by_rank.setdefault(int(rank), []).append((key, value))
+    return tuple(_task(rank, lines) for rank, lines in sorted(by_rank.items()))
 
 
 def _task(rank: int, lines: list[tuple[str, str]]) -> Task:
-    def all_of(key: str) -> list[str]:
+    def values(key: str) -> list[str]:
         return [value.strip() for name, value in lines if name == key]
 
-    nodes, cpus, unlisted = all_of("node"), all_of("cpus"), " ".join(all_of("unlisted"))
-    if not all_of("end") or len(nodes) != 1 or len(cpus) != 1:
-        raise ValueError(f"what task {rank} said is cut off: it ends with {lines[-1]}")
-    listed = unlisted.startswith(_NONE_LISTED) or not unlisted
-    rows = [[word.strip() for word in line.split(",")] for line in all_of("gpu")] if listed else []
+    nodes, cpus, listing_error = values("node"), values("cpus"), " ".join(values("unlisted"))
+    if not values("end") or len(nodes) != 1 or len(cpus) != 1:
+        raise ValueError(f"the output of task {rank} is truncated: it ends with {lines[-1]}")
+    listed = listing_error.startswith(_NO_DEVICES) or not listing_error
+    rows = [[field.strip() for field in line.split(",")] for line in values("gpu")] if listed else []
     gpus = [ListedGpu(index=index, uuid=uuid, pci_bus_id=pci_address(bus)) for index, uuid, bus in rows]
     return Task(
         rank=rank,
         node=nodes[0],
         cpus=tuple(parse_id_list(cpus[0])),
-        cuda_visible_devices=next(iter(all_of("cuda")), None),
+        cuda_visible_devices=next(iter(values("cuda")), None),
         listed_gpus=tuple(gpus) if listed else None,
-        listing_error=unlisted,
-        accessible_devices=tuple(all_of("opened")),
-        memory_limits=tuple(_limit(limit) for limit in all_of("memory")),
-        pci_numa={pci: int(node) for pci, node in (line.split() for line in all_of("pci"))},
-        threads_per_core=len(parse_id_list(next(iter(all_of("siblings")), "0"))),
-        numa=tuple(sorted(map(_numa, all_of("numa")), key=lambda node: node.number)),
+        listing_error=listing_error,
+        accessible_devices=tuple(values("opened")),
+        memory_limits=tuple(_limit(limit) for limit in values("memory")),
+        pci_numa={pci: int(node) for pci, node in (line.split() for line in values("pci"))},
+        threads_per_core=len(parse_id_list(next(iter(values("siblings")), "0"))),
+        numa=tuple(sorted(map(_numa_node, values("numa")), key=lambda node: node.number)),
     )
 
 
 def _limit(text: str) -> int | None:
-    """cgroup v2 writes ``max`` for none, v1 the largest number of whole pages that a signed 64-bit number holds."""
+    """Bytes; no limit is ``max`` in cgroup v2, and the largest multiple of the page size below 2^63 in v1."""
     return None if text == "max" or int(text) >= 2**62 else int(text)
 
 
-def _numa(line: str) -> NumaNode:
+def _numa_node(line: str) -> NumaNode:
     number, cpus, distances = line.split("|")
     return NumaNode(
         number=int(number),
@@ -198,4 +200,4 @@ def _numa(line: str) -> NumaNode:
 
 
 def _entries(cuda: str) -> list[str]:
-    return [word.strip() for word in cuda.split(",") if word.strip() not in _NO_GPU]
+    return [entry.strip() for entry in cuda.split(",") if entry.strip() not in _NO_GPU]

@@ -1,4 +1,4 @@
-"""Versions of what training stands on, read from metadata and files: nothing is imported and nothing is run."""
+"""Versions of the software that training depends on, from package metadata and files, without imports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from seatrial.discover.file_readers import FieldReader, path_under, printable, read_text
 from seatrial.model import Frozen
 
-_RUNTIMES = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot", "ctr", "crictl")
-# What a training job imports, or what its speed depends on; nvidia-* wheels are added as they are found.
+_CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot", "ctr", "crictl")
+# Packages that a training job imports or that affect its speed; all installed nvidia-* packages are added
 _PACKAGES = (
     "accelerate",
     "datasets",
@@ -31,10 +31,10 @@ _PACKAGES = (
 
 
 class SoftwareFacts(Frozen):
-    """Versions. What is None is not there or could not be read: ``unread`` says which.
+    """Versions; a field is None if the software is missing or unreadable, with the reason in ``unreadable``.
 
-    ``cuda`` is what torch was built for, ``nccl`` maps every NCCL that was found to its version: a wheel by its name,
-    a library of the system by its path. Which of them torch loads is measured by the collectives, not read here.
+    ``cuda`` is the version that torch was built for. ``nccl`` maps each installed NCCL (package name or library path)
+    to its version; the NCCL log of the collectives shows which one torch loads.
     """
 
     seatrial: str | None
@@ -46,47 +46,48 @@ class SoftwareFacts(Frozen):
     driver: str | None
     packages: dict[str, str]
     runtimes: dict[str, str]
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
 
 def read(root: Path = Path("/")) -> SoftwareFacts:
-    attempt = FieldReader()
-    packages = attempt("packages", _packages) or {}
+    """The versions of this interpreter's packages, and of the driver and libraries under ``root``."""
+    reader = FieldReader()
+    packages = reader("packages", _packages) or {}
     return SoftwareFacts(
-        seatrial=attempt("seatrial", lambda: _version("seatrial")),
+        seatrial=reader("seatrial", lambda: _installed_version("seatrial")),
         python=platform.python_version(),
         interpreter=printable(sys.executable),
-        torch=attempt("torch", lambda: _version("torch")),
-        cuda=attempt("cuda", torch_cuda_version),
+        torch=reader("torch", lambda: _installed_version("torch")),
+        cuda=reader("cuda", torch_cuda_version),
         nccl={name: version for name, version in packages.items() if "nccl" in name} | _system_nccl(root),
-        driver=attempt("driver", lambda: driver_version(read_text(root / "proc/driver/nvidia/version"))),
+        driver=reader("driver", lambda: driver_version(read_text(root / "proc/driver/nvidia/version"))),
         packages=packages,
-        runtimes=_runtimes(root),
-        unread=attempt.unreadable,
+        runtimes=_container_runtimes(root),
+        unreadable=reader.unreadable,
     )
 
 
 def driver_version(content: str) -> str:
-    """The driver's version from /proc/driver/nvidia/version. Raises ValueError on a text that names none."""
-    found = re.search(r"^NVRM version:.*?Kernel Module.*?\s(\d+(?:\.\d+)+)\s", content, re.MULTILINE)
-    if not found:
-        raise ValueError(f"/proc/driver/nvidia/version: expected an NVRM version, found {content[:60]!r}")
-    return found[1]
+    """The driver version in the text of /proc/driver/nvidia/version. Raises ValueError."""
+    match = re.search(r"^NVRM version:.*?Kernel Module.*?\s(\d+(?:\.\d+)+)\s", content, re.MULTILINE)
+    if not match:
+        raise ValueError(f"/proc/driver/nvidia/version: expected an NVRM version, read {content[:60]!r}")
+    return match[1]
 
 
 def torch_cuda_version() -> str:
     """The CUDA version that the installed torch was built for. Raises OSError, or ValueError for a CPU build."""
-    _version("torch")
+    _installed_version("torch")
     path = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
-    found = re.search(r"^cuda\b[^=\n]*=\s*(None|['\"]([\w.]+)['\"])", read_text(path), re.MULTILINE)
-    if not found:
-        raise ValueError(f"{path} does not say for which CUDA torch was built")
-    if not found[2]:
-        raise ValueError("this torch was built without CUDA")
-    return found[2]
+    match = re.search(r"^cuda\b[^=\n]*=\s*(None|['\"]([\w.]+)['\"])", read_text(path), re.MULTILINE)
+    if not match:
+        raise ValueError(f"{path}: no line 'cuda = VERSION'")
+    if not match[2]:
+        raise ValueError("the installed torch is a build without CUDA")
+    return match[2]
 
 
-def _version(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -94,17 +95,17 @@ def _version(name: str) -> str:
 
 
 def _packages() -> dict[str, str]:
-    """The installed distributions that matter here, by normalised name (PEP 503)."""
-    found: dict[str, str] = {}
+    """The versions of the relevant installed packages, by normalised name (PEP 503)."""
+    versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
         if (name in _PACKAGES or name.startswith("nvidia-")) and distribution.version:
-            found.setdefault(name, distribution.version)  # the first on sys.path is the one that is imported
-    return dict(sorted(found.items()))
+            versions.setdefault(name, distribution.version)  # Python imports the first one on sys.path
+    return dict(sorted(versions.items()))
 
 
 def _system_nccl(root: Path) -> dict[str, str]:
-    """The NCCL libraries of the system, by path: ``libnccl.so.2.27.3`` carries its version in its name."""
+    """The versions of NCCL libraries in system folders, from file names such as ``libnccl.so.2.27.3``, by path."""
     libraries = sorted([*root.glob("usr/lib/*/libnccl.so.*.*.*"), *root.glob("usr/lib64/libnccl.so.*.*.*")])
     return {
         "/" + printable(str(path.relative_to(root))): printable(path.name.removeprefix("libnccl.so."))
@@ -112,8 +113,8 @@ def _system_nccl(root: Path) -> dict[str, str]:
     }
 
 
-def _runtimes(root: Path) -> dict[str, str]:
-    """The container runtimes on the PATH, and where."""
+def _container_runtimes(root: Path) -> dict[str, str]:
+    """The container runtimes on the PATH, name to path."""
     folders = os.pathsep.join(str(path_under(root, folder)) for folder in os.get_exec_path())
-    found = {name: shutil.which(name, path=folders) for name in _RUNTIMES}
-    return {name: "/" + str(Path(path).relative_to(root)) for name, path in found.items() if path}
+    paths = {name: shutil.which(name, path=folders) for name in _CONTAINER_RUNTIMES}
+    return {name: "/" + str(Path(path).relative_to(root)) for name, path in paths.items() if path}

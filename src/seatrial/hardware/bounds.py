@@ -1,4 +1,4 @@
-"""The most that a figure can show on a GPU model: what the vendor's spec, its links and the network leave of it."""
+"""Upper bounds of metrics on a GPU model, computed from the vendor's spec, the GPU's links and the network."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import format_value
 
-# What bounds a metric where no line of a SKU's spec (bf16, hbm, pcie, nvlink) does as it is: what both directions of a
-# GPU's links carry together, and what its links, its switches and the network leave of a collective's bandwidth
+# Bounds that are not a line of a SKU's spec (bf16, hbm, pcie, nvlink). BIDIRECTIONAL: both directions of a GPU's links.
+# COLLECTIVE: the bandwidth of a collective over the GPU's links, its switches and the network.
 BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 _FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What cannot be exceeded, and the arithmetic that says so."""
+    """The largest value that a metric can have, and its derivation as text."""
 
     value: float
     unit: str
@@ -30,10 +30,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """What a metric of a check is compared with: the ``key`` of what is known of it, and what bounds it.
+    """Where to find the reference value and the hardware bound of a metric.
 
-    ``bound``: a line of a SKU's spec, BIDIRECTIONAL or COLLECTIVE; empty where none does. ``operation``: the collective
-    that a ``key`` of the SKU data is of, by nccl-tests' name.
+    ``reference_key`` is a key of the SKU data. ``bounded_by`` is a line of a SKU's spec, BIDIRECTIONAL or COLLECTIVE;
+    it is empty if the hardware does not bound the metric. ``operation`` is the collective that ``reference_key``
+    belongs to, by its nccl-tests name.
     """
 
     reference_key: str
@@ -42,107 +43,109 @@ class MetricLookup:
     operation: str = ""
 
 
-def hardware_bound(figure: MetricLookup, facts: Mapping[str, JsonValue], known: References) -> Bound | None:
-    """The most that any GPU of ``facts`` can show for a figure. None where the vendor's figure is not known."""
-    bounds = [
-        _of_sku(sku, figure, facts, known)
-        for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)
-        if (sku := known.sku(name))
-    ]
-    known_bounds = [one for one in bounds if one]
-    return max(known_bounds, key=lambda one: one.value) if known_bounds and len(known_bounds) == len(bounds) else None
+def hardware_bound(lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References) -> Bound | None:
+    """The highest bound of the metric over all GPU models in ``facts``; None if a model has no known bound."""
+    skus = [references.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
+    bounds = [_sku_bound(sku, lookup, facts, references) for sku in skus]
+    known_bounds = [bound for bound in bounds if bound]
+    if not known_bounds or len(known_bounds) < len(bounds):
+        return None
+    return max(known_bounds, key=lambda bound: bound.value)
 
 
-def _of_sku(sku: Sku | str, figure: MetricLookup, facts: Mapping[str, JsonValue], known: References) -> Bound | None:
+def _sku_bound(
+    sku: Sku | str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
+) -> Bound | None:
     if isinstance(sku, str):
         return None
-    if figure.bounded_by == COLLECTIVE:
-        return _of_collective(sku, figure, facts, known)
-    if figure.bounded_by in ("nvlink", BIDIRECTIONAL):
-        unidirectional = _inside(sku, *_ranks(facts))
-        return (
-            _times_of(unidirectional, 2, " ways")
-            if unidirectional and figure.bounded_by == BIDIRECTIONAL
-            else unidirectional
-        )
-    if not figure.bounded_by:
-        return _of_training(sku, trained) if (trained := training_work(figure.metric, facts)) else None
-    spec = sku.spec.get(figure.bounded_by)
-    return Bound(spec.value, spec.unit, f"{sku.name} has {_spec(sku, figure.bounded_by)}") if spec else None
+    if lookup.bounded_by == COLLECTIVE:
+        return _collective_bound(sku, lookup, facts, references)
+    if lookup.bounded_by in ("nvlink", BIDIRECTIONAL):
+        bound = _intra_node_bound(sku, *_ranks_and_nodes(facts))
+        return _scaled(bound, 2, " directions") if bound and lookup.bounded_by == BIDIRECTIONAL else bound
+    if not lookup.bounded_by:
+        return _training_bound(sku, work) if (work := training_work(lookup.metric, facts)) else None
+    spec = sku.spec.get(lookup.bounded_by)
+    return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, lookup.bounded_by)}") if spec else None
 
 
-def _of_training(sku: Sku, trained: TrainingWork) -> Bound | None:
-    """Every product at the peak of its type, and nothing else done meanwhile: an MFU of 100 %, as a share of bf16's."""
-    spec, bf16 = sku.spec.get(trained.spec_line), sku.spec.get("bf16")
-    if trained.is_mfu and spec and bf16:
-        most = 100 * spec.value / bf16.value
-        arithmetic = (
-            f"{sku.name} has {_spec(sku, trained.spec_line)}, and MFU is a share of the {bf16.value:g} of its bf16"
-        )
-        return Bound(most, "%", f"{arithmetic}: {format_value(most, '%')}")
-    if trained.is_mfu or not spec or not trained.flops_per_token:
+def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
+    """Training speed if every matrix product runs at the peak of its data type; MFU is relative to the bf16 peak."""
+    spec, bf16 = sku.spec.get(work.spec_line), sku.spec.get("bf16")
+    if work.is_mfu and spec and bf16:
+        limit = 100 * spec.value / bf16.value
+        text = f"{sku.name} has {_spec_text(sku, work.spec_line)}, and MFU is relative to {bf16.value:g} of bf16"
+        return Bound(limit, "%", f"{text}: {format_value(limit, '%')}")
+    if work.is_mfu or not spec or not work.flops_per_token:
         return None
-    most = spec.value * 1e12 / trained.flops_per_token
-    arithmetic = (
-        f"a token takes {trained.flops_per_token / 1e9:.4g} GFLOP, and {sku.name} has {_spec(sku, trained.spec_line)}"
-    )
-    return Bound(most, "tokens/s/GPU", f"{arithmetic}: {format_value(round(most), 'tokens/s/GPU')}")
+    limit = spec.value * 1e12 / work.flops_per_token
+    gflop = work.flops_per_token / 1e9
+    text = f"a token takes {gflop:.4g} GFLOP, and {sku.name} has {_spec_text(sku, work.spec_line)}"
+    return Bound(limit, "tokens/s/GPU", f"{text}: {format_value(round(limit), 'tokens/s/GPU')}")
 
 
-def _spec(sku: Sku, line: str) -> str:
+def _spec_text(sku: Sku, line: str) -> str:
     spec = sku.spec[line]
     return f"{format_value(spec.value, spec.unit)} of {line} ({spec.source})"
 
 
-def _ranks(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
-    """Ranks and nodes; 1 where a record has something else in their place."""
+def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
+    """The number of ranks and of nodes; 1 if the record has no positive integer."""
     ranks, nodes = (
         value if isinstance(value, int) and value > 0 else 1 for value in map(facts.get, ("world_size", "nodes"))
     )
     return ranks, nodes
 
 
-def _of_collective(sku: Sku, figure: MetricLookup, facts: Mapping[str, JsonValue], known: References) -> Bound | None:
-    """What the links of a GPU carry, as the figure counts it, or between nodes the network if that is less."""
-    ranks, nodes = _ranks(facts)
-    here = _inside(sku, ranks, nodes)
-    if not here:
+def _collective_bound(
+    sku: Sku, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
+) -> Bound | None:
+    """The busbw or algbw that the GPU's links allow, or the network if its bound is lower."""
+    ranks, nodes = _ranks_and_nodes(facts)
+    intra_node = _intra_node_bound(sku, ranks, nodes)
+    if not intra_node:
         return None
-    operation, by_algorithm = figure.operation, figure.metric.startswith("algbw")
-    if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not by_algorithm:
+    operation, is_algbw = lookup.operation, lookup.metric.startswith("algbw")
+    if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not is_algbw:
         switches = 1 if sku.across_nodes else nodes
         gain = max(1.0, 1 / nvlink_to_busbw_ratio("all_reduce", "NVLS", ranks, switches))
-        here = _times_of(here, gain, f", if {ranks // switches} GPUs sum in a switch (NVLS),")
-    if by_algorithm and ranks > 1:
-        here = _times_of(here, ranks / (ranks - 1), f", since of {ranks} parts each GPU has one already,")
-    between = _between(operation, ranks, nodes, known.fabric) if operation and not sku.across_nodes else None
-    return between if between and between.value < here.value else here
+        intra_node = _scaled(intra_node, gain, f" ({ranks // switches} GPUs reduce in the switch, NVLS)")
+    if is_algbw and ranks > 1:
+        intra_node = _scaled(intra_node, ranks / (ranks - 1), f" (each of {ranks} GPUs already holds one part)")
+    if not operation or sku.across_nodes:
+        return intra_node
+    inter_node = _inter_node_bound(operation, ranks, nodes, references.fabric)
+    return inter_node if inter_node and inter_node.value < intra_node.value else intra_node
 
 
-def _inside(sku: Sku, ranks: int, nodes: int) -> Bound | None:
-    """One way out of a GPU: by NVLink, else by PCIe, which those that a bridge joins have together."""
+def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
+    """Unidirectional bandwidth of a GPU in GB/s: NVLink, else PCIe, which bridged GPUs share.
+
+    None if a bridge can join all GPUs of the node: the rate of the bridge is not in the SKU data.
+    """
     if "nvlink" in sku.spec:
         spec = sku.spec["nvlink"]
-        return Bound(spec.value, spec.unit, f"{sku.name} has {_spec(sku, 'nvlink')}")
-    if "pcie" not in sku.spec or 1 < sku.bridged >= ranks // nodes:  # by a bridge, of which nothing is known
+        return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, 'nvlink')}")
+    if "pcie" not in sku.spec or 1 < sku.gpus_per_bridge >= ranks // nodes:
         return None
-    spec = sku.spec["pcie"]
-    out = Bound(spec.value, spec.unit, f"{sku.name} has no NVLink between all GPUs, and {_spec(sku, 'pcie')}")
-    return _times_of(out, sku.bridged, f", of {sku.bridged} that a bridge may join,") if sku.bridged > 1 else out
+    spec, bridged = sku.spec["pcie"], sku.gpus_per_bridge
+    bound = Bound(spec.value, spec.unit, f"{sku.name} has no NVLink between all GPUs, and {_spec_text(sku, 'pcie')}")
+    return _scaled(bound, bridged, f" (up to {bridged} GPUs per NVLink bridge)") if bridged > 1 else bound
 
 
-def _between(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
-    """What the network lets through, by the algorithm that asks least of it; None where its class is not known."""
+def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
+    """The busbw that the network allows with the algorithm that sends least; None if the fabric class is unknown."""
     ports = _FABRIC.fullmatch(fabric)
     if not 1 < nodes <= ranks or not ports:
         return None
-    shares = [network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree")]
-    rate, share = int(ports[1]) * float(ports[2]) / 8, min(shares)
-    out, most = (format_value(value, "GB/s") for value in (rate, rate / share))
-    arithmetic = f"{fabric} carries {out} out of a node, where {operation} needs {share:.3g} of its busbw: {most}"
-    return Bound(rate / share, "GB/s", arithmetic)
+    ratio = min(network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree"))
+    rate = int(ports[1]) * float(ports[2]) / 8
+    node_rate, limit = (format_value(value, "GB/s") for value in (rate, rate / ratio))
+    text = f"{fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"
+    return Bound(rate / ratio, "GB/s", text)
 
 
-def _times_of(base: Bound, gain: float, why: str) -> Bound:
-    most = base.value * gain
-    return Bound(most, base.unit, f"{base.derivation}; × {gain:.3g}{why} is {format_value(most, base.unit)}")
+def _scaled(bound: Bound, factor: float, explanation: str) -> Bound:
+    value = bound.value * factor
+    text = f"{bound.derivation} × {factor:.3g}{explanation} = {format_value(value, bound.unit)}"
+    return Bound(value, bound.unit, text)

@@ -1,7 +1,7 @@
-"""The links that carry collectives, as discovered, and how much of a bus bandwidth each of them carries.
+"""The links that carry collectives, from discovered facts, and the ratio of link bandwidth to bus bandwidth.
 
-nccl-tests' bus bandwidth is made to be compared with one link, and only under Ring inside one node it is what a GPU's
-links carry. For anything else it has to be undone, by algorithm.
+nccl-tests defines bus bandwidth so that it can be compared with the bandwidth of one link. That holds only for Ring
+inside one node; for other algorithms and for several nodes the ratios below convert between the two.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Literal, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
 
-# What the rails of a hierarchical algorithm carry between nodes, and what all others do; NVLSTree is Tree over nodes
+# Algorithms that reduce inside a node before they send between nodes; NVLSTree is Tree between nodes
 HIERARCHICAL_ALGORITHMS = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
 
-# What facts tell of links and of NCCL's choices: the GPUs of a node, its RDMA devices, the transports and the ports
-# that NCCL uses, its algorithms by operation, and those of the all-reduce of a contrast
-FactRole = Literal["gpus", "rdma_devices", "transports", "hcas", "algorithms", "contrast_algorithms"]
+# Content of a fact about links or NCCL: GPUs of a node, its RDMA devices, transports that NCCL uses, RDMA ports that
+# NCCL uses, algorithms by operation, and algorithms of the all-reduce under several NCCL settings
+FactRole = Literal["gpus", "rdma_devices", "transports", "hcas", "algorithms", "algorithms_by_setting"]
 
 
 class HasFactRoles(Protocol):
-    """A check, as far as it declares which of its facts play which role."""
+    """A check that declares the roles of its facts."""
 
     @property
     def fact_roles(self) -> Mapping[FactRole, str]: ...
@@ -32,9 +32,9 @@ class HasFactRoles(Protocol):
 
 @dataclass(frozen=True)
 class RdmaPorts:
-    """The RDMA ports of one node that NCCL uses, of those the fastest: ``kind`` is ib or roce, ``gbps`` Gbit/s each.
+    """The fastest RDMA ports of a node among those that NCCL uses: ``kind`` is ib or roce, ``gbps`` is Gbit/s per port.
 
-    All that are up, where NCCL's log does not say which: storage may have some of them.
+    If NCCL's log does not list its ports, all active ports count, including ports used for storage.
     """
 
     kind: str
@@ -44,11 +44,10 @@ class RdmaPorts:
 
 @dataclass(frozen=True)
 class Links:
-    """What joins the GPUs of this trial; what is None or empty is not known.
+    """Links between the GPUs of a trial; unknown values are None, 0 or empty.
 
-    ``nvlinks`` and ``nvlink_gbps`` (GB/s one way, all active links of a GPU) are those of the GPU that has least.
-    ``network`` is what NCCL used between nodes: rdma, efa or tcp. ``sliced``: models that MIG has cut into parts.
-    ``carriers`` are the transports inside a node.
+    ``nvlinks`` and ``nvlink_gbps`` (unidirectional GB/s over all active links) belong to the GPU with the lowest rate.
+    ``network`` is what NCCL uses between nodes: rdma, efa or tcp. ``mig_models``: GPU models in MIG mode.
     """
 
     nvlinks: int = 0
@@ -60,30 +59,30 @@ class Links:
 
     @property
     def fabric(self) -> str:
-        """The class of the network between nodes, such as roce-8x400, efa or tcp. Empty: not known."""
+        """The class of the network between nodes, such as roce-8x400, efa or tcp; empty if unknown."""
         if self.network == "rdma" and self.ports:
             return f"{self.ports.kind}-{self.ports.count}x{self.ports.gbps:g}"
         return "" if self.network == "rdma" else self.network
 
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Links:
-    """The links by the facts of those ``checks`` that declare what they tell of them."""
-    telling = measurements_with_roles(measurements, checks)
-    inventories = role_facts("gpus", telling, checks)
-    gpus = [gpu for one, value in inventories for gpu in _used(value, one.facts.get(GPUS_USED))]
-    rates = [_nvlink(gpu) for gpu in gpus]
-    known = [rate for rate in rates if rate]
-    least = min(known, key=lambda rate: rate[1]) if known and len(known) == len(rates) else (0, None)
-    hcas = role_facts("hcas", telling, checks)
-    used = {node: ports for _, value in hcas for node, ports in _hcas(value).items()}
-    hosts = role_facts("rdma_devices", telling, checks)
-    found = {_ports(value, used.get(one.subject)) for one, value in hosts}
-    transports = role_facts("transports", telling, checks)
+    """The links according to the facts for which ``checks`` declare a role."""
+    measurements = measurements_with_roles(measurements, checks)
+    inventories = role_facts("gpus", measurements, checks)
+    gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
+    rates = [_nvlink_rate(gpu) for gpu in gpus]
+    readable = [rate for rate in rates if rate]
+    lowest = min(readable, key=lambda rate: rate[1]) if readable and len(readable) == len(rates) else (0, None)
+    hcas = role_facts("hcas", measurements, checks)
+    used_ports = {node: ports for _, value in hcas for node, ports in _ports_by_node(value).items()}
+    rdma = role_facts("rdma_devices", measurements, checks)
+    ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
+    transports = role_facts("transports", measurements, checks)
     names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
     return Links(
-        nvlinks=least[0],
-        nvlink_gbps=least[1],
-        ports=found.pop() if len(found) == 1 else None,
+        nvlinks=lowest[0],
+        nvlink_gbps=lowest[1],
+        ports=ports_of_nodes.pop() if len(ports_of_nodes) == 1 else None,
         network=_network([name for name in names if name.startswith("NET/")]),
         intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
@@ -93,96 +92,110 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 def measurements_with_roles(
     measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> list[Measurement]:
-    """The measurements whose facts play any role: few of very many, so that these are looked through once."""
+    """The measurements of checks that declare fact roles, without those that were skipped or have no facts."""
     names = {name for name, check in checks.items() if check.fact_roles}
-    return [one for one in measurements if one.check in names and one.facts and not one.skipped]
+    return [
+        measurement
+        for measurement in measurements
+        if measurement.check in names and measurement.facts and not measurement.skipped
+    ]
 
 
 def role_facts(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[tuple[Measurement, Any]]:
-    """Of ``measurements`` ``with_roles``, those that declare this ``role``, with the fact; None where it is missing."""
+    """Each measurement whose check declares ``role``, with the value of that fact; None if the fact is missing."""
     names = {name: check.fact_roles[role] for name, check in checks.items() if role in check.fact_roles}
-    return ((one, one.facts.get(names[one.check])) for one in measurements if one.check in names)
+    return (
+        (measurement, measurement.facts.get(names[measurement.check]))
+        for measurement in measurements
+        if measurement.check in names
+    )
 
 
 def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
-    """What a GPU's links carry one way, over the bus bandwidth.
+    """Unidirectional bandwidth of a GPU's links divided by the bus bandwidth, for n ranks and buffers of S bytes.
 
-    Ring, and any operation that only moves data: 1, which is how nccl-tests chose its factors (doc/PERFORMANCE.md).
-    Tree sends each byte up and down again: 2S, for a bus bandwidth of 2(n−1)/n · S. In the switch (NVLS) a GPU sends
-    S for the sum and, of the h GPUs of its node, S/h of the result: (h+1)/h · S, by the semantics of
-    multimem.ld_reduce and multimem.st (PTX ISA).
+    - Ring, and operations that only move data: 1, the definition of nccl-tests (doc/PERFORMANCE.md).
+    - Tree sends each byte up and down: 2S for a bus bandwidth of 2(n−1)/n · S.
+    - NVLS: a GPU sends S for the reduction and S/h of the result, for the h GPUs of its node: (h+1)/h · S, from the
+      semantics of multimem.ld_reduce and multimem.st (PTX ISA).
     """
     if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
         return 1.0
-    here = ranks / nodes
-    sent = 2.0 if algorithm == "Tree" else (here + 1) / here
+    gpus_per_node = ranks / nodes
+    sent = 2.0 if algorithm == "Tree" else (gpus_per_node + 1) / gpus_per_node
     return sent * ranks / (2 * (ranks - 1))
 
 
 def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int) -> float | None:
-    """What leaves a node one way, over the bus bandwidth; None for an operation whose way is not modelled.
+    """Unidirectional bandwidth out of a node divided by the bus bandwidth; None for operations without a model.
 
-    Ring: every byte that a GPU passes on leaves the node once, by its last GPU: 1. Tree and its kin first sum inside
-    the node, so that 2(N−1)/N · S leave it, for a bus bandwidth of 2(n−1)/n · S (stas00/ml-engineering,
-    network/README.md, has the same for a rail). All-to-all: each of n/N GPUs sends S/n to each GPU elsewhere.
+    For n ranks on N nodes and buffers of S bytes:
+
+    - Ring: each byte leaves the node once, from its last GPU: 1.
+    - Tree and other hierarchical algorithms reduce inside the node first: 2(N−1)/N · S leave it, for a bus bandwidth of
+      2(n−1)/n · S (the same formula per rail: stas00/ml-engineering, network/README.md).
+    - All-to-all: each of the n/N GPUs of a node sends S/n to each GPU of other nodes.
     """
     if operation == "all_to_all":
-        here = ranks / nodes
-        return here * (ranks - here) / (ranks - 1)
+        gpus_per_node = ranks / nodes
+        return gpus_per_node * (ranks - gpus_per_node) / (ranks - 1)
     if operation not in ("all_reduce", "all_gather", "reduce_scatter"):
         return None
     hierarchical = operation == "all_reduce" and algorithm in HIERARCHICAL_ALGORITHMS
     return (nodes - 1) / nodes * ranks / (ranks - 1) if hierarchical else 1.0
 
 
-def _used(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
-    return [gpu for gpu in _maps(gpus) if isinstance(used, list) and gpu.get("index") in used]
+def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
+    return [gpu for gpu in _mappings(gpus) if isinstance(used, list) and gpu.get("index") in used]
 
 
-def _nvlink(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
-    """How many links of a GPU are active, and their GB/s together, one way."""
-    speeds = [link.get("speed_mbps") for link in _maps(gpu.get("nvlinks")) if link.get("active")]
-    known = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return (len(known), sum(known) / 1e3) if known and len(known) == len(speeds) else None
+def _nvlink_rate(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
+    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
+    speeds = [link.get("speed_mbps") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
+    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
+    return (len(readable), sum(readable) / 1e3) if readable and len(readable) == len(speeds) else None
 
 
-def _hcas(hcas: Any) -> dict[str, frozenset[str]]:
-    """The ports that NCCL uses, such as mlx5_0/1, by node."""
+def _ports_by_node(hcas: Any) -> dict[str, frozenset[str]]:
+    """The RDMA ports that NCCL uses, such as mlx5_0/1, by node."""
     lists = hcas.items() if isinstance(hcas, Mapping) else ()
     return {node: frozenset(map(str, ports)) for node, ports in lists if isinstance(ports, list) and ports}
 
 
-def _ports(rdma: Any, used: frozenset[str] | None) -> RdmaPorts | None:
-    devices = _maps(rdma.get("devices")) if isinstance(rdma, Mapping) else []
+def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> RdmaPorts | None:
+    """The fastest active ports of a node, only those in ``used`` if given; None if a used port was not discovered."""
+    devices = _mappings(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
-        (f"{device.get('name')}/{port.get('port')}", port) for device in devices for port in _maps(device.get("ports"))
+        (f"{device.get('name')}/{port.get('port')}", port)
+        for device in devices
+        for port in _mappings(device.get("ports"))
     ]
     if used:
         ports = [(name, port) for name, port in ports if name in used]
-        if {name for name, _ in ports} != used:  # of one that nobody discovered the rate is not known
+        if {name for name, _ in ports} != used:
             return None
-    up: dict[tuple[float, str], int] = {}
+    active: dict[tuple[float, str], int] = {}
     for _, port in ports:
         rate, kind = _RATE.match(str(port.get("rate") or "")), _KINDS.get(str(port.get("link_layer")))
         if port.get("state") == "ACTIVE" and rate and kind:
-            up[float(rate[1]), kind] = up.get((float(rate[1]), kind), 0) + 1
-    if not up:
+            active[float(rate[1]), kind] = active.get((float(rate[1]), kind), 0) + 1
+    if not active:
         return None
-    (gbps, kind), count = max(up.items())
+    (gbps, kind), count = max(active.items())
     return RdmaPorts(kind, count, gbps)
 
 
-def _maps(value: Any) -> list[Mapping[str, Any]]:
-    """The mappings that a fact lists; none where it is of another shape, as in a record that was edited: not known."""
-    return value if isinstance(value, list) and all(type(one) is dict for one in value) else []
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a fact that is a list of mappings; empty for any other shape, such as in an edited record."""
+    return value if isinstance(value, list) and all(type(item) is dict for item in value) else []
 
 
-def _network(names: Sequence[str]) -> str:
-    """The slowest of what was used: one rank on sockets holds up all."""
-    if any(name.startswith("NET/Socket") for name in names):
+def _network(transports: Sequence[str]) -> str:
+    """The slowest network in use: one rank on sockets limits all ranks."""
+    if any(name.startswith("NET/Socket") for name in transports):
         return "tcp"
-    if any("libfabric" in name.lower() for name in names):
+    if any("libfabric" in name.lower() for name in transports):
         return "efa"
-    return "rdma" if names and all(name.startswith("NET/IB") for name in names) else ""
+    return "rdma" if transports and all(name.startswith("NET/IB") for name in transports) else ""

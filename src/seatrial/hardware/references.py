@@ -1,6 +1,6 @@
-"""What a value is compared with: this site's own good runs, what is known of the hardware, the fleet's own median.
+"""Reference values, in this order: the site's baseline, the SKU data, the median of the peer group.
 
-Facts of hardware are data/skus/*.yaml, every number with its source. Unknown is unknown, never a guess.
+SKU data are data/skus/*.yaml; each number has a source. Values that are not listed there are unknown.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 
-# Of two that differ nobody knows which is right; of three, two agree.
+# Two values that differ do not show which one is wrong; of three, two agree.
 MIN_PEERS = 3
-# Deviations from the fleet's median, in robust standard deviations, that chance hardly makes (Iglewicz and Hoaglin,
-# How to Detect and Handle Outliers, 1993)
+# Limit for outliers, in robust standard deviations below the median (Iglewicz and Hoaglin, How to Detect and Handle
+# Outliers, 1993)
 OUTLIER_DEVIATIONS = 3.5
-# The chance that a good fleet, however large, has even one that is flagged: what decides beyond some forty subjects
+# Probability that a healthy peer group of any size has an outlier; it sets the limit for more than about 40 subjects
 FALSE_ALARM_PROBABILITY = 0.01
-MODEL_SEPARATOR = " + "  # joins the names of unlike GPUs (bench.rank.describe_devices)
-_SLICE = " MIG "  # in the name that the driver gives to a slice: NVIDIA A100-SXM4-80GB MIG 1g.10gb
+MODEL_SEPARATOR = " + "  # joins the names of different GPU models (bench.rank.describe_devices)
+_MIG_INSTANCE = " MIG "  # in the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
 
 
 class Spec(Frozen):
-    """What the vendor says that the hardware can do at most, and where."""
+    """A peak value from the vendor's specification."""
 
     value: FiniteFloat = Field(gt=0)
     unit: str
@@ -37,14 +37,14 @@ class Spec(Frozen):
 
 
 class Sku(Frozen):
-    """One GPU model. ``nvml_names`` are matched exactly: a near miss is another GPU.
+    """One GPU model, identified by an exact match of ``nvml_names``.
 
-    ``spec`` has what of these is known: TFLOP/s without sparsity by type (bf16, fp16, tf32, fp8; fp32 without tensor
-    cores), and GB/s of ``hbm`` (read and write together), ``nvlink`` (one way, all links), ``nvlink_nccl`` (what NCCL
-    plans with of that) and ``pcie`` (one way). ``nvlinks`` is how many links there are.
+    Keys of ``spec``: bf16, fp16, tf32, fp8 (TFLOP/s without sparsity) and fp32 (TFLOP/s without tensor cores);
+    ``hbm`` (GB/s, reads plus writes), ``nvlink`` (GB/s unidirectional over all links), ``nvlink_nccl`` (the part of
+    nvlink that NCCL plans with) and ``pcie`` (GB/s unidirectional). ``nvlinks`` is the number of links.
 
-    ``nvls``: whether their switches sum (NVLink SHARP). ``across_nodes``: NVLink may join GPUs of several nodes.
-    ``bridged``: how many GPUs a bridge may join at most.
+    ``nvls``: the switches can reduce (NVLink SHARP). ``across_nodes``: NVLink can connect GPUs of several nodes.
+    ``gpus_per_bridge``: the largest number of GPUs that an NVLink bridge connects.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Sku(Frozen):
     nvlinks: int | None = None
     nvls: bool = False
     across_nodes: bool = False
-    bridged: int = 1
+    gpus_per_bridge: int = 1
     expected: Mapping[str, tuple[ReferenceValue, ...]] = {}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a value is held against, and who says so. ``deviation``: how far the fleet is spread, if it judges."""
+    """A reference value and its origin; ``peer_spread`` is the spread of the peer group if the value is its median."""
 
     value: float
     unit: str
@@ -71,13 +71,13 @@ class Reference:
 
     @property
     def label(self) -> str:
-        """Who says so, as text to show."""
+        """The origin as text, such as ``SKU NVIDIA H200 SXM`` or ``median of 8 subjects on NVIDIA H200``."""
         return f"{'median of' if self.kind is BasisKind.PEERS else self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
 class PeerGroup:
-    """The values of one metric on all GPUs of one model in this trial, or in one node of it."""
+    """The values of one metric on all GPUs of one model in this trial, or in one node if ``node`` is set."""
 
     model: str
     values: tuple[float, ...]
@@ -85,142 +85,144 @@ class PeerGroup:
 
     @cached_property
     def is_comparable(self) -> bool:
-        """Whether its members can be told from each other: unlike models are never compared."""
+        """Whether the group is large enough to find outliers and has one GPU model only."""
         return len(self.values) >= MIN_PEERS and MODEL_SEPARATOR not in self.model
 
     @property
     def gives_reference(self) -> bool:
-        """Whether it says what others of the model reach: of unnamed devices nobody knows that they are of one."""
+        """Whether the median is usable as a reference value; unnamed devices could be different models."""
         return bool(self.model) and self.is_comparable and self.median > 0
 
     @cached_property
     def median(self) -> float:
+        """The median of the values."""
         return median(self.values)
 
     @cached_property
     def spread(self) -> float:
+        """The robust standard deviation of the values."""
         return spread(self.values)
 
     @cached_property
     def outlier_distance(self) -> float:
-        """How far under the median chance may take a good one: the more there are, the farther it takes the last."""
-        return (
-            max(OUTLIER_DEVIATIONS, NormalDist().inv_cdf(1 - FALSE_ALARM_PROBABILITY / len(self.values))) * self.spread
-        )
+        """The distance below the median from which a value is an outlier; it increases with the size of the group."""
+        by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM_PROBABILITY / len(self.values))
+        return max(OUTLIER_DEVIATIONS, by_chance) * self.spread
 
     def is_low_outlier(self, value: float) -> bool:
-        """Whether ``value`` is too far under the median for chance."""
+        """Whether ``value`` is farther below the median than chance explains."""
         return self.is_comparable and self.median - value > self.outlier_distance
 
 
 @cache
 def skus() -> tuple[Sku, ...]:
-    """Every SKU that ships with seatrial. Raises ValueError when two claim the same NVML name."""
-    found = tuple(Sku.model_validate(sku) for sku in data_files.read_all("skus"))
-    names = [name for sku in found for name in sku.nvml_names]
+    """All SKUs that ship with seatrial. Raises ValueError if two of them have the same NVML name."""
+    loaded = tuple(Sku.model_validate(sku) for sku in data_files.read_all("skus"))
+    names = [name for sku in loaded for name in sku.nvml_names]
     if len(names) != len(set(names)):
-        raise ValueError(f"two SKU files claim one NVML name: {sorted(names)}")
-    return found
+        raise ValueError(f"data/skus: duplicate NVML name in {sorted(names)}")
+    return loaded
 
 
 @dataclass(frozen=True)
 class References:
-    """Everything there is to compare with, in the order of its rank, and what of the cluster decides what fits it.
+    """All reference values, and the properties of the cluster that select among them.
 
-    ``fabric`` is the class of the network between nodes, empty where it is not known; ``sliced`` the models of GPUs
-    that MIG has cut into parts.
+    ``fabric`` is the class of the network between nodes, empty if unknown; ``mig_models`` are GPU models in MIG mode.
     """
 
     site: Baseline | None = None
     skus: Sequence[Sku] = ()
     fabric: str = ""
     mig_models: frozenset[str] = frozenset()
-    _said: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
-    def find(self, key: str, facts: Mapping[str, JsonValue], fleet: PeerGroup, unit: str) -> Reference | str:
-        """The reference for ``key`` on the GPU and shape that ``facts`` name, or a sentence on what is not known.
+    def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
+        """The reference value for ``key`` on the hardware in ``facts``, or the reason why there is none.
 
-        The facts read are ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
+        Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
-        published = self.site_or_sku_reference(key, facts)
-        if isinstance(published, Reference):
-            return published if published.unit == unit else _other_unit(published, unit)
-        if not fleet.gives_reference:
-            return published
-        count = f"{len(fleet.values)} subjects on {fleet.model}" + (f" in {fleet.node}" if fleet.node else "")
-        source = f"{published}, and the fleet's own median says who is slower than the rest, not whether all are slow"
-        return Reference(fleet.median, unit, BasisKind.PEERS, count, source, fleet.spread)
+        reference = self.site_or_sku_reference(key, facts)
+        if isinstance(reference, Reference):
+            if reference.unit == unit:
+                return reference
+            return f"unit mismatch: {reference.label} is {reference.value:g} {reference.unit}, the metric is in {unit}"
+        if not peers.gives_reference:
+            return reference
+        name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
+        source = f"{reference}; comparison with peers finds slow subjects, but no uniform slowdown"
+        return Reference(peers.median, unit, BasisKind.PEERS, name, source, peers.spread)
 
     def site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
-        """What the site or SKU files say of ``key``, without regard to the fleet.
+        """The value of the site's baseline or of the SKU data, or the reason why there is none.
 
-        Where models are mixed, the one of which least is expected sets the pace, if it is known of all of them.
+        For mixed models it is the lowest value, if each model has one. Results are cached: thousands of GPUs share one.
         """
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
-        plain = type(gpu) is str and type(ranks) is int and type(nodes) is int
-        asked = (key, gpu, ranks, nodes) if plain else (key, repr(gpu), repr(ranks), repr(nodes))
-        if (said := self._said.get(asked)) is None:  # thousands of GPUs ask the same
-            said = self._said[asked] = self._published(key, facts)
-        return said
+        hashable = type(gpu) is str and type(ranks) is int and type(nodes) is int
+        cache_key = (key, gpu, ranks, nodes) if hashable else (key, repr(gpu), repr(ranks), repr(nodes))
+        if (reference := self._cache.get(cache_key)) is None:
+            reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
+        return reference
 
     @cached_property
     def without_site(self) -> References:
-        """The same without the site: what is known of its hardware."""
-        return replace(self, site=None, _said={})
+        """The same references without the site's baseline."""
+        return replace(self, site=None, _cache={})
 
-    def _published(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
+    def _site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
-        if self.site and (own := _of_site(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
-            return Reference(own.value, own.unit, BasisKind.SITE, self.site.name, own.source, required=own.required)
-        found = [self._of_model(key, facts, name) for name in gpu.split(MODEL_SEPARATOR)]
-        references = [one for one in found if isinstance(one, Reference)]
-        if len(references) < len(found) or len({one.unit for one in references}) > 1:
-            unknown = next((one for one in found if isinstance(one, str)), "their figures are in different units")
-            return f"{gpu} are mixed models, and {unknown}" if len(found) > 1 else unknown
-        slowest = min(references, key=lambda one: one.value)
-        return replace(slowest, name=f"{slowest.name}, the slowest of {gpu}") if len(found) > 1 else slowest
+        if self.site and (value := _site_value(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
+            name, source = self.site.name, value.source
+            return Reference(value.value, value.unit, BasisKind.SITE, name, source, required=value.required)
+        by_model = [self._sku_reference(key, facts, name) for name in gpu.split(MODEL_SEPARATOR)]
+        references = [reference for reference in by_model if isinstance(reference, Reference)]
+        if len(references) < len(by_model) or len({reference.unit for reference in references}) > 1:
+            reasons = [reason for reason in by_model if isinstance(reason, str)]
+            reason = reasons[0] if reasons else "their reference values have different units"
+            return f"mixed models ({gpu}): {reason}" if len(by_model) > 1 else reason
+        lowest = min(references, key=lambda reference: reference.value)
+        return replace(lowest, name=f"{lowest.name}, slowest of {gpu}") if len(by_model) > 1 else lowest
 
     def sku(self, gpu: str) -> Sku | str:
-        """What is known of a model by its NVML name, or why nothing is."""
-        if _SLICE in gpu or gpu in self.mig_models:
-            return f"{gpu} is cut into MIG slices: what is known of the whole GPU does not apply to a part of it"
-        found = next((sku for sku in self.skus if gpu in sku.nvml_names), None)
-        return found or f"no SKU data for {gpu or 'an unnamed device'}"
+        """The SKU with this NVML name, or the reason why there is none."""
+        if _MIG_INSTANCE in gpu or gpu in self.mig_models:
+            return f"MIG enabled on {gpu}: reference values of the whole GPU do not apply to MIG instances"
+        sku = next((sku for sku in self.skus if gpu in sku.nvml_names), None)
+        return sku or f"no SKU data for {gpu or 'an unnamed device'}"
 
-    def _of_model(self, key: str, facts: Mapping[str, JsonValue], gpu: str) -> Reference | str:
+    def _sku_reference(self, key: str, facts: Mapping[str, JsonValue], gpu: str) -> Reference | str:
         sku = self.sku(gpu)
         if isinstance(sku, str):
             return sku
-        if expected := _fitting(sku.expected.get(key, ()), facts, "", self.fabric):
-            value, unit, source = expected.value, expected.unit, expected.source
-            return Reference(value, unit, BasisKind.SKU, sku.name, source, required=expected.required)
+        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.fabric):
+            return Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source, required=value.required)
         nodes = facts.get("nodes")
-        fabric = f" over {self.fabric or 'a network of unknown class'}" if isinstance(nodes, int) and nodes > 1 else ""
-        return f"{sku.name} has no known {key} for {facts.get('world_size')} GPUs on {nodes} nodes{fabric}"
+        fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
+        return f"{sku.name} has no reference value {key} for {facts.get('world_size')} GPUs on {nodes} nodes{fabric}"
 
 
 NO_REFERENCES = References()
 
 
 def references_for(links: Links, site: Baseline | None) -> References:
-    """The site's baseline and the SKU files, for a cluster with these links."""
+    """The site's baseline and the SKU data, for a cluster with these links."""
     return References(site, skus(), links.fabric, links.mig_models)
 
 
-def _other_unit(reference: Reference, unit: str) -> str:
-    return f"{reference.label} has it in {reference.unit!r} ({reference.value:g}), which is not compared with {unit!r}"
-
-
-def _of_site(
+def _site_value(
     values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
 ) -> ReferenceValue | None:
-    """As ``_fitting``; a figure across nodes is of the very network that it was learned on, or of an unknown one."""
-    return _fitting([one for one in values if one.nodes == 1 or one.fabric], facts, gpu, fabric)
+    """As ``_matching_value``, but a value for several nodes needs a known fabric."""
+    return _matching_value([value for value in values if value.nodes == 1 or value.fabric], facts, gpu, fabric)
 
 
-def _fitting(
+def _matching_value(
     values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
 ) -> ReferenceValue | None:
+    """The first value for this number of ranks and nodes, this GPU model and this fabric."""
     shape = (facts.get("world_size"), facts.get("nodes"), gpu)
-    fits = (one for one in values if (one.gpus, one.nodes, one.gpu) == shape and one.fabric in ("", fabric))
-    return next(fits, None)
+    for value in values:
+        if (value.gpus, value.nodes, value.gpu) == shape and value.fabric in ("", fabric):
+            return value
+    return None

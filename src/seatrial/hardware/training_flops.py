@@ -1,4 +1,4 @@
-"""What a training has to compute for a token, as its check recorded it or the trial's options foretell it."""
+"""Floating-point operations per token of a training run, from the facts of its check or from the trial's options."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-MFU, SPEED = "mfu", "tokens_per_second_per_gpu"
-BOUNDED_METRICS = (
-    MFU,
-    SPEED,
-)  # the figures that arithmetic bounds: NAME, or NAME.RUN where a check trains several times
-_METRIC = re.compile(rf"(?:(?P<share>{MFU})|{SPEED})(?P<end>(?:\.\w+)?)")
-# Which line of a SKU's spec is the most that such products reach. torch may round fp32 to TF32, where it is told to
-_LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
-_MOST_FLOPS = 1e18  # of a token, by no model that there is
+MFU, TOKENS_PER_GPU = "mfu", "tokens_per_second_per_gpu"
+# Metrics with a bound from arithmetic: NAME, or NAME.RUN if a check trains several times
+BOUNDED_METRICS = (MFU, TOKENS_PER_GPU)
+_METRIC = re.compile(rf"(?:(?P<mfu>{MFU})|{TOKENS_PER_GPU})(?P<run>(?:\.\w+)?)")
+# Compute precision -> line of a SKU's spec with its peak. torch can be set to run fp32 products in TF32.
+_SPEC_LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
+_MAX_FLOPS_PER_TOKEN = 1e18  # more than any existing model needs
 
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """``flops``: of a token, None where nobody told; ``line``: of a SKU's spec. ``share``: it is of an MFU, in %."""
+    """``flops_per_token`` is None if not recorded; ``spec_line`` names a line of a SKU's spec; MFU is in percent."""
 
     flops_per_token: float | None
     spec_line: str
@@ -29,19 +27,20 @@ class TrainingWork:
 
 
 def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork | None:
-    """By the fact ``run`` of the training that ``metric`` is of, or ``load``. None for what is no training, and where
-    the facts do not say in which type it multiplies.
+    """The work behind a training metric, from the fact ``run`` or ``load``.
+
+    None if ``metric`` is no training metric, or if the facts do not name the precision.
     """
     match = _METRIC.fullmatch(metric)
-    load = facts.get(f"run{match['end']}") or facts.get("load") if match else None
+    load = facts.get(f"run{match['run']}") or facts.get("training") if match else None
     if not match or not isinstance(load, Mapping):
         return None
-    line = _LINES.get(str(load.get("precision")).partition(" ")[0])
-    return TrainingWork(_count(load.get("flops_per_token")), line, bool(match["share"])) if line else None
+    spec_line = _SPEC_LINES.get(str(load.get("precision")).partition(" ")[0])
+    return TrainingWork(_flops(load.get("flops_per_token")), spec_line, bool(match["mfu"])) if spec_line else None
 
 
-def _count(value: JsonValue) -> float | None:
-    """Floating-point operations; None for what a record may hold in their place, of which nothing follows."""
+def _flops(value: JsonValue) -> float | None:
+    """Floating-point operations; None if the recorded value is no plausible number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if 1 <= value < _MOST_FLOPS else None
+    return float(value) if 1 <= value < _MAX_FLOPS_PER_TOKEN else None

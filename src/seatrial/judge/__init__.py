@@ -1,4 +1,4 @@
-"""Measurements × rules × baselines → verdicts and a decision. Pure: no clock, no file but our own data, no GPU."""
+"""Measurements, rules and reference values → verdicts. Pure: no clock, no GPU, no files except seatrial's own data."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ def judge(
     site: Baseline | None = None,
     retries: Sequence[Measurement] | None = (),
 ) -> tuple[Verdict, ...]:
-    """Verdicts on every check of a trial, in the trial's order, those that nobody measured among them.
+    """Verdicts on all checks of a trial, in the trial's order, including checks without a measurement.
 
-    ``jobs`` say at how many places a check was to be measured: at fewer, what the others brought is not enough.
-    ``site`` is what good runs of this site reached. ``repeats`` are second measurements of what fell short at first:
-    they bear a FAIL out, or not, and speak of nothing else. None: they are still to come.
+    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline. ``retries`` are
+    second measurements of checks that failed; they confirm or lift a FAIL. None: the retries are not made yet.
     """
-    known = references_for(links.read(measurements, checks), site)
+    references = references_for(links.read(measurements, checks), site)
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
@@ -44,41 +43,45 @@ def judge(
         elif name not in checks:
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
-            check, own = checks[name], by_check.get(name, ())
+            check, first = checks[name], by_check.get(name, ())
             verdicts += coverage_errors(name, config.cluster, jobs, by_check)
-            verdicts += unevaluated_thresholds(name, setting, own, config.name)
-            first = judge_check(check, own, setting.expect, config.name, known)
-            verdicts += error_counters.verdicts(check, own)
-            verdicts += values_above_peak(check, own, known)
+            verdicts += unevaluated_thresholds(name, setting, first, config.name)
+            first_verdicts = judge_check(check, first, setting.expect, config.name, references)
+            verdicts += error_counters.verdicts(check, first)
+            verdicts += values_above_peak(check, first, references)
             if retries is None:
-                verdicts += first
+                verdicts += first_verdicts
                 continue
-            more = [measurement for measurement in retries if measurement.check == name]
-            second = judge_check(check, more, setting.expect, config.name, known) if more else []
-            verdicts += retry.combined_verdicts(check, first, own, second, more)
-            verdicts += error_counters.verdicts(check, more)
-            verdicts += values_above_peak(check, more, known)
+            second = [measurement for measurement in retries if measurement.check == name]
+            second_verdicts = judge_check(check, second, setting.expect, config.name, references) if second else []
+            verdicts += retry.combined_verdicts(check, first_verdicts, first, second_verdicts, second)
+            verdicts += error_counters.verdicts(check, second)
+            verdicts += values_above_peak(check, second, references)
     return tuple(verdicts)
 
 
 def checks_to_retry(
     config: Config,
     measurements: Sequence[Measurement],
-    repeats: Sequence[Measurement],
+    retries: Sequence[Measurement],
     checks: Mapping[str, Check],
     site: Baseline | None = None,
 ) -> dict[str, str]:
-    """The checks that fell short of a figure of performance, with what they fell short of, and were measured once only.
+    """The checks with failed performance metrics and without a complete retry, each with a summary of its failures.
 
-    A check that could not be measured somewhere is none of them: first it is to be measured everywhere.
+    Checks with an error in any measurement are not retried.
     """
-    known = references_for(links.read(measurements, checks), site)
-    found: dict[str, str] = {}
+    references = references_for(links.read(measurements, checks), site)
+    failures_by_check: dict[str, str] = {}
     for name, setting in config.checks.items():
-        own, more = ([one for one in every if one.check == name] for every in (measurements, repeats))
-        if name in checks and own and not any(one.error for one in own) and not retry.covers_same_subjects(own, more):
-            first = judge_check(checks[name], own, setting.expect, config.name, known)
-            figures = [one.summary for one in retry.retryable_failures(checks[name], first)]
-            more_of_them = f", and {len(figures) - 1} more" if len(figures) > 1 else ""
-            found |= {name: figures[0] + more_of_them} if figures else {}
-    return found
+        first = [measurement for measurement in measurements if measurement.check == name]
+        second = [measurement for measurement in retries if measurement.check == name]
+        if name not in checks or not first or any(measurement.error for measurement in first):
+            continue
+        if retry.covers_same_subjects(first, second):
+            continue
+        verdicts = judge_check(checks[name], first, setting.expect, config.name, references)
+        if failures := [verdict.summary for verdict in retry.retryable_failures(checks[name], verdicts)]:
+            others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+            failures_by_check[name] = failures[0] + others
+    return failures_by_check

@@ -1,4 +1,4 @@
-"""Whether a rule applies where a check measured: the facts that its ``where`` names, and why it does not."""
+"""Whether a rule is applicable: its required facts compared with the measured ones, and the reason if they differ."""
 
 from __future__ import annotations
 
@@ -9,83 +9,86 @@ from pydantic import JsonValue
 
 from seatrial.judge.groups import MeasurementGroup, gpu_model
 
-# What it means that such a fact is otherwise; a check that knows more says so itself: "no: task/cgroup is not loaded"
-_MEANING = {
-    "clock_status_readable": "whether the clock is synchronised could not be read",
-    "comparable": "there are too few of them to be compared with each other",
-    "configuration_compared": "the nodes' configuration could not be compared with the controller's",
+# Text for a fact without the required value. A check may give a more specific one: "no: task/cgroup is not loaded"
+_REASON_TEXTS = {
+    "clock_status_readable": "the clock synchronisation status is not readable",
+    "comparable": "too few to compare with each other",
+    "configuration_compared": "the configuration of the nodes was not compared with the controller's",
     "examined": "no path is shared by all nodes",
-    "gpus_expected": "the trial promises no GPUs",
-    "has_memory_repair": "the GPUs have neither row remapping nor page retirement",
-    "has_usable_gpu": "there is no usable GPU",
+    "gpus_expected": "cluster.gpus_per_node is not set",
+    "has_memory_repair": "the GPUs support neither row remapping nor page retirement",
+    "has_usable_gpu": "no usable GPU",
     "inodes_limited": "the filesystem has no fixed number of inodes",
-    "joined": "the GPUs are joined by {}, where pairs may share links by design",
+    "link": "the GPUs are connected by {}, where pairs may share links by design",
     "memory_limit_tested": "Slurm enforces no memory limit",
-    "nvlink": "no NVLink joins the GPUs",
-    "paths_from": "the paths are those of the {}",
-    "peers": "the GPUs cannot reach each other's memory",
-    "rdma_present": "there is no RDMA device",
-    "several_nodes": "there is one node only",
-    "sockets_expected": "the trial says that sockets are meant",
-    "time_limit_tested": "the time limit is tried only where the option time_limit asks for it",
-    "retried": "no pair was tried again without the others, which alone tells what they share",
-    "usable": "no path can be written to",
+    "nvlink": "the GPUs are not connected by NVLink",
+    "p2p_available": "the GPUs have no peer-to-peer access",
+    "paths_from": "the paths come from the {}",
+    "rdma_present": "no RDMA device",
+    "retried": "no pair was measured without concurrent pairs, which is needed to detect shared links",
+    "several_nodes": "single node",
+    "sockets_expected": "the option sockets_expected is set",
+    "time_limit_tested": "the option time_limit is not set",
+    "usable": "no path is writable",
     "verbs_accessible": "no RDMA device can be opened",
 }
 
 
-def mismatched_facts(where: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
-    """The facts that are otherwise than a rule asks; one that was not recorded does not count as otherwise."""
-    return [fact for fact, value in where.items() if facts.get(fact, value) != value]
+def mismatched_facts(applies_if: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+    """The names of the facts that differ from the values in ``applies_if``; missing facts do not count."""
+    return [name for name, required in applies_if.items() if facts.get(name, required) != required]
 
 
-def not_applicable_reason(where: Mapping[str, str], outside: Sequence[str], facts: Mapping[str, JsonValue]) -> str:
-    """Why a rule does not apply. ``outside``: the names of the facts that are otherwise than ``where`` asks."""
-    return "; ".join(dict.fromkeys(_otherwise(name, where[name], facts) for name in outside))
+def not_applicable_reason(
+    applies_if: Mapping[str, str], mismatched: Sequence[str], facts: Mapping[str, JsonValue]
+) -> str:
+    """Why a rule is not applicable; ``mismatched`` are the names of the facts that differ from ``applies_if``."""
+    return "; ".join(dict.fromkeys(_mismatch_text(name, applies_if[name], facts) for name in mismatched))
 
 
-def _otherwise(name: str, wanted: str, facts: Mapping[str, JsonValue]) -> str:
+def _mismatch_text(name: str, required: str, facts: Mapping[str, JsonValue]) -> str:
     actual = facts[name]
-    word, _, why = str(actual).partition(": ")
-    plain = name.removeprefix("has_").replace("_", " ")
-    if word == "no" and why:
-        return why
+    value, _, explanation = str(actual).partition(": ")
+    noun = name.removeprefix("has_").replace("_", " ")
+    if value == "no" and explanation:
+        return explanation
     if name.startswith("has_") and (facts.get("backend") == "cpu" or facts.get("has_usable_gpu") == "no"):
-        return _MEANING["has_usable_gpu"]
-    if name in _MEANING:
-        return _MEANING[name].format(actual)
-    if word != "no":
-        return f"the {plain} is {actual} here, not {wanted}"
-    return f"the GPUs have no {plain}" if name.startswith("has_") else f"no {plain} here"
+        return _REASON_TEXTS["has_usable_gpu"]
+    if name in _REASON_TEXTS:
+        return _REASON_TEXTS[name].format(actual)
+    if value != "no":
+        return f"{noun} is {actual}, not {required}"
+    return f"the GPUs have no {noun}" if name.startswith("has_") else f"no {noun}"
 
 
 class PeerApplicability:
-    """Where a rule applies, by device, asked of a fleet once: what applies to one device applies to its like."""
+    """The device models to which a rule applies, computed once for all measurement groups of a check."""
 
-    def __init__(self, groups: Sequence[MeasurementGroup], where: Mapping[str, str]) -> None:
-        self._groups, self._where = groups, where
+    def __init__(self, groups: Sequence[MeasurementGroup], applies_if: Mapping[str, str]) -> None:
+        self._groups, self._applies_if = groups, applies_if
 
     @cached_property
-    def _applies(self) -> dict[tuple[str, str], str]:
-        inside = (
-            one for one in reversed(self._groups) if one.is_per_gpu and not mismatched_facts(self._where, one.facts)
-        )
-        return {_device(one.facts): one.subject for one in inside}
+    def _subject_by_model(self) -> dict[tuple[str, str], str]:
+        return {
+            _device_model(group.facts): group.subject
+            for group in reversed(self._groups)
+            if group.is_per_gpu and not mismatched_facts(self._applies_if, group.facts)
+        }
 
-    def applicable_peer(self, group: MeasurementGroup, otherwise: Sequence[str]) -> str:
-        """A like place where the rule applies, though it does not to ``group``; empty where there is none.
+    def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
+        """A subject with the same device model to which the rule applies, although it does not apply to ``group``.
 
-        A place without a GPU, among others with one, has lost it. Of NVLink one card may have less than the next of
-        its model: bridges are bought apart. Nodes may be unlike in everything.
+        Empty if there is none. A subject without a GPU among subjects with GPUs counts too: its GPU is lost. NVLink
+        facts are exempt, since NVLink bridges are optional, and so are checks of nodes, which may differ.
         """
-        if not group.is_per_gpu or all("nvlink" in fact for fact in otherwise):
+        if not group.is_per_gpu or any("nvlink" in name for name in mismatched):
             return ""
-        own, found = _device(group.facts), self._applies
-        lost = (place for (gpu, _), place in found.items() if gpu and not own[0])
-        return found.get(own) or next(lost, "")
+        model = _device_model(group.facts)
+        gpu_subjects = (subject for (gpu, _), subject in self._subject_by_model.items() if gpu and not model[0])
+        return self._subject_by_model.get(model) or next(gpu_subjects, "")
 
 
-def _device(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
-    """The GPU, or without one the CPU."""
+def _device_model(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
+    """The model of the GPU, and without a GPU that of the CPU."""
     gpu = gpu_model(facts)
     return gpu, "" if gpu else str(facts.get("cpu") or "")

@@ -1,4 +1,4 @@
-"""Verdicts → the decision. It fails closed: only what was measured, judged and found good is accepted."""
+"""The decision on a trial; it fails closed: ACCEPTED needs every required check measured, evaluated and good."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from seatrial.checks.base import Check
 from seatrial.model import CLUSTER, Decision, DecisionValue, Measurement, Outcome, Reason, Verdict, worst
 from seatrial.util.text import and_more
 
-Outcomes = Mapping[str, Set[Outcome]]  # which outcomes each check has
-_NAMED = 3  # how many places the decision names of a check
+Outcomes = Mapping[str, Set[Outcome]]  # check → its outcomes
+_MAX_NAMED = 3  # subjects listed per check
 _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 
 
@@ -24,25 +24,27 @@ def decide(
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
 ) -> Decision:
-    """The one answer for a trial whose checks are ``required`` (name → whether the decision needs it).
+    """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
-    A SKIP or an ERROR that has a basis says which threshold was not evaluated: the reason of the decision lists both.
-    ``obstacles`` stand against acceptance whatever the verdicts are: the trial ended before its time, say.
-    ``recorded_only``, see below: nothing is accepted or refused by these metrics, and the reason says that there are
-    some.
+    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of the
+    decision lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
     """
-    outcomes = _outcomes(verdicts)
-    if failed := sorted(name for name, given in outcomes.items() if Outcome.FAIL in given):
-        value, reason = DecisionValue.REJECTED, f"{_count(failed)} failed: {', '.join(_failed(failed, verdicts))}"
+    outcomes = _outcomes_by_check(verdicts)
+    if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
+        value, reason = (
+            DecisionValue.REJECTED,
+            f"{_count(failed)} failed: {', '.join(_failed_checks(failed, verdicts))}",
+        )
     else:
-        skipped, errors = (_without_value(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
-        if missing := [*filter(None, blockers), *_missing(required, outcomes, excluded_checks)]:
+        skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
+        if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
             value, reason = DecisionValue.INCOMPLETE, "; ".join([*missing, *errors])
         else:
-            parts = [_passed(required, outcomes), *skipped, *errors]
+            parts = [_passed_checks(required, outcomes), *skipped, *errors]
             if metrics_without_threshold:
+                verb = "has" if len(metrics_without_threshold) == 1 else "have"
                 parts.append(
-                    f"of {_count([*metrics_without_threshold])} the report lists figures that were recorded and judged by nothing"
+                    f"{_count([*metrics_without_threshold])} {verb} metrics without a threshold (listed in the report)"
                 )
             value, reason = DecisionValue.ACCEPTED, "; ".join(parts)
     return Decision(
@@ -57,80 +59,82 @@ def decide(
 def metrics_without_threshold(
     checks: Mapping[str, Check], measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
 ) -> dict[str, tuple[str, ...]]:
-    """By check, the metrics of performance that no verdict is on: ``algbw.*``, ``busbw.* other than 1GiB``."""
+    """Check → performance metrics without a verdict, such as ``algbw.*`` and ``busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
-    with_performance = {name for name, check in checks.items() if check.performance_metrics}
-    for one in (one for one in measurements if one.metrics and one.check in with_performance):
-        recorded.setdefault(one.check, set()).update(map(attrgetter("name"), one.metrics))
-    given = set(map(attrgetter("check", "metric", "outcome"), verdicts))  # few of very many
-    judged = {(check, metric) for check, metric, outcome in given if outcome is not Outcome.SKIP}
-    families = {name: tuple(_families(checks[name], metrics, judged)) for name, metrics in recorded.items()}
+    performance_checks = {name for name, check in checks.items() if check.performance_metrics}
+    for measurement in measurements:
+        if measurement.metrics and measurement.check in performance_checks:
+            recorded.setdefault(measurement.check, set()).update(map(attrgetter("name"), measurement.metrics))
+    distinct = set(map(attrgetter("check", "metric", "outcome"), verdicts))  # far fewer than verdicts
+    evaluated = {(check, metric) for check, metric, outcome in distinct if outcome is not Outcome.SKIP}
+    families = {name: tuple(_families(checks[name], metrics, evaluated)) for name, metrics in recorded.items()}
     return {name: members for name, members in families.items() if members}
 
 
-def _families(check: Check, recorded: Iterable[str], judged: Set[tuple[str, str]]) -> Iterator[str]:
-    """The families of metrics that no verdict is on, or not on all of their members."""
+def _families(check: Check, recorded: Iterable[str], evaluated: Set[tuple[str, str]]) -> Iterator[str]:
+    """The families of metrics with at least one member without a verdict."""
     families: dict[str, list[str]] = {}
-    for pattern in check.performance_metrics:  # which are in the order of their weight
+    for pattern in check.performance_metrics:  # in order of importance
         for metric in sorted(metric for metric in recorded if fnmatchcase(metric, pattern)):
             members = families.setdefault(metric.partition(".")[0], [])
             members += [metric] if metric not in members else []
     for family, members in families.items():
-        held = [metric.partition(".")[2] for metric in members if (check.name, metric) in judged]
-        if len(members) == len(held) + 1:
-            yield next(metric for metric in members if (check.name, metric) not in judged)
-        elif len(members) > len(held):
-            yield f"{family}.*" + (f" other than {' '.join(held)}" if held else "")
+        with_verdict = [metric.partition(".")[2] for metric in members if (check.name, metric) in evaluated]
+        if len(members) == len(with_verdict) + 1:
+            yield next(metric for metric in members if (check.name, metric) not in evaluated)
+        elif len(members) > len(with_verdict):
+            yield f"{family}.*" + (f" other than {' '.join(with_verdict)}" if with_verdict else "")
 
 
-def _outcomes(verdicts: Sequence[Verdict]) -> Outcomes:
+def _outcomes_by_check(verdicts: Sequence[Verdict]) -> Outcomes:
     outcomes: dict[str, set[Outcome]] = {}
-    for check, outcome in set(map(attrgetter("check", "outcome"), verdicts)):  # few of very many
+    for check, outcome in set(map(attrgetter("check", "outcome"), verdicts)):  # far fewer than verdicts
         outcomes.setdefault(check, set()).add(outcome)
     return outcomes
 
 
-def _failed(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Each with the places at fault, where it knows of any but the cluster."""
-    bad = [one for one in verdicts if one.outcome is Outcome.FAIL]
+def _failed_checks(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Each failed check with its failed subjects, except the cluster."""
+    failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL]
     for name in names:
-        places = dict.fromkeys(one.subject for one in bad if one.check == name and one.subject != CLUSTER)
-        yield f"{name} on {and_more(list(places), _NAMED)}" if places else name
+        subjects = dict.fromkeys(verdict.subject for verdict in failed if verdict.check == name)
+        subjects.pop(CLUSTER, None)
+        yield f"{name} on {and_more(list(subjects), _MAX_NAMED)}" if subjects else name
 
 
-def _without_value(verdicts: Sequence[Verdict], outcome: Outcome) -> list[str]:
-    """The reason of each such verdict that is about a threshold."""
+def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[str]:
+    """The messages of the verdicts with this outcome that are about a threshold of the trial."""
     return [
-        one.message
-        for one in verdicts
-        if one.outcome is outcome and one.basis and Reason.ABOVE_PHYSICAL_LIMIT not in one.reasons
+        verdict.message
+        for verdict in verdicts
+        if verdict.outcome is outcome and verdict.basis and Reason.ABOVE_PHYSICAL_LIMIT not in verdict.reasons
     ]
 
 
-def _missing(required: Mapping[str, bool], outcomes: Outcomes, left_out: Mapping[str, str]) -> list[str]:
-    """Every reason why nothing can be accepted yet, in words."""
+def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_checks: Mapping[str, str]) -> list[str]:
+    """The reasons against acceptance: excluded, inconclusive and missing checks."""
     needed = [name for name, is_required in required.items() if is_required]
-    given = {name: outcomes.get(name, set()) for name in needed}
-    reasons = [f"{name} was left out by {flag}" for name, flag in left_out.items() if name in needed]
-    for name, of_check in given.items():
-        if name not in left_out and worst(of_check) not in _GOOD:
+    by_check = {name: outcomes.get(name, set()) for name in needed}
+    reasons = [f"{name} was excluded by {option}" for name, option in excluded_checks.items() if name in needed]
+    for name, of_check in by_check.items():
+        if name not in excluded_checks and worst(of_check) not in _GOOD:
             reasons.append(f"{name} is {worst(of_check)}")
-    if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in given.values() for outcome in of_check):
-        reasons.append("nothing that the decision needs was measured")
+    if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in by_check.values() for outcome in of_check):
+        reasons.append("no required check was measured")
     return reasons
 
 
-def _passed(required: Mapping[str, bool], outcomes: Outcomes) -> str:
-    """What passed, what did not apply, and where somebody should look."""
-    given = {name: worst(outcomes.get(name, ())) for name in required}
-    skipped = sorted(name for name, outcome in given.items() if outcome is Outcome.SKIP)
-    warned = sorted(name for name, outcome in given.items() if outcome is Outcome.WARN)
-    unknown = [f"{name} is {outcome}" for name, outcome in given.items() if outcome not in _GOOD]
+def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
+    """The number of passed checks, and the names of checks with SKIP, WARN or no result."""
+    outcome_by_check = {name: worst(outcomes.get(name, ())) for name in required}
+    skipped = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.SKIP)
+    warned = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.WARN)
+    inconclusive = [f"{name} is {outcome}" for name, outcome in outcome_by_check.items() if outcome not in _GOOD]
     passed = [name for name, is_required in required.items() if is_required and name not in skipped]
     reason = f"{_count(passed)} passed"
-    reason += f", {len(skipped)} did not apply ({', '.join(skipped)})" if skipped else ""
-    reason += f", with warnings in {', '.join(warned)}" if warned else ""
-    return reason + (f"; not required, and not known: {', '.join(unknown)}" if unknown else "")
+    reason += f", {len(skipped)} not applicable ({', '.join(skipped)})" if skipped else ""
+    reason += f", warnings in {', '.join(warned)}" if warned else ""
+    return reason + (f"; not required and inconclusive: {', '.join(inconclusive)}" if inconclusive else "")
 
 
 def _count(names: Sequence[str]) -> str:

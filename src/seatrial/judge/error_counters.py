@@ -1,7 +1,6 @@
-"""Error counters around a check: what grew, what could not be read, and where nobody read any.
+"""Verdicts and insights on the error counters that are read before and after a check.
 
-A verdict for each thing that is wrong, and none for what is not: thousands of ranks bring a fact each. That nothing
-grew is an insight.
+Only problems have verdicts, since thousands of ranks report a fact each. "No increase" is an insight.
 """
 
 from __future__ import annotations
@@ -24,100 +23,122 @@ from seatrial.model import (
 )
 from seatrial.util.text import and_more
 
-_NAMED = 6  # how many counters or places a sentence names
-_NOT_ZERO = "what was not read may have grown"
-_SILENT = {"read", "lacks"}  # all that a place has to say where counters were read and none grew
+_MAX_NAMED = 6  # counters or subjects listed in one message
+_UNKNOWN_INCREASE = "they may have increased"
+_HEALTHY_KEYS = {"read", "not_supported"}  # the only keys of a fact if counters were read and none increased
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)
 
 
 def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]:
-    """On one check: of every GPU that it ran on there must be such a fact.
+    """Verdicts on increased and unreadable error counters of each GPU that the check used.
 
-    Beside an error of the check itself, only what grew is told: that the rest is not known is clear.
+    If the check itself has an error, only increases are reported.
     """
-    odd = [(one, fact) for one in measured if not _is_fine(fact := one.facts.get(ERROR_COUNTERS))]
-    sound = not odd or not any(one.error for one in measured)
-    to_be_read = sound and check.reads_error_counters
-    refused: dict[str, dict[str, None]] = {}
-    for one, fact in odd:
+    problems = [
+        (measurement, fact)
+        for measurement in measured
+        if not _is_healthy(fact := measurement.facts.get(ERROR_COUNTERS))
+    ]
+    no_error = not problems or not any(measurement.error for measurement in measured)
+    required = no_error and check.reads_error_counters
+    unavailable: dict[str, dict[str, None]] = {}
+    for measurement, fact in problems:
         if fact is not None:
             try:
-                yield from _of_place(check.name, one, fact, sound, refused)
+                yield from _subject_verdicts(check.name, measurement, fact, no_error, unavailable)
             except _MALFORMED:
-                yield _error(check.name, one.subject, f"this is no account of error counters: {fact!s:.200}")
-        elif to_be_read and "/gpu" in one.subject and not one.skipped:
-            yield _error(check.name, one.subject, f"the error counters of this GPU were not read: {_NOT_ZERO}")
-    for why, names in refused.items() if sound else ():
-        detail = f"{and_more(list(names), _NAMED)}: {why}"
+                yield _error(check.name, measurement.subject, f"malformed fact {ERROR_COUNTERS}: {fact!s:.200}")
+        elif required and "/gpu" in measurement.subject and not measurement.skipped:
+            detail = f"the error counters of this GPU were not read; {_UNKNOWN_INCREASE}"
+            yield _error(check.name, measurement.subject, detail)
+    for reason, names in unavailable.items() if no_error else ():
+        detail = f"{and_more(list(names), _MAX_NAMED)}: {reason}"
         yield Verdict(check.name, CLUSTER, Outcome.SKIP, reasons=(Reason.COUNTERS_UNAVAILABLE,), detail=detail)
 
 
-def _is_fine(fact: Any) -> bool:
-    """Whether counters were read at this place, and there is nothing else to tell."""
-    read = fact.get("read") if isinstance(fact, dict) and fact.keys() <= _SILENT else None
-    return type(read) is int and read > 0
+def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
+    """For each check with error counters: the number of counters and GPUs, and the counters that increased."""
+    summaries: dict[str, _CheckSummary] = {}
+    for measurement in measurements:
+        if (fact := measurement.facts.get(ERROR_COUNTERS)) is not None:
+            summary = summaries.get(measurement.check) or summaries.setdefault(measurement.check, _CheckSummary())
+            summary.add(measurement.subject, fact)
+    for check, summary in summaries.items():
+        if summary.counts:
+            yield Insight(check=check, title="Error counters", text=summary.text)
 
 
-def _read(fact: Mapping[str, Any]) -> int:
-    """How many counters. Raises TypeError, KeyError where nobody says."""
+def _is_healthy(fact: Any) -> bool:
+    """Whether counters were read, none increased and none was unreadable."""
+    count = fact.get("read") if isinstance(fact, dict) and fact.keys() <= _HEALTHY_KEYS else None
+    return type(count) is int and count > 0
+
+
+def _counters_read(fact: Mapping[str, Any]) -> int:
+    """The number of counters that were read. Raises TypeError or KeyError if the fact has none."""
     if type(fact["read"]) is not int:
         raise TypeError(fact["read"])
     return fact["read"]
 
 
-def _of_place(
-    check: str, one: Measurement, fact: Any, sound: bool, refused: dict[str, dict[str, None]]
+def _subject_verdicts(
+    check: str, measurement: Measurement, fact: Any, no_error: bool, unavailable: dict[str, dict[str, None]]
 ) -> Iterator[Verdict]:
-    read = _read(fact)
-    yield from _grown(check, one, fact)
+    count, subject = _counters_read(fact), measurement.subject
+    yield from _increase_verdicts(check, measurement, fact)
     for xid in dict.fromkeys(fact.get("xids", ())):
-        if (counter := counter_definitions().for_xid(xid)).level != "told":
-            yield _verdict(check, one.subject, "xid", counter, Outcome(counter.level), [f"Xid {xid}"])
-    if not sound:
+        if (counter := counter_definitions().for_xid(xid)).level != "info":
+            yield _increase_verdict(check, subject, "xid", counter, Outcome(counter.level), [f"Xid {xid}"])
+    if not no_error:
         return
-    if unread := fact.get("unread"):
-        names = and_more([f"{name} ({why})" for name, why in unread.items()], _NAMED)
-        yield _error(check, one.subject, f"error counters could not be read: {names}: {_NOT_ZERO}")
-    elif not read and not fact.get("denied") and not fact.get("lacks"):
-        yield _error(check, one.subject, f"no error counter was read, and nobody says why: {_NOT_ZERO}")
-    without = {} if read or unread else fact.get("lacks", {})  # else it is enough that an insight tells of them
-    for why, names in (*fact.get("denied", {}).items(), *without.items()):
-        refused.setdefault(why, {}).update(_without_place(names))
+    if unreadable := fact.get("unreadable"):
+        names = and_more([f"{name} ({reason})" for name, reason in unreadable.items()], _MAX_NAMED)
+        yield _error(check, subject, f"error counters not readable: {names}; {_UNKNOWN_INCREASE}")
+    elif not count and not fact.get("permission_denied") and not fact.get("not_supported"):
+        yield _error(check, subject, f"no error counter was read, and no reason is recorded; {_UNKNOWN_INCREASE}")
+    # unsupported counters beside readable ones are listed in the insight only
+    not_supported = {} if count or unreadable else fact.get("not_supported", {})
+    for reason, names in (*fact.get("permission_denied", {}).items(), *not_supported.items()):
+        unavailable.setdefault(reason, {}).update(_counter_names(names))
 
 
-def _without_place(names: Iterable[str]) -> dict[str, None]:
-    """``gpu3 xid`` → ``xid``: what may not be read on one GPU may be read on none of its kind."""
+def _counter_names(names: Iterable[str]) -> dict[str, None]:
+    """``gpu3 xid`` → ``xid``, to list a counter once for all GPUs."""
     return dict.fromkeys(name.partition(" ")[2] or name for name in names)
 
 
-def _grown(check: str, one: Measurement, fact: Mapping[str, Any]) -> Iterator[Verdict]:
-    """A verdict for each counter of the GPU, and one for all ports of its node that counted the same."""
-    minutes, node = max(1.0, one.seconds / 60), one.subject.partition("/")[0]
-    found: dict[tuple[str, str, Outcome], list[str]] = {}
-    for place, counters in fact.get("grew", {}).items():
-        kind, subject = (counter_definitions().port, node) if "/" in place else (counter_definitions().gpu, one.subject)
+def _increase_verdicts(check: str, measurement: Measurement, fact: Mapping[str, Any]) -> Iterator[Verdict]:
+    """One verdict per counter of the GPU, and one per counter for all ports of its node with the same outcome."""
+    minutes, node = max(1.0, measurement.seconds / 60), measurement.subject.partition("/")[0]
+    changes: dict[tuple[str, str, Outcome], list[str]] = {}
+    for device, counters in fact.get("increased", {}).items():
+        is_port = "/" in device
+        definitions = counter_definitions().port if is_port else counter_definitions().gpu
+        subject = node if is_port else measurement.subject
         for name, (before, after) in counters.items():
-            if judged := _judged(kind[name], before, after, minutes):
-                outcome, words = judged
-                found.setdefault((subject, name, outcome), []).append(f"{place} {name} {words}")
-    for (subject, name, outcome), all_words in found.items():
+            if result := _outcome_of_change(definitions[name], before, after, minutes):
+                outcome, change = result
+                changes.setdefault((subject, name, outcome), []).append(f"{device} {name} {change}")
+    for (subject, name, outcome), texts in changes.items():
         counter = counter_definitions().port[name] if subject == node else counter_definitions().gpu[name]
-        yield _verdict(check, subject, name, counter, outcome, all_words)
+        yield _increase_verdict(check, subject, name, counter, outcome, texts)
 
 
-def _judged(counter: CounterDefinition, before: int, after: int, minutes: float) -> tuple[Outcome, str] | None:
-    """None where nothing is wrong."""
-    if counter.level == "told":
+def _outcome_of_change(
+    counter: CounterDefinition, before: int, after: int, minutes: float
+) -> tuple[Outcome, str] | None:
+    """The outcome and the change as text; None if the change is within the normal rate or informational."""
+    if counter.level == "info":
         return None
     if before == after == counter.limit:
-        return Outcome.WARN, f"stands at its limit of {after}, and shows no new ones (perfquery -R clears it)"
+        return Outcome.WARN, f"is at its maximum of {after} and cannot count new errors (perfquery -R clears it)"
     if increase(before, after) <= counter.per_minute * minutes:
         return None
     return Outcome(counter.level), f"{before} → {after}"
 
 
-def _verdict(
-    check: str, subject: str, name: str, counter: CounterDefinition, outcome: Outcome, words: Sequence[str]
+def _increase_verdict(
+    check: str, subject: str, name: str, counter: CounterDefinition, outcome: Outcome, changes: Sequence[str]
 ) -> Verdict:
     return Verdict(
         check=check,
@@ -125,9 +146,9 @@ def _verdict(
         metric=f"{NEW_ERRORS_PREFIX}{name}",
         outcome=outcome,
         reasons=(Reason.ERROR_COUNTERS_INCREASED,),
-        detail=and_more(words, _NAMED),
-        meaning=counter.means,
-        evidence=f"error counters, before → after: {'; '.join(words)}",
+        detail=and_more(changes, _MAX_NAMED),
+        meaning=counter.meaning,
+        evidence=f"error counters, before → after: {'; '.join(changes)}",
         fix=counter.fix,
         basis=Basis(BasisKind.RULE, "error counters", counter.per_minute, source=counter.source),
     )
@@ -137,52 +158,47 @@ def _error(check: str, subject: str, detail: str) -> Verdict:
     return Verdict(check, subject, Outcome.ERROR, reasons=(Reason.COUNTERS_NOT_READ,), detail=detail)
 
 
-class _Account:
-    """What the facts of one check say together."""
+class _CheckSummary:
+    """The error counters of one check, summarized over all GPUs."""
 
     def __init__(self) -> None:
-        self.places = 0
-        self.read: set[int] = set()
-        self.grew: dict[str, set[str]] = {}
-        self.lacks: dict[str, dict[str, None]] = {}
-        self.all_read = True
+        self.gpus = 0
+        self.counts: set[int] = set()  # numbers of counters per GPU
+        self.increased: dict[str, set[str]] = {}  # counter → subjects
+        self.unavailable: dict[str, dict[str, None]] = {}  # reason → counters
+        self.all_readable = True
 
     def add(self, subject: str, fact: Any) -> None:
+        """Add the fact of one GPU; a malformed fact has a verdict and is ignored here."""
         try:
-            self.read.add(_read(fact))
-            self.places += 1
+            self.counts.add(_counters_read(fact))
+            self.gpus += 1
             if len(fact) > 1:
-                self._add_rest(subject, fact)
-        except _MALFORMED:  # the verdicts tell of it
+                self._add_problems(subject, fact)
+        except _MALFORMED:
             return
 
-    def _add_rest(self, subject: str, fact: Mapping[str, Any]) -> None:
-        self.all_read &= "unread" not in fact
-        grew = [name for counters in fact.get("grew", {}).values() for name in counters]
-        for name in (*grew, *(f"Xid {xid}" for xid in fact.get("xids", ()))):
-            self.grew.setdefault(name, set()).add(subject)
-        for kind in ("lacks", "denied"):
-            for why, names in fact.get(kind, {}).items():
-                self.lacks.setdefault(why, {}).update(_without_place(names))
+    def _add_problems(self, subject: str, fact: Mapping[str, Any]) -> None:
+        self.all_readable &= "unreadable" not in fact
+        names = [name for counters in fact.get("increased", {}).values() for name in counters]
+        for name in (*names, *(f"Xid {xid}" for xid in fact.get("xids", ()))):
+            self.increased.setdefault(name, set()).add(subject)
+        for key in ("not_supported", "permission_denied"):
+            for reason, counters in fact.get(key, {}).items():
+                self.unavailable.setdefault(reason, {}).update(_counter_names(counters))
 
     @property
     def text(self) -> str:
-        least, most = min(self.read), max(self.read)
-        count = f"{least}" if least == most else f"{least} to {most}"
-        growth = [f"{name} on {min(on) if len(on) == 1 else len(on)}" for name, on in self.grew.items()]
-        words = f"these grew: {', '.join(growth)}" if growth else "none grew"
-        without = "".join(f"; not there: {and_more(list(names), _NAMED)} ({why})" for why, names in self.lacks.items())
-        unread = "" if self.all_read else "; some could not be read"
-        return f"{count} at each of {self.places} GPUs, read before and after: {words}{unread}{without}"
-
-
-def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
-    """Of every check around which error counters were read: how many, at how many places, and which of them grew."""
-    accounts: dict[str, _Account] = {}
-    for one in measurements:
-        if (fact := one.facts.get(ERROR_COUNTERS)) is not None:
-            account = accounts.get(one.check) or accounts.setdefault(one.check, _Account())
-            account.add(one.subject, fact)
-    for check, account in accounts.items():
-        if account.read:
-            yield Insight(check=check, title="Error counters", text=account.text)
+        """The summary as one line."""
+        low, high = min(self.counts), max(self.counts)
+        count = f"{low}" if low == high else f"{low} to {high}"
+        increases = [
+            f"{name} on {min(subjects) if len(subjects) == 1 else f'{len(subjects)} GPUs'}"
+            for name, subjects in self.increased.items()
+        ]
+        text = f"{count} counters on each of {self.gpus} GPUs, read before and after: "
+        text += f"increased: {', '.join(increases)}" if increases else "none increased"
+        text += "" if self.all_readable else "; some were not readable"
+        for reason, names in self.unavailable.items():
+            text += f"; not available: {and_more(list(names), _MAX_NAMED)} ({reason})"
+        return text

@@ -1,6 +1,6 @@
-"""Thresholds that cannot be meant so: beyond the hardware, of another order than their unit's, or turned round.
+"""Validation of thresholds and baseline values, and the detection of lax ones.
 
-And what of a threshold that can be meant so gets past it.
+Rejected are thresholds above the hardware limit, in a wrong unit, or with the wrong comparison operator.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from seatrial.hardware.bounds import COLLECTIVE, MetricLookup, hardware_bound
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, skus
 from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value
 
-LAX_RATIO = 0.4  # of the expected value: a threshold under that hardly tests anything
-# Under this share a threshold was written in another unit: MB/s for GB/s is a thousandth, as in a diagnostic suite that
-# shipped 2333 MB/s for the memory of an H200. An honest gate of a hundredth is nobody's.
-OTHER_UNIT = 0.01
-# Two published figures of one shape differ by so much: 345 to 349 GB/s of two H200, 473 to 482 of eight. What asks for
-# more than that beyond a known figure fails good hardware.
-STRETCH = 1.05
+LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
+# Below this ratio, or above its inverse, the threshold is probably in another unit, as the 2333 MB/s that a diagnostic
+# suite shipped for the memory of an H200. No valid threshold is a hundredth of the expected value.
+_UNIT_ERROR_RATIO = 0.01
+# Published values of the same configuration differ by about this factor: 345 to 349 GB/s on two H200, 473 to 482 on
+# eight. A threshold above the reference value times this factor fails good hardware.
+_REFERENCE_TOLERANCE = 1.05
 TIME_UNITS = ("s", "ms", "us")
-_SIGNED = ("%", "nats", "°C")  # a drift, what a loss lost
+_SIGNED_UNITS = ("%", "nats", "°C")  # a drift, a difference of losses
+_LOWER_BOUNDS = (">", ">=")
 
 
 def metric_lookup(check: Check, metric: str, key: str) -> MetricLookup:
-    """``key``: that of the SKU data; empty where no rule compares the metric with it."""
+    """How to find the reference value and bound of ``metric``; ``key`` is its key in the SKU data, or empty."""
     bound = next((bound for family, bound in check.bounds.items() if fnmatchcase(metric, family)), "")
     return MetricLookup(key or metric, metric, bound, check.operation if key else "")
 
 
 def metric_lookups(checks: Mapping[str, Check]) -> dict[str, MetricLookup]:
-    """What each key of a baseline is of."""
+    """Reference key → how to find its reference value and bound, for all rules of ``checks``."""
     rules = ((check, rule) for check in checks.values() for rule in check.rules)
     return {
         rule.reference: metric_lookup(check, rule.metric, rule.reference) for check, rule in rules if rule.reference
@@ -44,7 +45,7 @@ def metric_lookups(checks: Mapping[str, Check]) -> dict[str, MetricLookup]:
 
 
 def reference_key(metric: str, rules: tuple[Rule, ...]) -> str:
-    """The baseline key of a metric: its rule's, or for another size that of the same family. Empty: there is none."""
+    """The reference key of ``metric``: from its rule, or derived from a rule on another size; empty without one."""
     family = metric.partition(".")[0]
     for rule in rules:
         if rule.reference and rule.metric == metric:
@@ -56,112 +57,125 @@ def reference_key(metric: str, rules: tuple[Rule, ...]) -> str:
 
 
 def threshold_error(
-    limit: Threshold, unit: str, figure: MetricLookup, facts: Mapping[str, JsonValue], known: References
+    threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> str:
-    """Why a threshold of a trial cannot be meant so, with the arithmetic; empty where nothing speaks against it."""
-    said = f"{limit.op} {format_value(limit.value, unit)}"
-    asks_for_more = limit.op in (">", ">=")
-    if limit.value < 0 and unit not in _SIGNED:
-        return f"{said} holds {'whatever is measured' if asks_for_more else 'for nothing'}: this is never below 0"
-    if "/s" in unit and not asks_for_more:
-        return f"{said} passes what is slow and fails what is fast: a rate is to be high"
-    if unit in TIME_UNITS and asks_for_more:
-        return f"{said} passes what is slow and fails what is fast: a time is to be short"
-    if "/s" in unit and limit.value == 0 and limit.op == ">=":
-        return f"{said} holds whatever is measured: no rate is below 0"
-    if not asks_for_more:
+    """Why a threshold of a trial is invalid, with the derivation; empty if it is valid."""
+    text = f"{threshold.op} {format_value(threshold.value, unit)}"
+    is_lower_bound = threshold.op in _LOWER_BOUNDS
+    if threshold.value < 0 and unit not in _SIGNED_UNITS:
+        return f"{text} is {'always' if is_lower_bound else 'never'} true: the metric is never negative"
+    if "/s" in unit and not is_lower_bound:
+        return f"{text}: a rate needs a lower bound, use > or >="
+    if unit in TIME_UNITS and is_lower_bound:
+        return f"{text}: a duration needs an upper bound, use < or <="
+    if "/s" in unit and threshold.value == 0 and threshold.op == ">=":
+        return f"{text} is always true: a rate is never negative"
+    if not is_lower_bound:
         return ""
-    most = hardware_bound(figure, facts, known)
-    if most and most.unit == unit and limit.value > most.value:
-        return f"{said} is above what the hardware can do: {most.derivation}"
-    expected = known.site_or_sku_reference(figure.reference_key, facts)
-    if not isinstance(expected, Reference) or expected.unit != unit:
+    bound = hardware_bound(lookup, facts, references)
+    if bound and bound.unit == unit and threshold.value > bound.value:
+        return f"{text} is above the hardware limit: {bound.derivation}"
+    reference = references.site_or_sku_reference(lookup.reference_key, facts)
+    if not isinstance(reference, Reference) or reference.unit != unit:
         return ""
-    share, of = limit.value / expected.value, f"the {format_value(expected.value, unit)} of {expected.label}"
-    if OTHER_UNIT <= share <= 1 / OTHER_UNIT:
+    ratio = threshold.value / reference.value
+    if _UNIT_ERROR_RATIO <= ratio <= 1 / _UNIT_ERROR_RATIO:
         return ""
-    much = f"1/{1 / max(share, 1e-9):,.0f} of" if share < 1 else f"{share:,.0f} times"
-    return f"{said} is {much} {of}: is it meant in another unit?"
+    ratio_text = f"1/{1 / max(ratio, 1e-9):,.0f} of" if ratio < 1 else f"{ratio:,.0f} times"
+    return f"{text} is {ratio_text} {reference_text(reference)}: check the unit"
 
 
 def above_reference(
-    limit: Threshold, unit: str, figure: MetricLookup, facts: Mapping[str, JsonValue], known: References
+    threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> str:
-    """Why good hardware fails a threshold that its limits do not speak against; empty where none is known to.
+    """Why a possible threshold is too high for good hardware; empty if it is not, or without a reference value.
 
-    Of trainings nothing is said: their figures depend on settings that a trial may change.
+    Training metrics are exempt, since they depend on settings that a trial may change.
     """
-    best = known.site_or_sku_reference(figure.reference_key, facts) if figure.bounded_by else ""
-    if limit.op not in (">", ">=") or not isinstance(best, Reference) or best.unit != unit:
+    reference = references.site_or_sku_reference(lookup.reference_key, facts) if lookup.bounded_by else ""
+    if threshold.op not in _LOWER_BOUNDS or not isinstance(reference, Reference) or reference.unit != unit:
         return ""
-    if limit.value <= STRETCH * best.value:
+    if threshold.value <= _REFERENCE_TOLERANCE * reference.value:
         return ""
-    asked, good = (format_value(value, unit) for value in (limit.value, best.value))
     return (
-        f"{limit.op} {asked} would reject good hardware, which reaches {good} in this shape "
-        f"({best.label}: {best.source}); where yours reaches more, learn its baseline (seatrial baseline learn)"
+        f"{threshold.op} {format_value(threshold.value, unit)} would reject good hardware: "
+        f"{reference_text(reference)} ({reference.source}) is lower; if your hardware reaches more, learn a baseline: "
+        "seatrial baseline learn"
     )
 
 
-def relative_strictness(limit: Threshold, own: Threshold | None) -> float:
-    """What a threshold of a trial asks for, as a share of what the check itself asks of the metric: 1 is all of it.
+def reference_text(reference: Reference) -> str:
+    """The value and origin of a reference: ``the 400 GB/s of SKU NVIDIA H200``."""
+    return f"the {format_value(reference.value, reference.unit)} of {reference.label}"
 
-    0: it passes what the check calls broken, whatever the figure, or asks for the opposite.
+
+def relative_strictness(threshold: Threshold, check_threshold: Threshold | None) -> float:
+    """The strictness of a trial's threshold relative to the check's own threshold, between 0 and 1 (as strict).
+
+    0 means that it passes values that the check always fails, or compares in the opposite direction.
     """
-    if own is None or (own.unit and limit.unit and own.unit != limit.unit):
+    own = check_threshold
+    if own is None or (own.unit and threshold.unit and own.unit != threshold.unit):
         return 1.0
     if own.op == "==":
         others = (0.0, 1.0) if own.unit == "bool" else (own.value + 1, own.value - 1)
-        return 0.0 if any(limit.is_met_by(one) for one in others if one != own.value and one >= 0) else 1.0
-    if _opposite(limit, own):
+        bad_values = [value for value in others if value != own.value and value >= 0]
+        return 0.0 if any(threshold.is_met_by(value) for value in bad_values) else 1.0
+    if _opposite_comparison(threshold, own):
         return 0.0
-    weaker, stronger = (own.value, limit.value) if own.op in ("<", "<=") else (limit.value, own.value)
+    weaker, stronger = (own.value, threshold.value) if own.op in ("<", "<=") else (threshold.value, own.value)
     if weaker >= stronger:
         return 1.0
     return max(0.0, weaker / stronger) if stronger > 0 else 0.0
 
 
-def _opposite(limit: Threshold, own: Threshold) -> bool:
-    return "==" not in (limit.op, own.op) and limit.op[0] != own.op[0]
+def _opposite_comparison(a: Threshold, b: Threshold) -> bool:
+    return "==" not in (a.op, b.op) and a.op[0] != b.op[0]
 
 
-def weakened_rule(limit: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
-    """Why a threshold may not take the place of what the check itself asks: it passes what is broken."""
+def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
+    """Why a trial's threshold must not replace the check's own threshold: it passes broken hardware; else empty."""
     rule = next((rule for rule in rules if rule.metric == metric and rule.expect), None)
     if not rule or not rule.expect or rule.outcome_if_violated is not Outcome.FAIL:
         return ""
-    own, share = rule.expect, relative_strictness(limit, rule.expect)
-    # of what may not be at all, a heat that slows the clocks, say, a trial may allow some: that is marked, not refused
-    broken = share == 0 if own.op == "==" else _opposite(limit, own) or 0 < share < OTHER_UNIT
-    said = f"{limit.op} {format_value(limit.value, unit)}"
-    return f"{said} passes what the check itself fails, which asks for {own}: {rule.meaning}" if broken else ""
+    required, strictness = rule.expect, relative_strictness(threshold, rule.expect)
+    # A trial may tolerate some of a value that should be 0, such as thermal throttling: marked as lax, not rejected
+    if required.op == "==":
+        passes_broken = strictness == 0
+    else:
+        passes_broken = _opposite_comparison(threshold, required) or 0 < strictness < _UNIT_ERROR_RATIO
+    text = f"{threshold.op} {format_value(threshold.value, unit)}"
+    return (
+        f"{text} passes values that the check fails (it requires {required}): {rule.meaning}" if passes_broken else ""
+    )
 
 
 def threshold_errors(
-    config: Config, checks: Mapping[str, Check], gpu: str, gpus: int, known: References
+    config: Config, checks: Mapping[str, Check], gpu: str, gpus: int, references: References
 ) -> Iterator[str]:
-    """Every threshold of a trial that cannot be meant so, on ``gpus`` GPUs of a model a node; "" is unknown to us."""
-    nodes = config.cluster.nodes
+    """The invalid thresholds of a trial on nodes with ``gpus`` GPUs of model ``gpu``; an empty model is unknown."""
     for name, setting in config.checks.items():
         check = checks.get(name)
-        for metric, limit in setting.expect.items() if check else ():
+        for metric, threshold in setting.expect.items() if check else ():
             assert check
-            figure = metric_lookup(check, metric, reference_key(metric, check.rules))
-            unit = declared_unit(metric, check.metrics) or limit.unit
-            ranks, width = _shape(check, figure, gpus, nodes)
-            facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": width}
+            lookup = metric_lookup(check, metric, reference_key(metric, check.rules))
+            unit = declared_unit(metric, check.metrics) or threshold.unit
+            ranks, nodes = _ranks_and_nodes(check, lookup, gpus, config.cluster.nodes)
+            facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": nodes}
             facts |= check.facts_from_options(check.options.model_validate(setting.options))
-            wrong = threshold_error(limit, unit, figure, facts, known) or above_reference(
-                limit, unit, figure, facts, known
+            error = (
+                threshold_error(threshold, unit, lookup, facts, references)
+                or above_reference(threshold, unit, lookup, facts, references)
+                or weakened_rule(threshold, unit, metric, check.rules)
             )
-            if wrong := wrong or weakened_rule(limit, unit, metric, check.rules):
-                yield f"checks.{name}.expect.{metric}: {wrong}"
+            if error:
+                yield f"checks.{name}.expect.{metric}: {error}"
 
 
-def _shape(check: Check, figure: MetricLookup, gpus: int, nodes: int) -> tuple[int, int]:
-    """Of how many ranks on how many nodes a figure is, as the checks record it."""
-    if figure.bounded_by != COLLECTIVE:
-        return 1, 1  # of a device
+def _ranks_and_nodes(check: Check, lookup: MetricLookup, gpus: int, nodes: int) -> tuple[int, int]:
+    """The number of ranks and nodes that a metric refers to, as checks record them."""
+    if lookup.bounded_by != COLLECTIVE:
+        return 1, 1  # a metric of one device
     if check.per_node:
         return (2 if "pair" in check.required_per.values() else gpus), 1
     return gpus * nodes, nodes
@@ -170,82 +184,85 @@ def _shape(check: Check, figure: MetricLookup, gpus: int, nodes: int) -> tuple[i
 def validate_thresholds(
     config: Config, checks: Mapping[str, Check], gpus: Sequence[str], site: Baseline | None
 ) -> None:
-    """Raises UsageError that shows every threshold, and every value of a site's baseline, that cannot be meant so.
+    """Raises UsageError with all invalid thresholds of a trial and all invalid values of the site's baseline.
 
-    ``gpus`` are NVML's names of the GPUs of a node, none where they are not known: what their SKU speaks against is
-    then found when the trial is judged.
+    ``gpus`` are the NVML names of the GPUs of a node. If empty, thresholds are compared with SKU data only when the
+    trial is evaluated.
     """
-    known = References(site, skus())
-    wrong = [*threshold_errors(config, checks, MODEL_SEPARATOR.join(sorted(set(gpus))), len(gpus), known)]
-    wrong += baseline_errors(site, known, metric_lookups(checks)) if site else []
-    if wrong:
-        raise UsageError("; ".join(wrong))
+    references = References(site, skus())
+    errors = [*threshold_errors(config, checks, MODEL_SEPARATOR.join(sorted(set(gpus))), len(gpus), references)]
+    errors += baseline_errors(site, references, metric_lookups(checks)) if site else []
+    if errors:
+        raise UsageError("; ".join(errors))
 
 
 def validate_baseline(site: Baseline, checks: Mapping[str, Check]) -> None:
-    """Raises UsageError that shows every value of a baseline that the hardware cannot reach."""
-    if wrong := list(baseline_errors(site, References(None, skus()), metric_lookups(checks))):
-        raise UsageError("; ".join(wrong))
+    """Raises UsageError with all invalid values of a baseline."""
+    if errors := list(baseline_errors(site, References(None, skus()), metric_lookups(checks))):
+        raise UsageError("; ".join(errors))
 
 
-def baseline_errors(baseline: Baseline, known: References, figures: Mapping[str, MetricLookup]) -> Iterator[str]:
-    """Every value of a site's baseline, and every floor, that is above what the hardware can do."""
+def baseline_errors(baseline: Baseline, references: References, lookups: Mapping[str, MetricLookup]) -> Iterator[str]:
+    """The values of a site's baseline that are above the hardware limit, lax, or without a network class."""
     for key, values in baseline.expected.items():
-        figure = figures.get(key, MetricLookup(key))
-        for one in values:
-            facts: dict[str, JsonValue] = {"gpu": one.gpu, "world_size": one.gpus, "nodes": one.nodes}
-            most = hardware_bound(figure, facts, known)
-            asked = max(one.value, one.required or 0)
-            if most and most.unit == one.unit and asked > most.value:
-                yield f"baseline {baseline.name}: {key} is {format_value(asked, one.unit)}: {most.derivation}"
-            yield from (f"baseline {baseline.name}: {key}: {fault}" for fault in _too_lax(one, figure, facts, known))
+        lookup = lookups.get(key, MetricLookup(key))
+        for value in values:
+            facts: dict[str, JsonValue] = {"gpu": value.gpu, "world_size": value.gpus, "nodes": value.nodes}
+            bound = hardware_bound(lookup, facts, references)
+            highest = max(value.value, value.required or 0)
+            prefix = f"baseline {baseline.name}: {key}"
+            if bound and bound.unit == value.unit and highest > bound.value:
+                text = format_value(highest, value.unit)
+                yield f"{prefix} is {text}, above the hardware limit: {bound.derivation}"
+            yield from (f"{prefix}: {error}" for error in _lax_value_errors(value, lookup, facts, references))
 
 
-def _too_lax(
-    one: ReferenceValue, figure: MetricLookup, facts: Mapping[str, JsonValue], known: References
+def _lax_value_errors(
+    value: ReferenceValue, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> Iterator[str]:
-    """Why a value of a site cannot be meant so, or would let anything pass."""
-    value = format_value(one.value, one.unit)
-    if one.required is not None and one.required < LAX_RATIO * one.value:
-        floor = format_value(one.required, one.unit)
-        yield f"the floor {floor} is {one.required / one.value:.2g} of its {value}: under {LAX_RATIO:g} it tests nothing"
-    if one.nodes > 1 and not one.fabric:
-        yield f"{value} is of {one.nodes} nodes and says no fabric: over which network?"
-    best = _yardstick(figure, one.unit, facts, replace(known, fabric=one.fabric, _said={}))
-    if best and one.value < OTHER_UNIT * best[0]:
-        yield f"{value} is 1/{best[0] / one.value:,.0f} of {best[1]}: is it meant in another unit?"
+    """Why a value of a site's baseline is too lax, in a wrong unit, or without a network class."""
+    text = format_value(value.value, value.unit)
+    if value.required is not None and value.required < LAX_RATIO * value.value:
+        required, ratio = format_value(value.required, value.unit), value.required / value.value
+        yield f"required {required} is {ratio:.2g} of the value {text}; expected at least {LAX_RATIO:g}"
+    if value.nodes > 1 and not value.fabric:
+        yield f"{text} is for {value.nodes} nodes, but fabric is missing: set a network class such as roce-8x400"
+    best = _best_known(lookup, value.unit, facts, replace(references, fabric=value.fabric, _cache={}))
+    if best and value.value < _UNIT_ERROR_RATIO * best[0]:
+        yield f"{text} is 1/{best[0] / value.value:,.0f} of {best[1]}: check the unit"
 
 
-def lax_reference(found: Reference, figure: MetricLookup, facts: Mapping[str, JsonValue], known: References) -> str:
-    """Why a site's value tests little: it is far under what its hardware is known to reach. Empty where it is not.
+def lax_reference(
+    reference: Reference, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
+) -> str:
+    """Why a site's reference value is lax: far below the known performance of its hardware; empty if it is not.
 
-    A floor under the value is what fails, and is weighed in its place.
+    A ``required`` value is compared instead of the reference value, since it is the one that fails.
     """
-    if found.kind is not BasisKind.SITE:
+    if reference.kind is not BasisKind.SITE:
         return ""
-    best = _yardstick(figure, found.unit, facts, known.without_site)
-    share = (found.required or found.value) / best[0] if best else 1.0
-    if not best or share >= LAX_RATIO:
+    best = _best_known(lookup, reference.unit, facts, references.without_site)
+    ratio = (reference.required or reference.value) / best[0] if best else 1.0
+    if not best or ratio >= LAX_RATIO:
         return ""
-    return f"{100 * share:.2g}% of {best[1]}: {undetected_slowdown(share)}"
+    return f"{100 * ratio:.2g}% of {best[1]}: {undetected_slowdown(ratio)}"
 
 
-def _yardstick(
-    figure: MetricLookup, unit: str, facts: Mapping[str, JsonValue], known: References
+def _best_known(
+    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
 ) -> tuple[float, str] | None:
-    """What the hardware is known to reach, or on one node its limit, and whose figure that is. None: nobody knows."""
-    published = known.site_or_sku_reference(figure.reference_key, facts)
-    if isinstance(published, Reference):
-        reached = published.value, f"the {format_value(published.value, published.unit)} of {published.label}"
-        return reached if published.unit == unit else None
-    most = (
-        hardware_bound(figure, facts, known) if facts.get("nodes") == 1 and figure.bounded_by else None
-    )  # no training is near its
-    return (most.value, f"what the hardware can do: {most.derivation}") if most and most.unit == unit else None
+    """The reference value, or on one node the hardware limit, with its origin as text; None if both are unknown."""
+    reference = references.site_or_sku_reference(lookup.reference_key, facts)
+    if isinstance(reference, Reference):
+        return (reference.value, reference_text(reference)) if reference.unit == unit else None
+    if facts.get("nodes") != 1 or not lookup.bounded_by:  # no training comes near its bound
+        return None
+    bound = hardware_bound(lookup, facts, references)
+    return (bound.value, f"the hardware limit ({bound.derivation})") if bound and bound.unit == unit else None
 
 
-def undetected_slowdown(share: float) -> str:
-    """The slowdown that gets past a threshold at ``share`` of what good hardware reaches."""
-    if share <= 0:
+def undetected_slowdown(ratio: float) -> str:
+    """The slowdown that a threshold at ``ratio`` of the expected value does not detect, as text."""
+    if ratio <= 0:
         return "any slowdown would pass"
-    return f"a {1 / share:,.0f}x slowdown would pass" if share < 0.1 else f"a {1 / share:.2g}x slowdown would pass"
+    return f"a {1 / ratio:,.0f}x slowdown would pass" if ratio < 0.1 else f"a {1 / ratio:.2g}x slowdown would pass"

@@ -1,6 +1,6 @@
-"""A second measurement beside the first: what differs from run to run fails only when both fall short.
+"""Verdicts on a first measurement and its retry: a performance metric FAILs only if both measurements fail.
 
-Corruption is another matter: seen once, in either of the two, it has been seen.
+Other metrics, such as data corruption, FAIL if either measurement fails.
 """
 
 from __future__ import annotations
@@ -12,66 +12,70 @@ from fnmatch import fnmatchcase
 from seatrial.checks.base import Check
 from seatrial.model import WORST_FIRST, Measurement, Outcome, Reason, Retry, Verdict
 
-CHANGED = "retry"  # the fact of a second measurement that says what was different
-_FAIL = Outcome.FAIL  # once: to ask an enum for a member takes as long as a call
-# What becomes of a FAIL, by what the second measurement says. By anything else, an ERROR say, it stays what it is.
+CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
+_FAIL = Outcome.FAIL  # looked up once, since enum member access is slow
+# Outcome of a FAIL by the outcome of its retry; with any other outcome, such as ERROR, it remains FAIL
 _LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUDGED: Outcome.UNJUDGED}
 
 
 def retryable_failures(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Those that fail for want of performance, and that a second measurement may bear out or not."""
-    repeatable = _Repeatable(check)
-    return [one for one in verdicts if one.outcome is _FAIL and repeatable[one.metric]]
+    """The FAIL verdicts on performance metrics, which a retry may lift."""
+    is_performance = _PerformanceMetrics(check)
+    return [verdict for verdict in verdicts if verdict.outcome is _FAIL and is_performance[verdict.metric]]
 
 
-def covers_same_subjects(own: Sequence[Measurement], repeats: Sequence[Measurement]) -> bool:
-    """Whether the second measurement, ``repeats``, was made everywhere where the first was, and nowhere else."""
-    same = {one.subject for one in own} == {one.subject for one in repeats}
-    return same and not any(one.error or one.skipped for one in repeats)
+def covers_same_subjects(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:
+    """Whether the retry measured the same subjects as the first measurement, without errors and skips."""
+    same = {measurement.subject for measurement in first} == {measurement.subject for measurement in second}
+    return same and not any(measurement.error or measurement.skipped for measurement in second)
 
 
 def combined_verdicts(
     check: Check,
-    first: Sequence[Verdict],
-    own: Sequence[Measurement],
-    second: Sequence[Verdict],
-    repeats: Sequence[Measurement],
+    first_verdicts: Sequence[Verdict],
+    first: Sequence[Measurement],
+    second_verdicts: Sequence[Verdict],
+    second: Sequence[Measurement],
 ) -> Iterator[Verdict]:
-    """The verdicts on both measurements together: ``first`` judges ``own``, ``second`` judges ``repeats``."""
-    repeatable = _Repeatable(check)
-    complete, trouble = covers_same_subjects(own, repeats), _trouble(repeats)
-    changes = dict.fromkeys(str(one.facts[CHANGED]) for one in repeats if CHANGED in one.facts)
-    how = "measured again" + (f" ({'; '.join(changes)})" if changes else "")
-    mildest_first = sorted(second, key=lambda one: WORST_FIRST.index(one.outcome), reverse=True)
-    again = {(one.metric, one.subject): one for one in mildest_first}  # the worst verdict on each
-    failed, failed_again = (
-        {(one.metric, one.subject) for one in every if one.outcome is _FAIL} for every in (first, second)
+    """The verdicts on a check from its first measurements and its retries (``second``)."""
+    is_performance = _PerformanceMetrics(check)
+    complete, problem = covers_same_subjects(first, second), _retry_problem(second)
+    changes = dict.fromkeys(
+        str(measurement.facts[CHANGE_FACT]) for measurement in second if CHANGE_FACT in measurement.facts
     )
-    subject_again = _subject_of_rank(own, repeats)
-    for one in first:
-        if not (repeats or one.outcome is _FAIL) or not repeatable[one.metric]:
-            yield one
+    label = "retry" + (f" ({'; '.join(changes)})" if changes else "")
+    mildest_first = sorted(second_verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), reverse=True)
+    worst_second = {(verdict.metric, verdict.subject): verdict for verdict in mildest_first}
+    failed_first = {(verdict.metric, verdict.subject) for verdict in first_verdicts if verdict.outcome is _FAIL}
+    failed_second = {(verdict.metric, verdict.subject) for verdict in second_verdicts if verdict.outcome is _FAIL}
+    retry_subjects = _retry_subjects(first, second)
+    for verdict in first_verdicts:
+        if not (second or verdict.outcome is _FAIL) or not is_performance[verdict.metric]:
+            yield verdict
             continue
-        key = one.metric, one.subject
-        moved = one.metric, subject_again.get(one.subject, "")
-        if not complete or key not in again or one.value is None:
-            yield _not_repeated(one, trouble)
-        elif key in failed and key not in failed_again and moved in failed_again:
-            # with the rank to another device: a fault of the host, its cores, its memory, its settings
-            yield _both(one, again[moved], _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, how, subject=moved[1])
+        key = verdict.metric, verdict.subject
+        same_rank = verdict.metric, retry_subjects.get(verdict.subject, "")
+        if not complete or key not in worst_second or verdict.value is None:
+            yield _not_retried(verdict, problem)
+        elif key in failed_first and key not in failed_second and same_rank in failed_second:
+            # the fault follows the rank to another device: a fault of the host (cores, memory, settings)
+            reason, retry_verdict = Reason.REPRODUCED_ON_OTHER_DEVICE, worst_second[same_rank]
+            yield _with_retry(verdict, retry_verdict, _FAIL, reason, label, retry_subject=same_rank[1])
         else:
-            others = failed_again - failed if key in failed and key not in failed_again else set()
-            instead = tuple(sorted(subject for metric, subject in others if metric == one.metric))
-            yield _weighed(one, again[key], how, instead)
-    for one in second:  # of what no repetition excuses
-        if one.outcome is _FAIL and (one.metric, one.subject) not in failed and not repeatable[one.metric]:
-            yield replace(one, reasons=(*one.reasons, Reason.FAILED_IN_RETRY_ONLY))
+            lifted = key in failed_first and key not in failed_second
+            new_failures = failed_second - failed_first if lifted else set()
+            subjects = tuple(sorted(subject for metric, subject in new_failures if metric == verdict.metric))
+            yield _combined(verdict, worst_second[key], label, subjects)
+    for verdict in second_verdicts:  # new failures of metrics that a retry cannot lift
+        is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in failed_first
+        if is_new and not is_performance[verdict.metric]:
+            yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
 
 
-class _Repeatable(dict[str, bool]):
-    """Whether a metric of ``check`` is a figure of performance: one with a baseline, or declared as one.
+class _PerformanceMetrics(dict[str, bool]):
+    """Metric → whether it is a performance metric of ``check``: declared as one, or with a reference value.
 
-    Thousands of subjects ask of the same few metrics.
+    Cached, since thousands of subjects have the same few metrics.
     """
 
     def __init__(self, check: Check) -> None:
@@ -83,59 +87,70 @@ class _Repeatable(dict[str, bool]):
         return self[metric]
 
 
-def _trouble(repeats: Sequence[Measurement]) -> str:
-    """Why a second measurement is not one of all places; empty where there is none."""
-    errors = (f"{one.subject}: {one.error or one.skipped}" for one in repeats if one.error or one.skipped)
-    return next(errors, f"only {', '.join(sorted({one.subject for one in repeats}))}" if repeats else "")
+def _retry_problem(second: Sequence[Measurement]) -> str:
+    """Why the retry is incomplete: its first error, else the subjects it covers; empty without a retry."""
+    errors = (
+        f"{measurement.subject}: {measurement.error or measurement.skipped}"
+        for measurement in second
+        if measurement.error or measurement.skipped
+    )
+    subjects = sorted({measurement.subject for measurement in second})
+    return next(errors, f"only {', '.join(subjects)}" if second else "")
 
 
-def _subject_of_rank(own: Iterable[Measurement], repeats: Iterable[Measurement]) -> dict[str, str]:
-    """Place → where its rank was the second time; the ranks go through a node's GPUs the other way round then."""
-    second = {one.rank: one.subject for one in repeats}
-    return {one.subject: second[one.rank] for one in own if one.rank is not None and one.rank in second}
+def _retry_subjects(first: Iterable[Measurement], second: Iterable[Measurement]) -> dict[str, str]:
+    """Subject → subject of the same rank in the retry, where ranks use the GPUs of a node in reverse order."""
+    by_rank = {measurement.rank: measurement.subject for measurement in second}
+    return {
+        measurement.subject: by_rank[measurement.rank]
+        for measurement in first
+        if measurement.rank is not None and measurement.rank in by_rank
+    }
 
 
-def _not_repeated(verdict: Verdict, trouble: str) -> Verdict:
-    """A FAIL by one measurement alone stays one."""
+def _not_retried(verdict: Verdict, problem: str) -> Verdict:
+    """The verdict without a usable retry: a FAIL remains FAIL."""
     if verdict.outcome is not _FAIL:
         return verdict
-    reason = Reason.RETRY_FAILED if trouble else Reason.NOT_RETRIED
-    evidence = f"{verdict.evidence}; measured again: {trouble}" if trouble else verdict.evidence
+    reason = Reason.RETRY_FAILED if problem else Reason.NOT_RETRIED
+    evidence = f"{verdict.evidence}; retry: {problem}" if problem else verdict.evidence
     return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
 
 
-def _weighed(first: Verdict, second: Verdict, how: str, instead: tuple[str, ...]) -> Verdict:
-    """One verdict on two values of the same metric at the same place."""
+def _combined(first: Verdict, second: Verdict, label: str, new_failures: tuple[str, ...]) -> Verdict:
+    """The verdict on two values of a metric of one subject."""
     match first.outcome, second.outcome:
         case Outcome.FAIL, Outcome.FAIL:
-            return _both(first, second, _FAIL, Reason.REPRODUCED, how)
+            return _with_retry(first, second, _FAIL, Reason.REPRODUCED, label)
         case Outcome.FAIL, better if better in _LIFTED:
-            return _both(first, second, _LIFTED[better], Reason.NOT_REPRODUCED, how, instead=instead)
+            return _with_retry(
+                first, second, _LIFTED[better], Reason.NOT_REPRODUCED, label, failed_only_in_retry=new_failures
+            )
         case Outcome.FAIL, _:
-            return _not_repeated(first, second.message)
+            return _not_retried(first, second.message)
         case Outcome.PASS | Outcome.WARN, Outcome.FAIL:
-            return _both(first, second, Outcome.WARN, Reason.FAILED_IN_RETRY_ONLY, how)
+            return _with_retry(first, second, Outcome.WARN, Reason.FAILED_IN_RETRY_ONLY, label)
     return first
 
 
-def _both(
+def _with_retry(
     first: Verdict,
     second: Verdict,
     outcome: Outcome,
     reason: Reason,
-    how: str,
-    subject: str = "",
-    instead: tuple[str, ...] = (),
+    label: str,
+    retry_subject: str = "",
+    failed_only_in_retry: tuple[str, ...] = (),
 ) -> Verdict:
-    """The verdict that fell short, with the values of both measurements."""
+    """The failed verdict of the two, with the values and the evidence of both."""
     assert first.value is not None
     assert second.value is not None
-    leading = second if reason is Reason.FAILED_IN_RETRY_ONLY else first
-    accounts = [one.evidence or one.summary for one in (first, second)]  # a good one has no evidence
+    failed = second if reason is Reason.FAILED_IN_RETRY_ONLY else first
+    first_evidence, second_evidence = (verdict.evidence or verdict.summary for verdict in (first, second))
     return replace(
-        leading,
+        failed,
         outcome=outcome,
-        reasons=(*leading.reasons, reason),
-        evidence=f"{accounts[0]}; {how}: {accounts[1]}",
-        retry=Retry(first.value, second.value, subject, instead),
+        reasons=(*failed.reasons, reason),
+        evidence=f"{first_evidence}; {label}: {second_evidence}",
+        retry=Retry(first.value, second.value, retry_subject, failed_only_in_retry),
     )

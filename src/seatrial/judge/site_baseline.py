@@ -1,4 +1,4 @@
-"""A site's baseline: learned from its good runs, kept as a file that a person can read and correct."""
+"""A site's baseline: learned from good runs, stored as a YAML file that can be edited."""
 
 from __future__ import annotations
 
@@ -28,96 +28,103 @@ from seatrial.model import (
     first_validation_error,
 )
 
-Key = tuple[str, str, int, int, str, str]  # baseline key, GPU, GPUs, nodes, unit, class of the network between nodes
+Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
 
 
 def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
-    """Raises UsageError that names the file and what is wrong with it: also what no rule would ever look at."""
+    """The baseline in a file. Raises UsageError for invalid files, unknown reference keys and duplicate values."""
     try:
         baseline = Baseline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the baseline {path}: {error}") from error
     except ValidationError as error:
-        raise UsageError(
-            f"{path} is no baseline of `seatrial baseline learn`: {first_validation_error(error)}"
-        ) from error
-    asked = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
+        message = first_validation_error(error)
+        raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error
+    known_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
-        if key not in asked:
-            close = difflib.get_close_matches(key, asked, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{path}: no check compares anything with {key}{hint}")
-        if len({(one.gpu, one.gpus, one.nodes, one.unit, one.fabric) for one in values}) < len(values):
+        if key not in known_keys:
+            similar = difflib.get_close_matches(key, known_keys, n=1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            raise UsageError(f"{path}: unknown key {key}, no check uses it{hint}")
+        if len({(value.gpu, value.gpus, value.nodes, value.unit, value.fabric) for value in values}) < len(values):
             raise UsageError(f"{path}: {key} has two values for the same GPUs, nodes and fabric")
     return baseline
 
 
 def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -> Baseline:
-    """The median, over runs and subjects, of every metric that a rule compares with a baseline and found no fault with.
+    """A baseline with the median, over runs and subjects, of each good metric that has a reference key.
 
-    The ``trials`` are to be judged as of now: what an older version said of them teaches nothing. Raises UsageError for
-    a run that was rejected or did not come to its end, and where no run holds anything to learn.
+    The verdicts of ``trials`` must come from this version of seatrial. Raises UsageError for rejected or unfinished
+    runs, and if no run has a usable value.
     """
-    found: dict[Key, list[float]] = defaultdict(list)
-    passed_over: list[str] = []
+    values_by_key: dict[Key, list[float]] = defaultdict(list)
+    rejected: list[str] = []
     for path, trial in trials.items():
-        _refuse(path, trial)
-        fabric, faults = links.read(trial.measurements, checks).fabric, _faults(trial.verdicts)
-        for measurement in (one for one in trial.measurements if not one.error):  # who failed then was not in order
-            for metric, kind in _values(measurement, checks, fabric):
-                fault = faults.get((measurement.check, metric.name, metric.subject), f"{metric.name} was not judged")
-                if fault := fault or _nowhere(kind):
-                    passed_over.append(fault)
+        _require_good_run(path, trial)
+        fabric, problems = links.read(trial.measurements, checks).fabric, _problems(trial.verdicts)
+        for measurement in trial.measurements:
+            if measurement.error:
+                continue
+            for metric, key in _metrics_with_key(measurement, checks, fabric):
+                subject = (measurement.check, metric.name, metric.subject)
+                problem = problems.get(subject, f"{metric.name} has no verdict") or _network_problem(key)
+                if problem:
+                    rejected.append(problem)
                 else:
-                    found[kind].append(metric.value)
-    if not found:
-        why = f"{passed_over[0]} (and {len(passed_over) - 1} more)" if passed_over else "no metric has a baseline"
-        raise UsageError(f"nothing to learn in {', '.join(trials)}: {why}")
+                    values_by_key[key].append(metric.value)
+    if not values_by_key:
+        reason = f"{rejected[0]} (and {len(rejected) - 1} more)" if rejected else "no metric has a reference key"
+        raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
-    for (key, gpu, gpus, nodes, unit, fabric), values in sorted(found.items()):
+    for (reference_key, gpu, gpus, nodes, unit, fabric), values in sorted(values_by_key.items()):
         source = f"median of {len(values)} values in {len(trials)} runs, from {min(values):.4g} to {max(values):.4g}"
-        own = ReferenceValue(
+        reference = ReferenceValue(
             gpus=gpus, nodes=nodes, value=median(values), unit=unit, source=source, gpu=gpu, fabric=fabric
         )
-        expected[key].append(own)
+        expected[reference_key].append(reference)
     return Baseline(name=name, learned_from=tuple(trials), expected={k: tuple(v) for k, v in expected.items()})
 
 
 def dump(baseline: Baseline) -> str:
-    """As YAML, to be read by ``load`` and by people."""
+    """The baseline as YAML, which ``load`` reads."""
     return yaml.safe_dump(baseline.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _refuse(path: str, trial: Trial) -> None:
+def _require_good_run(path: str, trial: Trial) -> None:
     if trial.decision.value is DecisionValue.REJECTED:
-        raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): a baseline is learned from good runs")
-    if ended := trial.stop_reason or trial.gpu_error:
-        raise UsageError(f"{path} did not come to its end ({ended}): a baseline is learned from whole runs")
+        raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): learn a baseline from good runs")
+    if reason := trial.stop_reason or trial.gpu_error:
+        raise UsageError(f"{path} did not finish ({reason}): learn a baseline from complete runs")
 
 
-def _faults(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
-    """By check, metric and subject why a value is not to be learned; empty where it is.
+def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
+    """(check, metric, subject) → why its value cannot be learned, or empty.
 
-    To be learned is what passed, or was only not judged because nobody knows what is good. Where a rule may do without
-    (``if_known``), that is a SKIP.
+    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD).
     """
-    found: dict[tuple[str, str, str], str] = {}
-    for one in verdicts:
-        unknown = one.outcome is Outcome.UNJUDGED and (one.basis is None or one.basis.kind is BasisKind.PEERS)
-        unknown |= Reason.NO_THRESHOLD in one.reasons
-        key, good = (one.check, one.metric, one.subject), unknown or one.outcome is Outcome.PASS
-        found[key] = found.get(key) or ("" if good else f"{one.subject}: {one.outcome}, {one.message}")
-    return found
+    problems: dict[tuple[str, str, str], str] = {}
+    for verdict in verdicts:
+        has_basis = verdict.basis is not None and verdict.basis.kind is not BasisKind.PEERS
+        without_reference = verdict.outcome is Outcome.UNJUDGED and not has_basis
+        without_reference |= Reason.NO_THRESHOLD in verdict.reasons
+        usable = without_reference or verdict.outcome is Outcome.PASS
+        key = (verdict.check, verdict.metric, verdict.subject)
+        problem = "" if usable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"
+        problems[key] = problems.get(key) or problem
+    return problems
 
 
-def _nowhere(kind: Key) -> str:
-    """Why a figure across nodes would be of any network at all."""
-    key, _, _, nodes, _, fabric = kind
-    unknown = nodes > 1 and not fabric
-    return f"{key} is across {nodes} nodes, and it is not known over which network" if unknown else ""
+def _network_problem(key: Key) -> str:
+    """Why a value measured across nodes cannot be learned: the class of the network is unknown; else empty."""
+    name, _, _, nodes, _, fabric = key
+    is_unknown = nodes > 1 and not fabric
+    return f"{name} was measured across {nodes} nodes over a network of unknown class" if is_unknown else ""
 
 
-def _values(measurement: Measurement, checks: Mapping[str, Check], fabric: str) -> Iterator[tuple[Metric, Key]]:
+def _metrics_with_key(
+    measurement: Measurement, checks: Mapping[str, Check], fabric: str
+) -> Iterator[tuple[Metric, Key]]:
+    """The positive metrics with a reference key, if the measurement has the facts gpu, world_size and nodes."""
     check, facts = checks.get(measurement.check), measurement.facts
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
     if check is None or not isinstance(gpu, str) or not isinstance(gpus, int) or not isinstance(nodes, int):

@@ -1,6 +1,6 @@
-"""What one rule holds a value to on devices of one kind, and the verdict on each value by it. Pure.
+"""Evaluation of one rule: thresholds, reference values, peers, and the plausibility of the measured value. Pure.
 
-Thousands of like subjects are held to the same: the reference, the threshold and its flaws are looked up once.
+Thousands of subjects share a rule, a model and a shape: their reference value and threshold are looked up once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from seatrial.judge.plausibility import (
     above_reference,
     lax_reference,
     metric_lookup,
+    reference_text,
     relative_strictness,
     threshold_error,
     undetected_slowdown,
@@ -30,61 +31,66 @@ from seatrial.judge.plausibility import (
 from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Threshold, Verdict, format_value
 from seatrial.util.quantiles import median_interval
 
-# Of what the hardware is known to reach. The largest gain by software that we know of is NVLink SHARP's: from 370 to
-# 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455). What is beyond half as much again was measured wrongly,
-# or the reference is wrong.
-BELIEVABLE = 1.5
+# Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
+# known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455).
+MAX_PLAUSIBLE_RATIO = 1.5
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
-_PASS, _SKIP = PASS_OR_SKIP  # once: to ask an enum for a member takes as long as a call
-_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # and what is per second; of others a rule says so
+_PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
+_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units, besides rates; for others see Rule.may_be_negative
 _LOWER_BOUNDS = (">", ">=")
-_SHOWN = 600  # characters of a fact in the evidence; the whole stands in the record
+_MAX_FACT_CHARS = 600  # of a fact in the evidence; the record has the whole fact
 
 
 class RuleEvaluators:
-    """The standards of one rule, each made once: by kind of device and, where nodes are judged apart, by node."""
+    """The evaluators of one rule, one for each device model, shape, unit and peer group."""
 
-    def __init__(self, check: Check, rule: Rule, trial: str, known: References, fleets: PeerGroups | None) -> None:
-        self._check, self._rule, self._trial, self._known, self._fleets = check.name, rule, trial, known, fleets
-        self._figure = metric_lookup(check, rule.metric, rule.reference or "")
-        self._made: dict[tuple[object, ...], Standard] = {}
-        # a threshold of the check itself says the same of a value wherever it was measured
-        self._anywhere = rule.expect is not None and not rule.reference and not trial
-        self._good: dict[tuple[float, str], Verdict] = {}
-        self._asked: tuple[MeasurementGroup, PeerGroup, str] | None = None
-        self._standard: Standard
+    def __init__(
+        self, check: Check, rule: Rule, trial: str, references: References, peer_groups: PeerGroups | None
+    ) -> None:
+        self._check, self._rule, self._trial = check.name, rule, trial
+        self._references, self._peer_groups = references, peer_groups
+        self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._evaluators: dict[tuple[object, ...], _RuleEvaluator] = {}
+        # A threshold of the check without a reference gives the same verdict for the same value on all subjects
+        self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
+        self._passed: dict[tuple[float, str], Verdict] = {}
+        self._last_key: tuple[MeasurementGroup, PeerGroup, str] | None = None
+        self._last_evaluator: _RuleEvaluator
 
     def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
-        """On a metric that was measured at one of the places of ``group``."""
+        """The verdict on a metric of ``group``."""
         value, unit = metric.value, metric.unit
-        if self._anywhere and not metric.samples and (same := self._good.get((value, unit))):
+        if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
             return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
-        fleet = self._fleets.group_of(group.gpu_model, metric.subject) if self._fleets else NO_PEERS
-        asked = group, fleet, metric.unit
-        if asked != self._asked:  # of a node's pairs the same is asked again and again
-            like = self._rule.reference_if.items() <= group.facts.items()
-            kind = (group.shape, like, fleet.node, metric.unit)
-            if kind not in self._made:
-                self._made[kind] = Standard(
-                    self._check, self._rule, metric.unit, group.facts, self._trial, self._known, fleet, self._figure
-                )
-            self._asked, self._standard = asked, self._made[kind]
-        verdict = self._standard.verdict(metric)
+        peers = self._peer_groups.group_of(group.gpu_model, metric.subject) if self._peer_groups else NO_PEERS
+        key = group, peers, metric.unit
+        if key != self._last_key:  # the pairs of a node have the same key
+            self._last_key, self._last_evaluator = key, self._evaluator(group, peers, metric.unit)
+        verdict = self._last_evaluator.verdict(metric)
         if verdict.outcome is _PASS:
-            if self._anywhere:
-                self._good[value, unit] = verdict
+            if self._is_subject_independent:
+                self._passed[value, unit] = verdict
             return verdict
         if verdict.outcome is _SKIP:
             return verdict
-        rule, evidence = self._rule, measured_evidence(metric) + _shown_facts(self._rule, group.facts)
+        rule, evidence = self._rule, measured_evidence(metric) + _evidence_facts(self._rule, group.facts)
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
+
+    def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, unit: str) -> _RuleEvaluator:
+        reference_applies = self._rule.reference_if.items() <= group.facts.items()
+        key = (group.shape, reference_applies, peers.node, unit)
+        if key not in self._evaluators:
+            self._evaluators[key] = _RuleEvaluator(
+                self._check, self._rule, unit, group.facts, self._trial, self._references, peers, self._lookup
+            )
+        return self._evaluators[key]
 
 
 @dataclass
-class Standard:
-    """One rule of ``check`` where a metric is in ``unit``, and device, ranks and nodes are those of ``facts``.
+class _RuleEvaluator:
+    """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
 
-    ``trial`` is the name of the trial whose threshold the rule is, empty where it is the check's own.
+    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check.
     """
 
     check: str
@@ -92,28 +98,28 @@ class Standard:
     unit: str
     facts: Mapping[str, JsonValue]
     trial: str
-    known: References
-    fleet: PeerGroup
-    figure: MetricLookup
+    references: References
+    peers: PeerGroup
+    lookup: MetricLookup
 
     def verdict(self, metric: Metric) -> Verdict:
-        """Without what the rule says of a bad value."""
+        """The verdict on ``metric``, without the rule's meaning, evidence and fix."""
         value = metric.value
-        if value > self._ceiling and self._most:
-            return above_physical_limit(self.check, metric, self._most)
+        if value > self._limit and self._bound:
+            return above_physical_limit(self.check, metric, self._bound)
         if value < 0:
-            rule, never = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
-            if never or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
-                return self.on(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
-        return self._judge(metric)
+            rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
+            if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
+                return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
+        return self._evaluate(metric)
 
-    def on(
+    def make(
         self,
         metric: Metric,
         outcome: Outcome,
         *reasons: Reason,
         basis: Basis | None = None,
-        share: float | None = None,
+        ratio: float | None = None,
         detail: str = "",
         interval: tuple[float, float] | None = None,
     ) -> Verdict:
@@ -128,248 +134,248 @@ class Standard:
             metric.value,
             metric.unit,
             basis,
-            share,
+            ratio,
             interval=interval,
         )
 
     @cached_property
-    def _ceiling(self) -> float:
-        return self._most.value if self._most else math.inf
+    def _limit(self) -> float:
+        return self._bound.value if self._bound else math.inf
 
     @cached_property
-    def _most(self) -> Bound | None:
-        """What the hardware can do. Of trainings, of which each place may have another, ``peaks`` tells.
+    def _bound(self) -> Bound | None:
+        """The hardware bound of the metric; None for trainings, which ``values_above_peak`` covers per subject.
 
-        Not between nodes: an algorithm that we do not model may ask less of the network.
+        None between nodes too: an algorithm without a model may send less over the network.
         """
-        models = self.figure.bounded_by and self.facts.get("nodes") in (None, 1)
-        most = hardware_bound(self.figure, self.facts, self.known) if models else None
-        return most if most and most.unit == self.unit else None
+        if not self.lookup.bounded_by or self.facts.get("nodes") not in (None, 1):
+            return None
+        bound = hardware_bound(self.lookup, self.facts, self.references)
+        return bound if bound and bound.unit == self.unit else None
 
     @cached_property
-    def _judge(self) -> Callable[[Metric], Verdict]:
+    def _evaluate(self) -> Callable[[Metric], Verdict]:
         rule = self.rule
         if rule.expect is not None:
-            return _Threshold(self, rule.expect).verdict
+            return _ThresholdEvaluator(self, rule.expect).verdict
         if rule.compare_with_peers:
-            return self._among_peers
-        found = self.known.find(
-            self.figure.reference_key, self.facts, NO_PEERS if rule.reference_optional else self.fleet, self.unit
-        )
-        if isinstance(found, Reference):
-            return _Reference(self, found).verdict
+            return self._compare_with_peers
+        peers = NO_PEERS if rule.reference_optional else self.peers
+        reference = self.references.find(self.lookup.reference_key, self.facts, peers, self.unit)
+        if isinstance(reference, Reference):
+            return _ReferenceEvaluator(self, reference).verdict
         if rule.reference_optional:
-            return lambda metric: self.on(metric, Outcome.SKIP, Reason.NO_THRESHOLD, detail=found)
-        return lambda metric: self.on(metric, Outcome.UNJUDGED, Reason.NO_REFERENCE, detail=found)
+            return lambda metric: self.make(metric, Outcome.SKIP, Reason.NO_THRESHOLD, detail=reference)
+        return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.NO_REFERENCE, detail=reference)
 
-    def _among_peers(self, metric: Metric) -> Verdict:
-        """Beside its peers alone: who is slower than the rest is seen, and whether all are slow is not asked."""
-        if not self.fleet.gives_reference:
-            return self.on(metric, Outcome.SKIP, Reason.TOO_FEW_PEERS)
-        basis = self._peers
-        share = metric.value / self.fleet.median
-        if share < self.rule.warn_below and self.fleet.is_low_outlier(metric.value):
-            return self.on(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, share=share)
-        return self.on(metric, _PASS, basis=basis, share=share)
+    def _compare_with_peers(self, metric: Metric) -> Verdict:
+        """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
+        if not self.peers.gives_reference:
+            return self.make(metric, Outcome.SKIP, Reason.TOO_FEW_PEERS)
+        basis = self._peers_basis
+        ratio = metric.value / self.peers.median
+        if ratio < self.rule.warn_below and self.peers.is_low_outlier(metric.value):
+            return self.make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
+        return self.make(metric, _PASS, basis=basis, ratio=ratio)
 
     @cached_property
-    def _peers(self) -> Basis:
-        name = f"{len(self.fleet.values)} subjects on {self.fleet.model}"
-        return Basis(BasisKind.PEERS, name, self.fleet.median, self.unit, warn_below=self.rule.warn_below)
+    def _peers_basis(self) -> Basis:
+        name = f"{len(self.peers.values)} subjects on {self.peers.model}"
+        return Basis(BasisKind.PEERS, name, self.peers.median, self.unit, warn_below=self.rule.warn_below)
 
 
-class _Reference:
-    """Beside what is known: a value of the site or the SKU files, or the median of the peers."""
+class _ReferenceEvaluator:
+    """Comparison with a reference value: the site's baseline, SKU data, or the median of the peer group."""
 
-    def __init__(self, standard: Standard, known: Reference) -> None:
-        rule = standard.rule
-        self._check, self._on, self._known, self._fleet = standard.check, standard.on, known, standard.fleet
-        self._least = rule.fail_below if known.required is None else known.required / known.value
-        self._good = max(rule.warn_below, self._least)
+    def __init__(self, evaluator: _RuleEvaluator, reference: Reference) -> None:
+        rule = evaluator.rule
+        self._check, self._make, self._peers = evaluator.check, evaluator.make, evaluator.peers
+        self._reference = reference
+        self._fail_below = rule.fail_below if reference.required is None else reference.required / reference.value
+        self._warn_below = max(rule.warn_below, self._fail_below)
         self._basis = Basis(
-            known.kind,
-            known.name,
-            known.value,
-            known.unit,
-            source=known.source,
-            fail_below=self._least,
+            reference.kind,
+            reference.name,
+            reference.value,
+            reference.unit,
+            source=reference.source,
+            fail_below=self._fail_below,
             warn_below=rule.warn_below,
-            lax_reason=lax_reference(known, standard.figure, standard.facts, standard.known),
+            lax_reason=lax_reference(reference, evaluator.lookup, evaluator.facts, evaluator.references),
         )
 
     def verdict(self, metric: Metric) -> Verdict:
-        known, least, basis = self._known, self._least, self._basis
-        share = metric.value / known.value
-        behind = (Reason.BELOW_PEERS,) if self._fleet.is_low_outlier(metric.value) else ()
-        if known.kind is BasisKind.PEERS and (share >= least or not behind):
-            reasons = (*behind, Reason.NO_ABSOLUTE_REFERENCE)
-            return self._on(metric, Outcome.UNJUDGED, *reasons, basis=basis, share=share, detail=known.source)
-        if share > BELIEVABLE:
-            return self._on(metric, Outcome.UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=basis, share=share)
-        if share >= self._good:
-            if behind:
-                return self._on(metric, Outcome.WARN, *behind, basis=basis, share=share)
+        """The verdict on ``metric``."""
+        reference, fail_below, basis = self._reference, self._fail_below, self._basis
+        ratio = metric.value / reference.value
+        below_peers = (Reason.BELOW_PEERS,) if self._peers.is_low_outlier(metric.value) else ()
+        if reference.kind is BasisKind.PEERS and (ratio >= fail_below or not below_peers):
+            reasons = (*below_peers, Reason.NO_ABSOLUTE_REFERENCE)
+            return self._make(metric, Outcome.UNJUDGED, *reasons, basis=basis, ratio=ratio, detail=reference.source)
+        if ratio > MAX_PLAUSIBLE_RATIO:
+            return self._make(metric, Outcome.UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=basis, ratio=ratio)
+        if ratio >= self._warn_below:
+            if below_peers:
+                return self._make(metric, Outcome.WARN, *below_peers, basis=basis, ratio=ratio)
             return Verdict(
-                self._check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis, share
+                self._check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis, ratio
             )
-        if share >= least:
-            return self._on(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, share=share)
-        interval, reaches = _interval(metric)
-        if interval and interval[1] >= least * known.value:
-            reasons = (Reason.THRESHOLD_VIOLATED, reaches)
-            return self._on(metric, Outcome.WARN, *reasons, basis=basis, share=share, interval=interval)
-        return self._on(metric, Outcome.FAIL, Reason.THRESHOLD_VIOLATED, basis=basis, share=share)
+        if ratio >= fail_below:
+            return self._make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
+        interval, interval_reason = _interval(metric)
+        if interval and interval[1] >= fail_below * reference.value:
+            reasons = (Reason.THRESHOLD_VIOLATED, interval_reason)
+            return self._make(metric, Outcome.WARN, *reasons, basis=basis, ratio=ratio, interval=interval)
+        return self._make(metric, Outcome.FAIL, Reason.THRESHOLD_VIOLATED, basis=basis, ratio=ratio)
 
 
-class _Threshold:
-    """Beside a threshold, which may itself be wrong where a trial gives it."""
+class _ThresholdEvaluator:
+    """Comparison with a threshold of the check or of a trial; the latter may be invalid."""
 
-    def __init__(self, standard: Standard, limit: Threshold) -> None:
-        self._standard, self._on, self._limit = standard, standard.on, limit
-        kind = BasisKind.TRIAL if standard.trial else BasisKind.RULE
-        self._basis = Basis(kind, standard.trial, limit.value, standard.unit, limit.op)
-        self._by_quality = {("", ""): self._basis}
-        baseline = standard.rule.reference
-        self._published = standard.known.site_or_sku_reference(baseline, standard.facts) if baseline else ""
+    def __init__(self, evaluator: _RuleEvaluator, threshold: Threshold) -> None:
+        self._evaluator, self._make, self._threshold = evaluator, evaluator.make, threshold
+        kind = BasisKind.TRIAL if evaluator.trial else BasisKind.RULE
+        self._basis = Basis(kind, evaluator.trial, threshold.value, evaluator.unit, threshold.op)
+        self._basis_by_strictness = {("", ""): self._basis}
+        key = evaluator.rule.reference
+        self._reference = evaluator.references.site_or_sku_reference(key, evaluator.facts) if key else ""
 
     def verdict(self, metric: Metric) -> Verdict:
-        limit, standard, basis = self._limit, self._standard, self._basis
-        if limit.unit and limit.unit != metric.unit:
-            return self._on(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=limit.unit)
-        if standard.trial:
-            if self._flaw:
-                return self._on(metric, Outcome.ERROR, Reason.IMPOSSIBLE_THRESHOLD, basis=basis, detail=self._flaw)
-            basis = self._with_quality(metric)
-        if limit.is_met_by(metric.value):
-            return self._held(metric, basis)
-        if standard.trial and self._beyond:
+        """The verdict on ``metric``."""
+        threshold, evaluator, basis = self._threshold, self._evaluator, self._basis
+        if threshold.unit and threshold.unit != metric.unit:
+            return self._make(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=threshold.unit)
+        if evaluator.trial:
+            if self._error:
+                return self._make(metric, Outcome.ERROR, Reason.IMPOSSIBLE_THRESHOLD, basis=basis, detail=self._error)
+            basis = self._basis_with_strictness(metric)
+        if threshold.is_met_by(metric.value):
+            return self._threshold_met(metric, basis)
+        if evaluator.trial and self._too_strict:
             reasons = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
-            return self._on(metric, Outcome.ERROR, *reasons, basis=basis, detail=self._beyond)
-        interval, reaches = _interval(metric)
-        if interval and any(limit.is_met_by(end) for end in interval):
-            reasons = (Reason.THRESHOLD_VIOLATED, reaches)
-            return self._on(metric, Outcome.WARN, *reasons, basis=basis, interval=interval)
-        return self._on(metric, standard.rule.outcome_if_violated, Reason.THRESHOLD_VIOLATED, basis=basis)
+            return self._make(metric, Outcome.ERROR, *reasons, basis=basis, detail=self._too_strict)
+        interval, interval_reason = _interval(metric)
+        if interval and any(threshold.is_met_by(end) for end in interval):
+            reasons = (Reason.THRESHOLD_VIOLATED, interval_reason)
+            return self._make(metric, Outcome.WARN, *reasons, basis=basis, interval=interval)
+        return self._make(metric, evaluator.rule.outcome_if_violated, Reason.THRESHOLD_VIOLATED, basis=basis)
 
     @cached_property
-    def _flaw(self) -> str:
-        of = self._standard
-        return threshold_error(self._limit, of.unit, of.figure, of.facts, of.known)
+    def _error(self) -> str:
+        evaluator = self._evaluator
+        return threshold_error(self._threshold, evaluator.unit, evaluator.lookup, evaluator.facts, evaluator.references)
 
     @cached_property
-    def _beyond(self) -> str:
-        of = self._standard
-        return above_reference(self._limit, of.unit, of.figure, of.facts, of.known)
+    def _too_strict(self) -> str:
+        evaluator = self._evaluator
+        return above_reference(self._threshold, evaluator.unit, evaluator.lookup, evaluator.facts, evaluator.references)
 
-    def _held(self, metric: Metric, basis: Basis) -> Verdict:
-        """Of a value that holds the threshold: whether it can be believed, and whether its peers are far better."""
-        if self._standard.rule.reference and self._limit.op in _LOWER_BOUNDS:
-            best = self._best
-            if best and metric.value > BELIEVABLE * best.value:
-                share, of = metric.value / best.value, f"the {format_value(best.value, best.unit)} of {best.label}"
+    def _threshold_met(self, metric: Metric, basis: Basis) -> Verdict:
+        """PASS, unless the value is implausibly high or a low outlier of its peer group."""
+        if self._evaluator.rule.reference and self._threshold.op in _LOWER_BOUNDS:
+            reference = self._applicable_reference
+            if reference and metric.value > MAX_PLAUSIBLE_RATIO * reference.value:
+                ratio, detail = metric.value / reference.value, reference_text(reference)
                 reason = Reason.IMPLAUSIBLY_HIGH
-                return self._on(metric, Outcome.UNJUDGED, reason, basis=basis, share=share, detail=of)
-            if self._standard.fleet.is_low_outlier(metric.value):
-                return self._on(metric, Outcome.WARN, Reason.BELOW_PEERS, basis=basis)
+                return self._make(metric, Outcome.UNJUDGED, reason, basis=basis, ratio=ratio, detail=detail)
+            if self._evaluator.peers.is_low_outlier(metric.value):
+                return self._make(metric, Outcome.WARN, Reason.BELOW_PEERS, basis=basis)
         return Verdict(
-            self._standard.check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis
+            self._evaluator.check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis
         )
 
     @cached_property
-    def _best(self) -> Reference | None:
-        """What a value is too good to be true beside: what is published of the same.
+    def _applicable_reference(self) -> Reference | None:
+        """The site or SKU reference value, if its required facts hold (such as the settings of a training)."""
+        evaluator, reference = self._evaluator, self._reference
+        applies = evaluator.rule.reference_if.items() <= evaluator.facts.items()
+        return reference if applies and isinstance(reference, Reference) and reference.unit == evaluator.unit else None
 
-        Of a training with settings of its own, say, what is published tells nothing.
-        """
-        of, best = self._standard, self._published
-        alike = of.rule.reference_if.items() <= of.facts.items()
-        return best if alike and isinstance(best, Reference) and best.unit == of.unit else None
-
-    def _with_quality(self, metric: Metric) -> Basis:
-        """The threshold of a trial, with what it is worth beside what is known."""
-        quality = self._quality(metric)
-        if (basis := self._by_quality.get(quality)) is None:
-            basis = self._by_quality[quality] = replace(self._basis, lax_reason=quality[0], exceeds=quality[1])
+    def _basis_with_strictness(self, metric: Metric) -> Basis:
+        """The basis, with a note if the threshold is lax or exceeds the reference value."""
+        strictness = self._strictness(metric)
+        if (basis := self._basis_by_strictness.get(strictness)) is None:
+            basis = replace(self._basis, lax_reason=strictness[0], exceeds=strictness[1])
+            self._basis_by_strictness[strictness] = basis
         return basis
 
-    def _quality(self, metric: Metric) -> tuple[str, str]:
-        """Why the threshold hardly tests anything, and the good value that it exceeds; each empty where it does not.
+    def _strictness(self, metric: Metric) -> tuple[str, str]:
+        """Why the threshold is lax, and the reference value that it exceeds; each is empty otherwise.
 
-        Where nothing is known of this figure, what a GPU that is known has just reached is the least that can be
-        expected of it. Of a CPU, and of a model that is unknown, nothing is expected.
+        Without a reference value, the measured value of a known GPU model is the yardstick. For CPUs and unknown
+        models there is none.
         """
-        limit, published, unit = self._limit, self._published, metric.unit
-        if self._laxness < LAX_RATIO:
-            return f"the check itself asks for {self._standard.rule.check_threshold}", ""
-        if limit.op not in _LOWER_BOUNDS:
-            if (
-                self._unknown_model
-                or unit not in TIME_UNITS
-                or limit.op == "=="
-                or metric.value >= LAX_RATIO * limit.value
-            ):
+        threshold, reference, unit = self._threshold, self._reference, metric.unit
+        measured = format_value(metric.value, unit)
+        if self._relative_strictness < LAX_RATIO:
+            return f"the check requires {self._evaluator.rule.check_threshold}", ""
+        if threshold.op not in _LOWER_BOUNDS:
+            is_tight = threshold.op == "==" or metric.value >= LAX_RATIO * threshold.value
+            if self._has_unknown_model or unit not in TIME_UNITS or is_tight:
                 return "", ""
-            here, times = format_value(metric.value, unit), limit.value / max(metric.value, 1e-9)
-            return f"beside the {here} that was measured here, a {times:,.3g}x slowdown would pass", ""
-        if isinstance(published, Reference) and published.unit == unit:
-            best, of = published.value, f"the {format_value(published.value, published.unit)} of {published.label}"
-        elif self._unknown_model:
+            factor = threshold.value / max(metric.value, 1e-9)
+            return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
+        if isinstance(reference, Reference) and reference.unit == unit:
+            best, best_text = reference.value, reference_text(reference)
+        elif self._has_unknown_model:
             return "", ""
         else:
-            best, of = metric.value, f"the {format_value(metric.value, unit)} that was measured here"
-        share = limit.value / best if best > 0 else 1.0
-        if share < LAX_RATIO:
-            return f"{100 * share:.2g}% of {of}: {undetected_slowdown(share)}", ""
-        return "", of if isinstance(published, Reference) and share > 1 else ""
+            best, best_text = metric.value, f"the measured {measured}"
+        ratio = threshold.value / best if best > 0 else 1.0
+        if ratio < LAX_RATIO:
+            return f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", ""
+        return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
 
     @cached_property
-    def _laxness(self) -> float:
-        return relative_strictness(self._limit, self._standard.rule.check_threshold)
+    def _relative_strictness(self) -> float:
+        return relative_strictness(self._threshold, self._evaluator.rule.check_threshold)
 
     @cached_property
-    def _unknown_model(self) -> bool:
-        """Whether a model is among the devices of which nothing is known."""
-        gpus = str(self._standard.facts.get("gpu") or "").split(MODEL_SEPARATOR)
-        return any(isinstance(self._standard.known.sku(gpu), str) for gpu in gpus)
+    def _has_unknown_model(self) -> bool:
+        """Whether there are no SKU data for one of the device models."""
+        models = str(self._evaluator.facts.get("gpu") or "").split(MODEL_SEPARATOR)
+        return any(isinstance(self._evaluator.references.sku(model), str) for model in models)
 
 
-def above_physical_limit(check: str, metric: Metric, most: Bound) -> Verdict:
-    """An ERROR: a value above ``most`` was measured wrongly."""
+def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:
+    """An ERROR for a metric above its hardware bound, which is a measurement error."""
     return Verdict(
         check=check,
         subject=metric.subject,
         outcome=Outcome.ERROR,
         metric=metric.name,
         reasons=(Reason.ABOVE_PHYSICAL_LIMIT,),
-        detail=most.derivation,
+        detail=bound.derivation,
         value=metric.value,
         unit=metric.unit,
-        basis=Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", most.value, most.unit, "<="),
+        basis=Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", bound.value, bound.unit, "<="),
         evidence=measured_evidence(metric),
     )
 
 
 def measured_evidence(metric: Metric) -> str:
-    """What stands beside a verdict that somebody has to look into; the record has it of all."""
-    figure, samples = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}", metric.samples
+    """The value and the range of the samples of a metric, as evidence of a verdict that is not PASS."""
+    text, samples = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}", metric.samples
     if len(samples) < 2:
-        return figure
+        return text
     low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
-    return f"{figure}, {len(samples)} samples from {low} to {high}"
+    return f"{text}, {len(samples)} samples from {low} to {high}"
 
 
-def _shown_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
-    """The facts that the rule shows, as they were recorded, each cut to a length that a person reads."""
+def _evidence_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
+    """The facts that the rule lists as evidence, as JSON of at most ``_MAX_FACT_CHARS`` characters each."""
     texts = {name: json.dumps(facts[name], ensure_ascii=False) for name in rule.evidence_facts if facts.get(name)}
-    return "".join(f"; {name}: {text[:_SHOWN]}{'…' if len(text) > _SHOWN else ''}" for name, text in texts.items())
+    return "".join(
+        f"; {name}: {text[:_MAX_FACT_CHARS]}{'…' if len(text) > _MAX_FACT_CHARS else ''}"
+        for name, text in texts.items()
+    )
 
 
 def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
-    """What the samples leave open of a value; None where they say nothing of it.
+    """The 95 % confidence interval of the median, or the sample range if there are too few samples, and the reason.
 
-    Too few for an interval leave open all that they show, and no more: the slower something is, the fewer samples of it
-    there are, and what is slow in each of three is not good because they are three. Samples that the value is not
-    among are of something else.
+    None if the samples do not include the value: then they are samples of something else. The sample range is used
+    because slow operations have few samples; without it, three slow samples could never FAIL.
     """
     samples = metric.samples
     if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):

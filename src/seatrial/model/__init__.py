@@ -1,8 +1,8 @@
-"""The nouns of seatrial: frozen records that every other module reads and none mutates.
+"""The frozen records that the other packages exchange.
 
-A subject is a place, written as text: ``node3``, ``node3/gpu5``, ``node3/rank1`` (a process without a GPU),
-``node3->node7``, ``cluster``. Times are Unix seconds, durations seconds, sizes bytes (1 KiB = 1024 B),
-bandwidths GB/s with 1 GB = 1e9 B, as nccl-tests prints them.
+A subject is a string: ``node3``, ``node3/gpu5``, ``node3/rank1`` (a process without a GPU), ``node3->node7`` or
+``cluster``. Times are Unix seconds, durations seconds, sizes bytes (1 KiB = 1024 B), bandwidths GB/s with
+1 GB = 1e9 B as in nccl-tests.
 """
 
 from __future__ import annotations

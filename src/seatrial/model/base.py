@@ -1,4 +1,4 @@
-"""What every record is: immutable, strict about its keys, and always to be written down as UTF-8."""
+"""The base class of all records: immutable, strict about its keys, written as UTF-8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def replace_surrogates(value: Any) -> Any:
-    """``value`` with U+FFFD for every half of a surrogate pair in its strings, which UTF-8 cannot hold."""
+    """``value`` with every surrogate in its strings replaced by U+FFFD, since UTF-8 cannot encode surrogates."""
     if isinstance(value, str):
         return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
@@ -24,10 +24,10 @@ def replace_surrogates(value: Any) -> Any:
 
 
 class Frozen(BaseModel):
-    """Base of every record: immutable, and a key that nobody declared is an error.
+    """Base of every record: immutable, without undeclared keys.
 
-    Paths, host names and the command line come with any bytes. In memory they stay as they are, so that a path still
-    leads to its file; written down, what is not UTF-8 becomes U+FFFD, or one byte would cost all the reports.
+    Paths, host names and the command line may contain bytes that are not UTF-8. In memory they are unchanged, so paths
+    remain usable. When a record is written, these bytes become U+FFFD.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Errors that the user sees, and how a check says that it does not apply."""
+"""Errors shown to the user, and the exception for a check that is not applicable."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pydantic import (
 
 
 class SeatrialError(Exception):
-    """An error of the user's input or machine: the message says what was read, where, and what was expected."""
+    """An error in the user's input or machine; the message names the value, its source and the expected value."""
 
 
 class UsageError(SeatrialError):
-    """The command line, a trial file or a promise that the machine cannot keep. Exit code 2."""
+    """An invalid command line or trial file, or expected hardware that the machine does not have. Exit code 2."""
 
 
 class DiskFullError(SeatrialError):
-    """What was to be kept did not fit on its disk: an error of the machine's user, and no finding."""
+    """A file did not fit on its disk; an error of the user's setup, not a fault of the cluster."""
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """Where the first thing is that does not fit a record, and what is wrong with it: ``cluster.nodes: …``."""
+    """The key of the first validation error and its message: ``cluster.nodes: …``."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}"
 
 
 class NotApplicable(Exception):
-    """Raised by a check that cannot apply where it runs. The message is the reason shown beside SKIP."""
+    """Raised by a check that is not applicable on this machine; the message is the reason shown with SKIP."""

@@ -1,4 +1,4 @@
-"""A process start, how it ended, and on which machine."""
+"""A job, its result, and the machine of a trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seatrial.model.base import Frozen
 
 
 class Job(Frozen):
-    """One process start that runs several checks. It is all that a worker on a node gets to know."""
+    """A set of processes that run several checks; the complete input of a worker."""
 
     name: str
     placement: Literal["control", "nodes", "ranks"]
@@ -25,16 +25,16 @@ class Job(Frozen):
     options: dict[str, dict[str, JsonValue]]
     expected_gpus: int | None
     expected_nodes: int = 1
-    nodelist: str = Field(default="", description="the nodes of the jobs before it, as the scheduler names them")
-    limits: dict[str, float] = Field(default={}, description="seconds for each check; after these it is given up")
+    nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
+    limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
     env: dict[str, str] = {}
-    retry: bool = Field(default=False, description="measures a second time what fell short the first time")
-    telemetry_hz: float = Field(default=0, description="samples a second beside it, on each node; 0: none")
+    retry: bool = Field(default=False, description="second measurement of the checks that failed")
+    telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
 
     @property
     def process_count(self) -> int:
-        """Processes, over all nodes: each brings a measurement of every check."""
+        """The number of processes on all nodes; each returns one measurement per check."""
         return self.nodes * self.ranks_per_node
 
 
@@ -43,13 +43,13 @@ class JobState(StrEnum):
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"  # a process exited with an error or was killed
-    HUNG = "HUNG"  # a process went silent
-    TIMEOUT = "TIMEOUT"  # alive, yet over the limit
+    HUNG = "HUNG"  # the heartbeat of a process stopped
+    TIMEOUT = "TIMEOUT"  # running, but over its time limit
     CANCELLED = "CANCELLED"
 
 
 class JobResult(Frozen):
-    """What became of one attempt at a job. ``culprit`` is the rank or node at fault, ``cause`` why."""
+    """The result of one attempt at a job; ``failed_subject`` is the rank or node at fault, ``cause`` the reason."""
 
     job: str
     attempt: int
@@ -60,15 +60,13 @@ class JobResult(Frozen):
     startup_s: float
     failed_subject: str = ""
     cause: str = ""
-    scheduler_id: str = Field(default="", description="its number in the scheduler's queue")
-    nodelist: str = Field(default="", description="where it ran, as the scheduler writes it: n[1-4]")
+    scheduler_id: str = Field(default="", description="job id of the scheduler")
+    nodelist: str = Field(default="", description="nodes it ran on, in the scheduler's notation: n[1-4]")
 
 
 class Machine(Frozen):
-    """Whose figures a trial's measurements are, so that a resumed trial never mixes those of two machines."""
+    """The machine that a trial measures; a trial resumes only on the same machine."""
 
-    host: str = Field(description="the name of this host; empty where a scheduler chooses the nodes")
-    gpus: tuple[str, ...] = Field(description="UUIDs of the GPUs that may be used")
-    versions: tuple[str, ...] = Field(
-        default=(), description="versions of what was measured with: kernel, driver, torch"
-    )
+    host: str = Field(description="host name; empty if a scheduler chooses the nodes")
+    gpus: tuple[str, ...] = Field(description="UUIDs of the usable GPUs")
+    versions: tuple[str, ...] = Field(default=(), description="versions of kernel, driver and torch")

@@ -1,4 +1,4 @@
-"""What one check returned: metrics, facts, series and artifacts of one subject."""
+"""The metrics, facts, series and artifacts that a check returns."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from pydantic.dataclasses import dataclass
 from seatrial.model.base import Frozen
 
 CLUSTER = "cluster"
-ERROR_COUNTERS = "error_counters"  # a fact: what GPU and RDMA ports counted meanwhile; see telemetry/error_counts.py
-NOT_REPORTED = "not_reported"  # a fact: why a metric is not given, by its name
-NOT_REQUESTED = "not_requested"  # a fact: why a metric was not asked for, by its name
-EXEMPT = "exempt"  # a fact: why a place rightly has no metric that every other one has, by the place, or by both
-GPUS_USED = "gpus_used"  # a fact: NVML's indices of the GPUs of a node that CUDA may use
+ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
+NOT_REPORTED = "not_reported"  # fact: metric → why the check has no value for it
+NOT_REQUESTED = "not_requested"  # fact: metric → why the options do not request it
+# fact: subject → why it has no value of a required metric, or subject → metric → why
+EXEMPT = "exempt"
+GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a node
 
 
 class Scope(StrEnum):
-    """Where a check runs, and how often."""
+    """Where a check runs, and in how many processes."""
 
-    CONTROL = "CONTROL"  # once, where seatrial itself runs: a login node, say; no torch needed
-    NODE = "NODE"  # once on every node, no torch needed
-    GPU = "GPU"  # in every process on its own GPU (or its share of a CPU machine), no communication
-    CLUSTER = "CLUSTER"  # in all processes together, in one process group
+    CONTROL = "CONTROL"  # once, on the host that runs seatrial, such as a login node; without torch
+    NODE = "NODE"  # once on every node; without torch
+    GPU = "GPU"  # in one process per GPU (or per share of the CPUs), without communication
+    CLUSTER = "CLUSTER"  # in all processes, in one process group
 
 
 class Phase(StrEnum):
-    """The chapters of a trial, in the order of the report."""
+    """The sections of a trial, in the order of the report."""
 
     ENVIRONMENT = "Environment"
     DEVICE = "GPU and host"
@@ -44,9 +45,9 @@ class Phase(StrEnum):
 
 @dataclass(config=ConfigDict(extra="forbid"), frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One measured number. ``samples`` are the single readings behind ``value``, where there are several.
+    """One measured value; ``samples`` holds the individual readings if there are several.
 
-    A large cluster has a million of them: each as small as a checked record gets.
+    A large cluster has a million metrics, hence ``slots``.
     """
 
     name: str
@@ -57,14 +58,14 @@ class Metric:
 
 
 class Fact(Frozen):
-    """Something observed that is no number to judge: a version, a transport, an inventory."""
+    """An observation that is not a metric: a version, a transport, an inventory."""
 
     name: str
     value: JsonValue
 
 
 class Series(Frozen):
-    """A curve to draw: y over x, both of one length, such as busbw over message size."""
+    """A curve y(x), such as busbw over message size; ``x`` and ``y`` have the same length."""
 
     name: str
     subject: str
@@ -74,14 +75,14 @@ class Series(Frozen):
     y_unit: str
 
     @model_validator(mode="after")
-    def _of_one_length(self) -> Series:
+    def _check_lengths(self) -> Series:
         if len(self.x) != len(self.y):
-            raise ValueError(f"the curve {self.name} has {len(self.x)} values of x and {len(self.y)} of y")
+            raise ValueError(f"series {self.name} has {len(self.x)} x values and {len(self.y)} y values")
         return self
 
 
 class Artifact(Frozen):
-    """A file that a check left in the run directory (path relative to it)."""
+    """A file that a check wrote; the path is relative to the run directory."""
 
     path: str
     title: str
@@ -91,7 +92,7 @@ Observation = Metric | Fact | Series | Artifact
 
 
 class Measurement(Frozen):
-    """What one check brought back from one process. At most one of ``error`` and ``skipped`` is set."""
+    """The result of one check in one process; at most one of ``error`` and ``skipped`` is set."""
 
     check: str
     subject: str
@@ -102,11 +103,11 @@ class Measurement(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     skipped: str | None = None
-    retry: bool = Field(default=False, description="the second of two: measured because the first fell short")
+    retry: bool = Field(default=False, description="second measurement, made because the first one failed")
     started: float = 0.0
     seconds: float = 0.0
 
     @property
     def finished(self) -> bool:
-        """Whether the check ran to its end here: nothing is left to run again."""
+        """Whether the check ended without an error, so that a resumed trial does not repeat it."""
         return self.error is None

@@ -1,4 +1,4 @@
-"""Thresholds, the rules of checks, and the reference values that rules compare with."""
+"""Thresholds, rules of checks, and reference values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operato
 
 
 class Threshold(Frozen):
-    """A threshold written as in ``"> 350 GB/s"``: comparison, number, unit."""
+    """A comparison operator, a number and a unit, written as ``"> 350 GB/s"``."""
 
     op: Literal[">=", ">", "<=", "<", "=="]
     value: FiniteFloat
@@ -31,7 +31,7 @@ class Threshold(Frozen):
 
     @classmethod
     def parse(cls, text: object) -> Threshold:
-        """Read ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError on anything else."""
+        """The threshold in ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError for other text."""
         match = _LIMIT.fullmatch(str(text))
         if not match:
             raise ValueError(f"{text!r} is not a threshold: expected a comparison and a number, such as '> 350 GB/s'")
@@ -45,7 +45,7 @@ class Threshold(Frozen):
         return compare(value, self.value)
 
     def __str__(self) -> str:
-        """Exact, so that it reads back as the same limit."""
+        """The exact text, which ``parse`` reads back as an equal threshold."""
         number = int(self.value) if self.value == int(self.value) else self.value
         return f"{self.op} {number} {self.unit}".strip()
 
@@ -58,18 +58,18 @@ ParsedThreshold = Annotated[
 
 
 class Rule(Frozen):
-    """How one metric of a check is judged: against ``expect``, or against ``baseline``, a key of the SKU data.
+    """How one metric of a check is evaluated: against the threshold ``expect``, or against a reference value.
 
-    A baseline holds an expected value; under ``fail_below`` of it the metric fails, under ``warn_below`` it warns.
-    ``where`` names facts that must hold for the rule to apply; where they do not, the verdict is SKIP.
-    ``breach``, what a broken ``expect`` means: FAIL, WARN of what is unwise but works, ERROR of what was not measured.
-    ``like`` names facts under which ``baseline`` is of the same thing, where ``expect`` judges whatever they are.
-    ``signed``: the metric may be below 0. Of any other such a value is an ERROR, not a good one.
-    ``shows`` names facts that belong to the evidence of a breach: which rank, which pid, what the driver said.
-    ``siblings``: judged by the others of this trial alone; what is under ``warn_below`` of their median, and far from
-    them, warns. ``mirrored``: a pair of which one order is under that share of the other warns.
-    ``own`` is what the check asks by itself where a trial asks something else. ``if_known``: where nobody knows what
-    good hardware reaches, the figure is recorded and not judged, by its siblings neither, and it is said so.
+    ``reference``: key of the reference value in SKU data and baselines. The metric fails below the share ``fail_below``
+    of that value and warns below ``warn_below``. ``reference_if``: facts required for the reference value to apply;
+    ``expect`` applies regardless. ``reference_optional``: without a reference value the metric is only recorded.
+    ``applies_if``: facts and their required values; with other values the rule is not applicable (SKIP).
+    ``outcome_if_violated``: the outcome if ``expect`` is not met: FAIL; WARN if it is unwise but works; ERROR if the
+    metric could not be measured. ``may_be_negative``: if false, a negative value is a measurement error.
+    ``evidence_facts``: facts shown with a violation, such as a rank, a pid or a driver message.
+    ``compare_with_peers``: compare with the peer group only; warn on low outliers below ``warn_below`` of its median.
+    ``asymmetry_limit``: warn if one direction of a pair is below this share of the other.
+    ``check_threshold``: the check's threshold if ``expect`` is the trial's. ``meaning``: what a bad value means.
     """
 
     metric: str
@@ -91,22 +91,22 @@ class Rule(Frozen):
 
 
 class ReferenceValue(Frozen):
-    """A value that good hardware reaches, for one shape of cluster, and where the number comes from."""
+    """A value that good hardware reaches on a given number of GPUs and nodes, with its source."""
 
-    gpus: int = Field(description="in the whole measurement, over all nodes")
+    gpus: int = Field(description="number of GPUs on all nodes")
     nodes: int
     value: FiniteFloat = Field(gt=0)
     unit: str
     source: str = Field(min_length=1)
-    gpu: str = Field(default="", description="NVML's name of it, where no SKU file around it says that")
+    gpu: str = Field(default="", description="NVML name of the GPU; empty in SKU files")
     fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
     required: FiniteFloat | None = Field(
-        default=None, gt=0, description="a gate in use: under it fails, whatever the rule"
+        default=None, gt=0, description="fixed minimum in place of the rule's fail_below"
     )
 
 
 class Baseline(Frozen):
-    """What a site's own good runs reached, learned from them. It outranks what is published of the hardware."""
+    """Reference values learned from good runs at a site; they take precedence over SKU data."""
 
     name: str
     learned_from: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""What telemetry watches beside a job, by name and unit, and what a trial's record keeps of it.
+"""The gauges that telemetry samples during a job, and the summary of the samples in the record of a trial.
 
-The samples themselves lie in ``RUN/jobs/<job>/telemetry.jsonl.gz``; the record has what a report needs of them.
+All samples are in ``RUN/jobs/<job>/telemetry.jsonl.gz``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pydantic import Field, FiniteFloat
 from seatrial.model.base import Frozen
 
 Kind = Literal["gpu", "host"]
-HOST = "host"  # the device that stands for the node itself
+HOST = "host"  # device name of the gauges of a node
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """One thing that is watched. A rate is the mean over the time since the sample before."""
+    """A sampled quantity; a rate is the mean since the previous sample."""
 
     name: str
     unit: str
     title: str
-    digits: int = 0  # that are kept behind the point
+    digits: int = 0  # decimals
 
 
 GPU_GAUGES = (
@@ -33,12 +33,12 @@ GPU_GAUGES = (
     Gauge("power_w", "W", "Power", 1),
     Gauge("temperature_c", "°C", "Temperature"),
     Gauge("sm_clock_mhz", "MHz", "SM clock"),
-    Gauge("pcie_rx_gbs", "GB/s", "PCIe received", 3),  # NVML looks at 20 ms of each time
+    Gauge("pcie_rx_gbs", "GB/s", "PCIe received", 3),  # NVML measures over 20 ms
     Gauge("pcie_tx_gbs", "GB/s", "PCIe sent", 3),
     Gauge("nvlink_rx_gbs", "GB/s", "NVLink received", 3),
     Gauge("nvlink_tx_gbs", "GB/s", "NVLink sent", 3),
 )
-CLOCKS_EVENT_REASONS = "clocks_event_reasons"  # NVML's bits: why clocks are lower than they could be
+CLOCKS_EVENT_REASONS = "clocks_event_reasons"  # NVML's bit mask of reasons for lower clocks
 HOST_GAUGES = (
     Gauge("cpu_util", "%", "CPU utilisation", 1),
     Gauge("memory_used_bytes", "B", "Memory used"),
@@ -50,9 +50,9 @@ HOST_GAUGES = (
     Gauge("rdma_tx_gbs", "GB/s", "RDMA sent", 3),
 )
 GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
-SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # what the sampler itself has taken of a CPU since it began
+SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # CPU time of the sampler since its start
 
-# The reasons for lower clocks that are neither a person's choice nor rest; the first is what full load does
+# Clocks event reasons other than user settings and idle; the power cap is normal at full load
 POWER_CAP = "software power cap"
 HARDWARE_SLOWDOWN = "hardware slowdown"
 THROTTLE_REASONS = (
@@ -61,16 +61,16 @@ THROTTLE_REASONS = (
     "hardware power brake",
     HARDWARE_SLOWDOWN,
 )
-THROTTLED = "throttled"  # the gauge of a dashboard that counts the GPUs for which a reason was given
-NOT_SAMPLED = "not looked at"  # and those of which nobody knows
-SAMPLER_CPU_LIMIT = 0.01  # of one core, at one sample a second
+THROTTLED = "throttled"  # dashboard gauge: number of GPUs with a throttle reason
+NOT_SAMPLED = "not sampled"  # dashboard gauge: number of GPUs without samples
+SAMPLER_CPU_LIMIT = 0.01  # share of one core, at one sample per second
 
 
 class Load(Frozen):
-    """What one GPU did during one check. ``samples``: how often it was looked at, at least once.
+    """The load of one GPU during one check; ``samples`` is at least 1.
 
-    ``throttled`` has the share of the looks that a reason was seen in; "hardware slowdown" only without a cause beside.
-    ``sm_clock_mhz_min`` is of the looks with a utilisation of at least half: an idle GPU lowers its clock.
+    ``throttled_share``: reason → share of the samples with this reason; "hardware slowdown" only if no cause is given.
+    ``sm_clock_mhz_min``: over samples with at least 50 % utilisation, since an idle GPU lowers its clock.
     """
 
     check: str
@@ -85,7 +85,7 @@ class Load(Frozen):
 
 
 class Span(Frozen):
-    """When a check ran: seconds since the phase began, without what was cut out of it."""
+    """Begin and end of a check in seconds since the start of its phase, without the cuts."""
 
     check: str
     begin: FiniteFloat
@@ -93,19 +93,19 @@ class Span(Frozen):
 
 
 class Track(Frozen):
-    """One curve: a value for each step of its dashboard, None where nothing was read.
+    """One curve of a dashboard: one value per step, None without samples.
 
-    Of many devices there are the least, the median and the greatest value, and those that keep away from the rest.
+    For many devices there are curves of the minimum, the median and the maximum, and of the outliers.
     """
 
     gauge: str
     label: str
-    role: Literal["device", "least", "median", "greatest"] = "device"
+    role: Literal["device", "min", "median", "max"] = "device"
     values: tuple[FiniteFloat | None, ...]
 
 
 class Dashboard(Frozen):
-    """The gauges of one kind over one phase. Each value is the mean over a step."""
+    """The gauges of one kind during one phase; each value is the mean over ``step_s`` seconds."""
 
     phase: str
     kind: Kind
@@ -113,32 +113,32 @@ class Dashboard(Frozen):
     seconds: FiniteFloat
     step_s: FiniteFloat = Field(gt=0)
     spans: tuple[Span, ...]
-    cuts: tuple[FiniteFloat, ...] = Field(default=(), description="where other phases ran: their time is left out")
+    cuts: tuple[FiniteFloat, ...] = Field(default=(), description="positions where the time of other phases is cut out")
     tracks: tuple[Track, ...]
 
 
 class Telemetry(Frozen):
-    """What was sampled beside a trial's jobs, as far as the record keeps it."""
+    """A summary of the samples taken during the jobs of a trial."""
 
-    files: tuple[str, ...] = Field(default=(), description="the samples, relative to the run directory")
+    files: tuple[str, ...] = Field(default=(), description="files with the samples, relative to the run directory")
     loads: tuple[Load, ...] = Field(
-        default=(), description="by check; of more than 64 GPUs only those that were throttled or had an extreme"
+        default=(), description="by check; for more than 64 GPUs only throttled GPUs and extremes"
     )
-    unsampled_gpus: dict[str, int] = Field(default={}, description="check → GPUs that were not looked at while it ran")
+    unsampled_gpus: dict[str, int] = Field(default={}, description="check → number of GPUs without samples")
     dashboards: tuple[Dashboard, ...] = ()
     min_sample_rate_hz: FiniteFloat | None = Field(
-        default=None, description="looks a second at the GPU with the fewest"
+        default=None, description="samples per second of the GPU with the fewest"
     )
     max_sample_rate_hz: FiniteFloat | None = None
     sampler_cpu_share: FiniteFloat | None = Field(
-        default=None, description="of one core, of the costliest sampler, at work"
+        default=None, description="CPU time of the most expensive sampler, as a share of one core"
     )
     unreadable_gauges: dict[str, str] = Field(
-        default={}, description="gauge → why it could not be read, and of how many devices"
+        default={}, description="gauge → why it was not readable, and on how many devices"
     )
     warnings: tuple[str, ...] = ()
 
     @property
     def exceeds_cpu_limit(self) -> bool:
-        """Whether a sampler took more than it is to keep to."""
+        """Whether a sampler used more CPU time than SAMPLER_CPU_LIMIT."""
         return self.sampler_cpu_share is not None and self.sampler_cpu_share > SAMPLER_CPU_LIMIT

@@ -1,4 +1,4 @@
-"""The record of a trial, and what is decided on it."""
+"""The record of a trial: configuration, measurements, verdicts, findings and decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from seatrial.model.verdict import Verdict
 
 
 class Finding(Frozen):
-    """A diagnosis: what is wrong, where, how sure we are, why we say so, and what to do first."""
+    """A diagnosis: the fault, its location, the confidence, the evidence and the first command to run."""
 
     title: str
     subject: str
@@ -34,7 +34,7 @@ class Finding(Frozen):
 
 
 class Insight(Frozen):
-    """What the figures of a check say beyond its verdicts: a fitted line, the link that binds, what a gate can see."""
+    """A result beyond verdicts: a latency fit, the limiting link, the smallest fault a threshold detects."""
 
     check: str
     title: str
@@ -43,7 +43,7 @@ class Insight(Frozen):
 
 
 class DecisionValue(StrEnum):
-    """What a trial decides."""
+    """The decision values of a trial."""
 
     ACCEPTED = "ACCEPTED"
     REJECTED = "REJECTED"
@@ -51,19 +51,19 @@ class DecisionValue(StrEnum):
 
 
 class Decision(Frozen):
-    """The one answer, and in a sentence why; ``scope`` says in words which nodes and GPUs it is about."""
+    """The decision on a trial and its reason; ``tested_hardware`` describes the nodes and GPUs as text."""
 
     value: DecisionValue
     reason: str
     tested_hardware: str = ""
-    cpu_only: bool = Field(default=False, description="no GPU was used: it says nothing about GPUs or a fabric")
+    cpu_only: bool = Field(default=False, description="no GPU was used, so GPUs and fabric are not tested")
     metrics_without_threshold: dict[str, tuple[str, ...]] = Field(
-        default={}, description="by check, the metrics of performance that no rule and no threshold judged"
+        default={}, description="performance metrics that no rule or threshold evaluated, by check"
     )
 
 
 class Timing(Frozen):
-    """Seconds that one part of the trial took: a check, or what seatrial itself needed."""
+    """The duration of a check, or of overhead of seatrial itself."""
 
     name: str
     kind: Literal["check", "overhead"]
@@ -71,30 +71,30 @@ class Timing(Frozen):
 
 
 class Session(Frozen):
-    """One stretch of a trial: from the start of the command to its end. A resumed trial has several."""
+    """One run of the command; a resumed trial has several sessions."""
 
     started: float
     seconds: float
     command: tuple[str, ...]
-    stop_reason: str = Field(default="", description="what ended it before its time")
+    stop_reason: str = Field(default="", description="why the session ended early")
     overhead: tuple[Timing, ...] = ()
 
 
 def _without_empty_fields(verdicts: tuple[Verdict, ...], dump: SerializerFunctionWrapHandler) -> list[dict[str, Any]]:
-    """Verdicts as they are written: most fields of most verdicts are empty."""
-    return [_filled(one) for one in dump(verdicts)]
+    """The verdicts without empty fields, as they are written to trial.json."""
+    return [_drop_empty(verdict) for verdict in dump(verdicts)]
 
 
-def _filled(record: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _filled(value) if isinstance(value, dict) else value
+        name: _drop_empty(value) if isinstance(value, dict) else value
         for name, value in record.items()
         if name in ("check", "subject") or (value is not None and value not in ("", (), []))
     }
 
 
 class Trial(Frozen):
-    """The whole record, the source of truth of a run: trial.json."""
+    """The complete record of a trial, written to trial.json."""
 
     schema_version: Literal["2"] = "2"
     seatrial: str
@@ -108,18 +108,18 @@ class Trial(Frozen):
     environment: dict[str, JsonValue]
     jobs: tuple[Job, ...]
     excluded_checks: dict[str, str] = Field(
-        default={}, description="checks of the trial that --only or --skip left out"
+        default={}, description="check → the option that excluded it (--only or --skip)"
     )
-    stop_reason: str = Field(default="", description="what ended the trial before its time")
-    baseline: Baseline | None = Field(default=None, description="of the site, as it was when this was judged")
-    gpu_error: str = Field(default="", description="why GPUs that should be there could not be used")
+    stop_reason: str = Field(default="", description="why the trial ended early")
+    baseline: Baseline | None = Field(default=None, description="the site baseline used for these verdicts")
+    gpu_error: str = Field(default="", description="why the expected GPUs were not usable")
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
-    retries: tuple[Measurement, ...] = Field(default=(), description="second measurements, of what fell short at first")
+    retries: tuple[Measurement, ...] = Field(default=(), description="second measurements of checks that failed")
     verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()
     timings: tuple[Timing, ...]
     decision: Decision
-    telemetry: Telemetry | None = Field(default=None, description="what was sampled beside the jobs")
+    telemetry: Telemetry | None = Field(default=None, description="samples taken while the jobs ran")

@@ -1,4 +1,4 @@
-"""Sizes in bytes and values with units: read from text, and written for people."""
+"""Parsing and formatting of byte sizes and of values with units."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from ``"8GiB"``, ``"512 B"`` or a plain number of bytes.
+    """The number of bytes in ``"8GiB"``, ``"512 B"`` or a plain number.
 
-    Raises ValueError on anything else, decimal units (``MB``) among them: they would be read two ways.
+    Raises ValueError for other text, including the ambiguous decimal units (``MB``).
     """
     match = _SIZE.fullmatch(str(text))
     if not match:
         units = ", ".join(BINARY_UNITS)
-        raise ValueError(f"{text!r} is not a size: write a number and one of {units} (1 KiB = 1024 B)")
+        raise ValueError(f"{text!r} is not a size: expected a number and one of {units} (1 KiB = 1024 B)")
     value = float(match[1]) * BINARY_UNITS[match[2] or "B"]
     if value != int(value):
         raise ValueError(f"{text!r} is not a whole number of bytes")
@@ -27,7 +27,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """The shortest exact form: 1048576 → ``1MiB``; a size that no unit divides keeps one decimal: ``1.5GiB``."""
+    """``count`` bytes in the largest binary unit: ``1MiB``, or with one decimal: ``1.5GiB``."""
     for unit in reversed(BINARY_UNITS):
         scaled = count / BINARY_UNITS[unit]
         if scaled >= 1:
@@ -39,7 +39,7 @@ ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 def format_value(value: float, unit: str) -> str:
-    """A number as a person reads it: bytes in binary units, yes/no for a bool, four significant digits otherwise."""
+    """The value with its unit: bytes in binary units, yes/no for a bool, otherwise four significant digits."""
     if unit == "B":
         return format_bytes(value)
     if unit == "bool":

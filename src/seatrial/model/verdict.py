@@ -1,4 +1,4 @@
-"""A verdict: of all records the one that a large cluster has most of."""
+"""A verdict and its basis."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _T = TypeVar("_T")
 
 @dataclass_transform(frozen_default=True)
 def _record(cls: type[_T]) -> type[_T]:
-    """A dataclass that mypy holds to be frozen: the guard itself, asked for each field, would take twice the time."""
+    """A dataclass that is frozen for mypy only, since the check at run time doubles the construction time."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 @_record
 class Basis:
-    """What a value is judged by; one object for all verdicts of a kind.
+    """The threshold or reference value of a verdict; verdicts of one kind share the object.
 
-    ``name``: of the trial, site, SKU, group of peers, or source. With ``op`` a value must hold ``op expected``; without
-    it the value fails under the share ``fail_below`` of ``expected`` and warns under ``warn_below``. ``asymmetry``: it
-    warns under this share of the opposite direction. ``lax``: why the threshold tests hardly anything; ``beyond``: the
-    known good value that the threshold exceeds. Both are empty for other thresholds.
+    ``name``: name of the trial, site, SKU or peer group. With ``op``, the value must meet ``op expected``. Without it,
+    the value fails below the share ``fail_below`` of ``expected`` and warns below ``warn_below``. ``asymmetry_limit``:
+    warn below this share of the opposite direction. ``lax_reason``: why the threshold is lax, or empty. ``exceeds``:
+    the reference value that the threshold exceeds, or empty.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -49,10 +49,9 @@ class Basis:
 
 @_record
 class Retry:
-    """The value of the first measurement and of the second, in the unit of the verdict.
+    """The values of the first measurement and of the retry, in the unit of the verdict.
 
-    ``subject``: where the same rank was the second time, if on another device. ``instead``: subjects that failed only
-    the second time.
+    ``retry_subject``: the device of the same rank in the retry, if it is another one.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -65,13 +64,13 @@ class Retry:
 
 @_record
 class Verdict:
-    """The judgement of one rule on one metric of one subject (or of the check as a whole: ``metric`` empty).
+    """The result of one rule for one metric of one subject, or for the whole check (``metric`` is empty).
 
-    ``share`` is the value as a share of what ``basis`` expects. ``detail`` holds what no field can: an error message,
-    the places that are missing. ``why``: what a bad value means. ``interval``: of the value, where the threshold is in
-    it. ``opposite``: the value of the opposite direction of a pair. ``evidence`` is empty of what is good.
+    ``ratio``: value divided by the expected value of ``basis``. ``detail``: text without a field, such as an error
+    message or the missing subjects. ``meaning``: what a bad value means. ``interval``: range of the value, if the
+    threshold is in it. ``opposite_value``: value of the opposite direction. ``evidence``: empty for good values.
 
-    There are half a million of a thousand nodes: as a record like our others each would take four times the memory.
+    A trial on a thousand nodes has half a million verdicts; a pydantic model would need four times the memory.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -95,15 +94,15 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """What was measured and what is expected, as text to show. No code reads it."""
+        """Text for display: the measured and the expected value."""
         return verdict_text.summary(self)
 
     @property
     def message(self) -> str:
-        """The statement, and what it means, as text to show. No code reads it."""
+        """Text for display: the summary and the meaning of a bad value."""
         return f"{self.summary}: {self.meaning}" if self.meaning else self.summary
 
     @property
     def basis_text(self) -> str:
-        """The basis as text to show. No code reads it."""
+        """Text for display: the basis."""
         return str(self.basis or "")

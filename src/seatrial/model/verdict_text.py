@@ -1,4 +1,4 @@
-"""The text of a verdict, made from its fields where it is shown: nothing reads it back."""
+"""The text of a verdict, made from its fields when it is shown; no code parses it."""
 
 from __future__ import annotations
 
@@ -12,89 +12,85 @@ from seatrial.util.text import and_more
 if TYPE_CHECKING:
     from seatrial.model.verdict import Basis, Verdict
 
-LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "BEYOND"
-_LABELS = {BasisKind.PEERS: "median of", BasisKind.PHYSICAL_LIMIT: "limit of"}
-_NAMED = 4  # subjects that a sentence names
-# What each reason adds to the sentence; before it stands the value, where the verdict has one
-_CLAUSES: Mapping[Reason, str] = {
-    Reason.EXCLUDED: "left out by {detail}",
-    Reason.UNKNOWN_CHECK: "this version of seatrial has no such check, so that nothing can judge it",
+LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "STRICT THRESHOLD"
+_BASIS_LABELS = {BasisKind.PEERS: "median of", BasisKind.PHYSICAL_LIMIT: "limit of"}
+_MAX_NAMED = 4  # subjects listed in one sentence
+# Text for each reason, appended to the value if the verdict has one
+_REASON_TEXTS: Mapping[Reason, str] = {
+    Reason.EXCLUDED: "excluded by {detail}",
+    Reason.UNKNOWN_CHECK: "unknown check in this version of seatrial; not evaluated",
     Reason.NOT_MEASURED: "not measured",
     Reason.MEASUREMENT_FAILED: "{detail}",
     Reason.INCOMPLETE_COVERAGE: "{detail}",
-    Reason.METRIC_MISSING: "{metric} was not measured{in_brackets}, so that nothing is known of this",
-    Reason.METRIC_PARTLY_MISSING: "{metric} was not measured everywhere; not of {detail}",
-    Reason.NOT_APPLICABLE: "{does_not_apply}",
-    Reason.APPLIES_TO_PEERS_ONLY: "{metric} is not judged here: {detail}",
-    Reason.RANKS_DISAGREE: "ranks report different values, so that {metric} is not evaluated: {detail}",
-    Reason.NO_RULE: "measured, and no rule judges it",
-    Reason.THRESHOLD_NOT_EVALUATED: "{check} is not held to {metric} {threshold}: {detail}",
-    Reason.THRESHOLD_ON_OTHER_SIZE: "{check} {metric} is not judged: {detail}",
-    Reason.TOO_FEW_PEERS: "; there are too few of one model to be compared with each other",
-    Reason.NO_REFERENCE: ", and {detail}",
+    Reason.METRIC_MISSING: "{metric} was not measured{in_brackets}",
+    Reason.METRIC_PARTLY_MISSING: "{metric} is incomplete: {detail}",
+    Reason.NOT_APPLICABLE: "{not_applicable}",
+    Reason.APPLIES_TO_PEERS_ONLY: "{metric} not evaluated: {detail}",
+    Reason.RANKS_DISAGREE: "{metric} not evaluated: ranks report different values of {detail}",
+    Reason.NO_RULE: "measured, but no rule evaluates it",
+    Reason.THRESHOLD_NOT_EVALUATED: "{check}: threshold {metric} {threshold} not evaluated: {detail}",
+    Reason.THRESHOLD_ON_OTHER_SIZE: "{check}: {metric} not evaluated: {detail}",
+    Reason.TOO_FEW_PEERS: "; too few devices of one model to compare",
+    Reason.NO_REFERENCE: "; {detail}",
     Reason.NO_ABSOLUTE_REFERENCE: "; {detail}",
-    Reason.NO_THRESHOLD: ", recorded and judged by nothing: {detail}",
-    Reason.UNIT_MISMATCH: ", and the threshold is in {detail!r}",
-    Reason.IMPOSSIBLE_THRESHOLD: ", and the threshold says nothing: {detail}",
-    Reason.NEGATIVE_VALUE: ", which cannot be below 0: it was measured wrongly",
-    Reason.ABOVE_PHYSICAL_LIMIT: ", which nothing here can reach: it was measured wrongly: {detail}",
-    Reason.IMPLAUSIBLY_HIGH: ", which is more than can be believed",
+    Reason.NO_THRESHOLD: ", recorded without a threshold: {detail}",
+    Reason.UNIT_MISMATCH: "; unit mismatch: the threshold is in {detail!r}",
+    Reason.IMPOSSIBLE_THRESHOLD: "; invalid threshold: {detail}",
+    Reason.NEGATIVE_VALUE: "; measurement error: the value cannot be negative",
+    Reason.ABOVE_PHYSICAL_LIMIT: "; measurement error: above the physical limit: {detail}",
+    Reason.IMPLAUSIBLY_HIGH: "; implausibly high: check the measurement and the reference value",
     Reason.THRESHOLD_VIOLATED: "{expected}",
     Reason.BELOW_WARNING_THRESHOLD: "",
-    Reason.WITHIN_CONFIDENCE_INTERVAL: ", which its own 95 % interval still reaches ({interval})",
-    Reason.WITHIN_SAMPLE_RANGE: ", which the range of its samples, too few for an interval, still reaches ({interval})",
-    Reason.BELOW_PEERS: ", and far under the others of this trial",
-    Reason.ASYMMETRIC: ", and {opposite} in the opposite direction",
-    Reason.ERROR_COUNTERS_INCREASED: "{detail} during this check, expected {normal}",
+    Reason.WITHIN_CONFIDENCE_INTERVAL: "; the threshold is within the 95 % confidence interval ({interval})",
+    Reason.WITHIN_SAMPLE_RANGE: "; the threshold is within the sample range ({interval}; too few for an interval)",
+    Reason.BELOW_PEERS: "; low outlier among its peers in this trial",
+    Reason.ASYMMETRIC: "; {opposite} in the opposite direction",
+    Reason.ERROR_COUNTERS_INCREASED: "{detail} during this check, expected {expected_rate}",
     Reason.COUNTERS_NOT_READ: "{detail}",
-    Reason.COUNTERS_UNAVAILABLE: "error counters that may not be read, or are not there: {detail}",
+    Reason.COUNTERS_UNAVAILABLE: "error counters not available: {detail}",
     Reason.REPRODUCED: "; reproduced ({retry})",
-    Reason.REPRODUCED_ON_OTHER_DEVICE: "; reproduced by the same rank ({retry}): it goes with the rank, not with the device",
-    Reason.NOT_REPRODUCED: "; not reproduced ({retry}), worth looking at",
-    Reason.FAILED_IN_RETRY_ONLY: "; {second_time}",
-    Reason.NOT_RETRIED: "; not repeated",
-    Reason.RETRY_FAILED: "; not repeated, though it was tried",
+    Reason.REPRODUCED_ON_OTHER_DEVICE: "; reproduced by the same rank on another device ({retry}): "
+    "the fault follows the rank, not the device",
+    Reason.NOT_REPRODUCED: "; not reproduced ({retry})",
+    Reason.FAILED_IN_RETRY_ONLY: "; failed only in the retry{retry_in_brackets}",
+    Reason.NOT_RETRIED: "; not retried",
+    Reason.RETRY_FAILED: "; the retry could not be measured",
 }
 
 
 def summary(verdict: Verdict) -> str:
-    """What was measured, what was expected, and what the second measurement says."""
-    figure = ""
+    """The measured value, the expected value and the result of the retry, as one sentence."""
+    value_text = ""
     if verdict.value is not None and Reason.ERROR_COUNTERS_INCREASED not in verdict.reasons:
-        figure = f"{verdict.metric} is {format_value(verdict.value, verdict.unit)}"
+        value_text = f"{verdict.metric} is {format_value(verdict.value, verdict.unit)}"
     if verdict.ratio is not None:
-        figure += f", {verdict.ratio:.1%} of {_reference(verdict)}"
+        value_text += f", {verdict.ratio:.1%} of {_reference(verdict)}"
     if not verdict.reasons:
-        return figure or verdict.detail
-    fields = _fields(verdict)
-    return figure + "".join(_CLAUSES[reason].format_map(fields) for reason in verdict.reasons)
+        return value_text or verdict.detail
+    fields = _template_fields(verdict)
+    return value_text + "".join(_REASON_TEXTS[reason].format_map(fields) for reason in verdict.reasons)
 
 
 def basis_text(basis: Basis) -> str:
-    """Who judges, by which value, and from where it is."""
+    """The kind and name of a basis, its expected value and source, and the limits applied to it."""
     if basis.op or basis.kind in (BasisKind.TRIAL, BasisKind.RULE):
         text = _label(basis) + (f": {_threshold(basis)}" if basis.op else f": {basis.source}" if basis.source else "")
     else:
         value = f": {basis.expected:g} {basis.unit}" if basis.source and basis.expected is not None else ""
         text = f"{_label(basis)}{value}" + (f" ({basis.source})" if basis.source else "")
-    limits = [f"fails under {basis.fail_below:.0%}"] if basis.fail_below is not None else []
-    limits += [f"warns under {basis.warn_below:.0%}"] if basis.warn_below is not None else []
-    limits += (
-        [f"warns under {basis.asymmetry_limit:.0%} of the opposite direction"]
-        if basis.asymmetry_limit is not None
-        else []
-    )
+    limits = [f"FAIL below {basis.fail_below:.0%}"] if basis.fail_below is not None else []
+    limits += [f"WARN below {basis.warn_below:.0%}"] if basis.warn_below is not None else []
+    if basis.asymmetry_limit is not None:
+        limits.append(f"WARN below {basis.asymmetry_limit:.0%} of the opposite direction")
     text += f"; {', '.join(limits)}" if limits else ""
     text += f"; {LAX_THRESHOLD}: {basis.lax_reason}" if basis.lax_reason else ""
-    return text + (
-        f"; {STRICT_THRESHOLD} {basis.exceeds}: good hardware of this shape fails it" if basis.exceeds else ""
-    )
+    return text + (f"; {STRICT_THRESHOLD}: above {basis.exceeds}" if basis.exceeds else "")
 
 
 def _label(basis: Basis) -> str:
     if basis.kind is BasisKind.RULE and basis.name:
         return basis.name
-    return f"{_LABELS.get(basis.kind, basis.kind)} {basis.name}".rstrip()
+    return f"{_BASIS_LABELS.get(basis.kind, basis.kind)} {basis.name}".rstrip()
 
 
 def _threshold(basis: Basis) -> str:
@@ -103,38 +99,38 @@ def _threshold(basis: Basis) -> str:
 
 
 def _reference(verdict: Verdict) -> str:
-    """The value of which ``share`` is a share; of a value above a threshold, ``detail`` has it."""
+    """The value that ``ratio`` refers to; for a value above a threshold, ``detail`` names it."""
     basis = verdict.basis
     if basis is None or basis.op or basis.expected is None:
         return verdict.detail
-    of = "" if basis.kind is BasisKind.PEERS else "of "
-    return f"the {format_value(basis.expected, basis.unit)} {of}{_label(basis)}"
+    preposition = "" if basis.kind is BasisKind.PEERS else "of "
+    return f"the {format_value(basis.expected, basis.unit)} {preposition}{_label(basis)}"
 
 
-def _fields(verdict: Verdict) -> dict[str, str]:
-    """What the clauses name."""
+def _template_fields(verdict: Verdict) -> dict[str, str]:
+    """The values of the fields in ``_REASON_TEXTS``."""
     basis, retry, unit = verdict.basis, verdict.retry, verdict.unit
-    fields = {"check": verdict.check, "metric": verdict.metric, "detail": verdict.detail}
-    fields["does_not_apply"] = f"does not apply: {verdict.detail}" if verdict.metric else verdict.detail
-    fields["in_brackets"] = f" ({verdict.detail})" if verdict.detail else ""
     threshold = _threshold(basis) if basis and basis.op else ""
-    fields |= {
+    fields = {
+        "check": verdict.check,
+        "metric": verdict.metric,
+        "detail": verdict.detail,
+        "in_brackets": f" ({verdict.detail})" if verdict.detail else "",
+        "not_applicable": f"not applicable: {verdict.detail}" if verdict.metric else verdict.detail,
         "threshold": threshold,
         "expected": f", expected {threshold.removeprefix('must be ')}" if threshold else "",
+        "expected_rate": f"at most {basis.expected:g} per minute" if basis and basis.expected else "none",
+        "retry_in_brackets": "",
     }
-    fields["normal"] = f"at most {basis.expected:g} a minute" if basis and basis.expected else "none"
     if verdict.interval:
         fields["interval"] = " to ".join(format_value(end, unit) for end in verdict.interval)
     if verdict.opposite_value is not None and verdict.value is not None:
-        share = verdict.value / verdict.opposite_value
-        fields["opposite"] = f"{share:.1%} of the {format_value(verdict.opposite_value, unit)}"
-    fields["second_time"] = "seen when it was measured a second time"
+        ratio = verdict.value / verdict.opposite_value
+        fields["opposite"] = f"{ratio:.1%} of the {format_value(verdict.opposite_value, unit)}"
     if retry:
         first, second = format_value(retry.first_value, unit), format_value(retry.retry_value, unit)
-        fields["retry"] = f"{first}, then {second}"
-        if retry.retry_subject:
-            fields["retry"] = f"{first} here, then {second} at {retry.retry_subject}"
+        text = f"{first}, then {second}" + (f" on {retry.retry_subject}" if retry.retry_subject else "")
         if retry.failed_only_in_retry:
-            fields["retry"] += f"; instead {and_more(retry.failed_only_in_retry, _NAMED)} fell short"
-        fields["second_time"] = f"the second time only ({fields['retry']}), worth looking at"
+            text += f"; {and_more(retry.failed_only_in_retry, _MAX_NAMED)} failed in the retry instead"
+        fields |= {"retry": text, "retry_in_brackets": f" ({text})"}
     return fields

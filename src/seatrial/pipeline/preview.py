@@ -63,4 +63,4 @@ def prepare(request: Request, path: Path) -> Preview:
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
     """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
     schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
-    return layers.resolve(trial, overrides=overrides, environ=os.environ, known=schemas)
+    return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

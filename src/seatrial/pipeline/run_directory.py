@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
+from seatrial.pipeline.upgrade import upgrade
 from seatrial.util import journal
 from seatrial.util.files import atomic_write
 from seatrial.util.journal import Journal
@@ -212,38 +213,13 @@ def load_trial(path: Path) -> Trial:
     file = path / "trial.json" if path.is_dir() else path
     hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
     try:
-        return Trial.model_validate(_upgraded(_strict_json(file.read_text(encoding="utf-8"))))
+        return Trial.model_validate(upgrade(_strict_json(file.read_text(encoding="utf-8"))))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
-
-
-def _upgraded(document: object) -> object:
-    """A record of schema version 1 as one of version 2; anything else as it is.
-
-    Verdicts of version 1 were text. That text becomes the detail: judged again, a record has verdicts of this version.
-    """
-    if not isinstance(document, dict) or document.get("schema_version") != "1":
-        return document
-    records = {key: document.get(key, []) for key in ("verdicts", "findings", "insights")}
-    if not all(isinstance(found, list) and all(isinstance(one, dict) for one in found) for found in records.values()):
-        return document  # damaged: reading it says so
-    renamed = {"remedy": "fix", "reason": "detail"}
-    document = {**document, "schema_version": "2"}
-    for key in ("verdicts", "findings"):
-        document[key] = [
-            {renamed.get(name, name): value for name, value in one.items() if name != "judged_by"}
-            for one in records[key]
-        ]
-    document["insights"] = [one for one in records["insights"] if one.get("title") != "HARDLY A TEST"]
-    if isinstance(decision := document.get("decision"), dict):
-        scope = str(decision.get("scope") or "")
-        document["decision"] = {key: value for key, value in decision.items() if key != "unjudged"}
-        document["decision"]["cpu_only"] = scope.startswith("REHEARSAL")
-    return document
 
 
 def _strict_json(text: str) -> object:

@@ -1,6 +1,6 @@
-"""What a trial looks like to a person or a tool. Reports show verdicts, they never compute them.
+"""Reports of a trial. They show verdicts and compute none.
 
-Each format is one module with ``render(trial) -> str``, imported when it is first asked for.
+Each format is one module with ``render(trial) -> str``, imported at its first use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMATS: Mapping[str, Render] = {
     "markdown": _module("markdown"),
 }
 
-# The source of truth comes first: whatever fails after it can be made again from it.
+# trial.json first: all other files can be rendered from it.
 FILES: Mapping[str, str] = {
     "trial.json": "json",
     "junit.xml": "junit",
@@ -48,24 +48,24 @@ FILES: Mapping[str, str] = {
 def render(trial: Trial, format: str) -> str:
     """The trial as text in one of ``FORMATS``. Raises UsageError for any other name."""
     if format not in FORMATS:
-        raise UsageError(f"no report format {format!r}: expected one of {', '.join(FORMATS)}")
+        raise UsageError(f"unknown report format {format!r}: expected {', '.join(FORMATS)}")
     return FORMATS[format](trial)
 
 
 class NotWritten(SeatrialError):
-    """Some of a run's files could not be made or written; the message names them and says why."""
+    """Files of a run could not be rendered or written; the message names them with the reasons."""
 
 
 def render_all(trial: Trial) -> dict[str, str]:
-    """The text of every file of ``FILES``. Raises NotWritten after all were tried."""
+    """Render all ``FILES``. Raises NotWritten after trying all of them."""
     texts, failed = {}, []
     for name, format in FILES.items():
         try:
             texts[name] = render(trial, format)
-        except Exception as defect:  # ours: one format that stumbles must not cost the others
+        except Exception as defect:  # a defect in one format must not prevent the others
             failed.append(f"{name} ({type(defect).__name__}: {defect})")
     if failed:
-        raise NotWritten(f"could not make {', '.join(failed)}")
+        raise NotWritten(f"could not render {', '.join(failed)}")
     return texts
 
 
@@ -88,17 +88,17 @@ def write_all(trial: Trial, run_dir: Path) -> list[Path]:
 
 
 def write_some(trial: Trial, run_dir: Path) -> list[Path]:
-    """What can be written of ``FILES``, each whole or not at all: for when ``write_all`` could not."""
+    """Write as many of ``FILES`` as possible, each completely or not at all, after ``write_all`` failed."""
     written = []
     for name, format in FILES.items():
-        with contextlib.suppress(Exception):  # told by write_all already
+        with contextlib.suppress(Exception):  # write_all has reported the error
             files.atomic_write(run_dir / name, render(trial, format).encode())
             written.append(run_dir / name)
     return written
 
 
 def set_aside(run_dir: Path) -> None:
-    """Rename what ``write_all`` left, to ``trial.json.before`` and so on: it speaks of what does not count any more."""
+    """Rename the files of an earlier session to ``trial.json.before`` and so on: they are outdated."""
     for path in (run_dir / name for name in FILES):
         if path.is_file():
             path.replace(path.with_name(f"{path.name}.before"))

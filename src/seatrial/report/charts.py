@@ -12,11 +12,11 @@ from statistics import median
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, print_value, unit_text
 
-LEFT_OF_TICK, DIGIT = 12.0, 7.8  # room for the labels of the y axis: a digit is so wide at a phone's larger print
-MOST_LINES = 8  # more than that no eye tells apart: then the band of all, the median, and those in trouble
-MOST_POINTS = 400  # about one for each unit of width
-MOST_MARKS = 40  # points of a curve that are drawn, and say their value on hovering
-# Beyond these, differences and steps of an axis would leave the range of a float. No figure of a machine comes near.
+LEFT_OF_TICK, DIGIT = 12.0, 7.8  # room for the labels of the y axis: the width of a digit in the larger font of phones
+MAX_LINES = 8  # above it: the band of all curves, their median, and the subjects that did not pass
+MAX_POINTS = 400  # about one per unit of width
+MAX_MARKS = 40  # points of a curve with a mark that shows its value on hovering
+# Beyond these, differences and steps of an axis exceed the range of a float. Measured values do not come near.
 LARGEST, SMALLEST = 1e300, 1e-300
 
 Points = Sequence[tuple[float, float]]
@@ -24,7 +24,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Frame:
-    """The area of a chart in SVG units, the margins around its curves, its font size, and the decimals of a path."""
+    """The size of a chart in SVG units, its margins, font size, and decimals of a path."""
 
     width: float
     height: float
@@ -46,12 +46,12 @@ class Frame:
         return self.height - self.bottom, self.top
 
     def path(self, points: Points) -> str:
-        """An SVG path: the first point, then differences; a level stretch is one stroke."""
+        """An SVG path: the first point, then differences; a horizontal part is one stroke."""
         rounded = [(round(x, self.digits), round(y, self.digits)) for x, y in points]
         bends = [b for a, b, c in zip(rounded, rounded[1:], rounded[2:], strict=False) if not a[1] == b[1] == c[1]]
-        kept = [rounded[0], *bends, *rounded[-1:]] if len(rounded) > 1 else rounded
-        strokes = (f"l{round(b[0] - a[0], 1):g} {round(b[1] - a[1], 1):g}" for a, b in pairwise(kept))
-        return f"M{kept[0][0]:g} {kept[0][1]:g}" + "".join(strokes)
+        points = [rounded[0], *bends, *rounded[-1:]] if len(rounded) > 1 else rounded
+        strokes = (f"l{round(b[0] - a[0], 1):g} {round(b[1] - a[1], 1):g}" for a, b in pairwise(points))
+        return f"M{points[0][0]:g} {points[0][1]:g}" + "".join(strokes)
 
     def area(self, low: Points, high: Points) -> str:
         """An SVG path around the area between two curves."""
@@ -69,13 +69,13 @@ class Axis:
     high: float
     start: float
     end: float
-    ticks: tuple[tuple[float, str], ...] = ()  # place, label
+    ticks: tuple[tuple[float, str], ...] = ()  # position, label
     log: bool = False
 
     def at(self, value: float) -> float:
         low, high = (math.log2(self.low), math.log2(self.high)) if self.log else (self.low, self.high)
-        share = ((math.log2(value) if self.log else value) - low) / ((high - low) or 1.0)
-        return round(self.start + share * (self.end - self.start), 1)
+        fraction = ((math.log2(value) if self.log else value) - low) / ((high - low) or 1.0)
+        return round(self.start + fraction * (self.end - self.start), 1)
 
     def with_ticks(self, values: Iterable[float], unit: str) -> Axis:
         """The same axis with a tick at each value."""
@@ -94,7 +94,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Axes, curves, and for many subjects a band around them."""
+    """Axes and curves; for many subjects, a band around all curves."""
 
     frame: Frame
     title: str
@@ -106,7 +106,7 @@ class Chart:
     band: str = ""  # as an SVG path
     band_label: str = ""
     legend: tuple[Curve, ...] = ()
-    range: str = ""  # least and greatest value
+    range: str = ""  # minimum and maximum
 
     @property
     def caption(self) -> str:
@@ -115,31 +115,33 @@ class Chart:
         return f"{self.title}{unit} over {self.x_label or 'x'}"
 
 
-def charts(series: Sequence[Series], troubled: frozenset[str]) -> list[Chart]:
-    """One chart for every family of names, so that ``loss.together`` and ``loss.alone`` lie over each other.
+def charts(series: Sequence[Series], not_passed: frozenset[str]) -> list[Chart]:
+    """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
-    ``troubled`` subjects stand out where there are many curves.
+    Where there are many curves, those of ``not_passed`` subjects are drawn.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
-    for one in series:
-        if one.x and one.y:
-            values = {"x": tuple(map(drawable, one.x)), "y": tuple(map(drawable, one.y))}
-            families.setdefault((family(one.name), one.x_unit, one.y_unit), []).append(one.model_copy(update=values))
-    return [_chart(group, troubled) for group in families.values()]
+    for entry in series:
+        if entry.x and entry.y:
+            values = {"x": tuple(map(drawable, entry.x)), "y": tuple(map(drawable, entry.y))}
+            families.setdefault((family(entry.name), entry.x_unit, entry.y_unit), []).append(
+                entry.model_copy(update=values)
+            )
+    return [_chart(group, not_passed) for group in families.values()]
 
 
 def drawable(value: float) -> float:
-    """The nearest value that axes can be made of."""
+    """``value`` limited to the range that axes support."""
     return 0.0 if abs(value) < SMALLEST else min(max(value, -LARGEST), LARGEST)
 
 
-def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
+def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
     first = group[0]
     at: dict[float, list[float]] = {}
-    for one in group:
-        for a, b in zip(one.x, one.y, strict=False):
+    for entry in group:
+        for a, b in zip(entry.x, entry.y, strict=False):
             at.setdefault(a, []).append(b)
-    xs, ys = sorted({x for one in group for x in one.x}), [y for one in group for y in one.y]
+    xs, ys = sorted({x for entry in group for x in entry.x}), [y for entry in group for y in entry.y]
     over_sizes = first.x_unit == "B" and xs[0] > 0
     y = _y_axis(first, ys, over_sizes)
     frame = replace(FRAME, left=max(FRAME.left, LEFT_OF_TICK + DIGIT * max(len(label) for _, label in y.ticks)))
@@ -151,65 +153,65 @@ def _chart(group: list[Series], troubled: frozenset[str]) -> Chart:
     def of_all(value: Callable[[list[float]], float]) -> Points:
         return placed(_thinned([(a, value(at[a])) for a in sorted(at)]))
 
-    def curve(one: Series, style: int) -> Curve:
-        pairs = _thinned(list(zip(one.x, one.y, strict=False)))
-        points, label = placed(pairs), labels(one)
-        notes = [f"{label}: {tick(a, one.x_unit)}, {print_value(b, one.y_unit)}" for a, b in pairs]
-        marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MOST_MARKS else []
+    def curve(entry: Series, style: int) -> Curve:
+        pairs = _thinned(list(zip(entry.x, entry.y, strict=False)))
+        points, label = placed(pairs), labels(entry)
+        notes = [f"{label}: {tick(a, entry.x_unit)}, {print_value(b, entry.y_unit)}" for a, b in pairs]
+        marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MAX_MARKS else []
         return Curve(label, style, frame.path(points), tuple(marks))
 
     labels = _labels(group)
     chart = Chart(
         frame=frame,
-        title=family(first.name) if len({one.name for one in group}) > 1 else first.name,
+        title=family(first.name) if len({entry.name for entry in group}) > 1 else first.name,
         x=x,
         y=y,
         x_label="message size" if first.x_unit == "B" else unit_text(first.x_unit),
         y_label=unit_text(first.y_unit),
-        curves=tuple(curve(one, style) for style, one in enumerate(group)) if len(group) <= MOST_LINES else (),
+        curves=tuple(curve(entry, style) for style, entry in enumerate(group)) if len(group) <= MAX_LINES else (),
     )
     if chart.curves:
         return chart
-    chosen = [one for one in group if one.subject in troubled][: MOST_LINES - 2]
+    chosen = [entry for entry in group if entry.subject in not_passed][: MAX_LINES - 2]
     middle = Curve(f"median of {len(group)}", 0, frame.path(of_all(median)))
     return replace(
         chart,
-        curves=(middle, *(curve(one, style) for style, one in enumerate(chosen, 1))),
+        curves=(middle, *(curve(entry, style) for style, entry in enumerate(chosen, 1))),
         band=frame.area(of_all(min), of_all(max)),
         band_label=f"all {len(group)}",
     )
 
 
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
-    """From zero, with two exceptions: a loss, whose zero means nothing, and a time over sizes, which spans decades."""
+    """From zero, except for a loss (zero has no meaning) and for times over sizes (they span decades)."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
         return _decades(values, *FRAME.upwards)
     return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.upwards)
 
 
 def _labels(group: list[Series]) -> Callable[[Series], str]:
-    """What tells the curves of a chart apart: their subject, the rest of their name, or both."""
-    if len({one.name for one in group}) == 1:
-        return lambda one: one.subject
-    if len({one.subject for one in group}) == 1:
-        return lambda one: one.name.partition(".")[2] or one.name
-    return lambda one: f"{one.name.partition('.')[2] or one.name}, {one.subject}"
+    """The labels of curves: their subject, the rest of their name, or both."""
+    if len({entry.name for entry in group}) == 1:
+        return lambda entry: entry.subject
+    if len({entry.subject for entry in group}) == 1:
+        return lambda entry: entry.name.partition(".")[2] or entry.name
+    return lambda entry: f"{entry.name.partition('.')[2] or entry.name}, {entry.subject}"
 
 
 def _thinned(points: Points) -> Points:
-    """At most MOST_POINTS of them: of every stretch the lowest and the highest, so that no spike is lost."""
-    if len(points) <= MOST_POINTS:
+    """At most MAX_POINTS points: minimum and maximum of each interval, so that no spike is lost."""
+    if len(points) <= MAX_POINTS:
         return points
-    stride = math.ceil(len(points) / (MOST_POINTS / 2))
-    kept: list[tuple[float, float]] = []
+    stride = math.ceil(len(points) / (MAX_POINTS / 2))
+    extremes: list[tuple[float, float]] = []
     for start in range(0, len(points), stride):
-        stretch = points[start : start + stride]
-        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
-    return kept
+        interval = points[start : start + stride]
+        extremes += sorted({min(interval, key=lambda point: point[1]), max(interval, key=lambda point: point[1])})
+    return extremes
 
 
 def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """An axis over ``values`` with four to nine round ticks, from place ``start`` to ``end``."""
+    """An axis over ``values`` with four to nine round ticks, from position ``start`` to ``end``."""
     low, high = min(values), max(values)
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
@@ -219,7 +221,7 @@ def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis
 
 
 def _decades(values: Sequence[float], start: float, end: float) -> Axis:
-    """A logarithmic axis over whole powers of ten, every so many of them labelled where they are many."""
+    """A logarithmic axis over whole powers of ten with at most nine labels."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     last = max(last, first + 1)
     powers = range(first, last + 1, math.ceil((last - first) / 8))
@@ -227,7 +229,7 @@ def _decades(values: Sequence[float], start: float, end: float) -> Axis:
 
 
 def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """A log2 axis, labelled at the sizes measured, or at powers of two where these are too many."""
+    """A log2 axis with labels at up to six measured sizes, else at powers of two."""
     low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     powers = [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
@@ -235,13 +237,13 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
 
 
 def step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, so that there are four to nine ticks."""
+    """The distance of ticks: 1, 2 or 5 times a power of ten, for four to nine ticks."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 6), power * 10)
 
 
 def tick(value: float, unit: str) -> str:
-    """A value beside an axis, without its unit."""
+    """The label of a tick, without unit."""
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     return format_bytes(value) if unit == "B" else format_value(float(f"{value:.10g}"), "")
@@ -249,40 +251,40 @@ def tick(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Rug:
-    """A strip of ticks, one a subject or sample: how far values lie apart, at a glance. SVG path data."""
+    """A strip with one tick per subject or sample, as SVG path data."""
 
     base: str
-    calm: str  # values without trouble
-    loud: str  # and those with
+    passed: str
+    not_passed: str
 
 
 RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0
-MOST_TICKS = 40  # more would run into one bar: then the calm ones become a histogram
+MAX_TICKS = 40  # above it, ticks of good values become a histogram
 BIN = 3.0  # units of width
 
 
-def rug(values: Sequence[float], troubled: Sequence[bool]) -> Rug:
-    """Ticks over ``values``. The strip spans at least 10 % either side of the median: a tight spread looks tight."""
+def rug(values: Sequence[float], not_passed: Sequence[bool]) -> Rug:
+    """Ticks for ``values``. The strip spans at least 10 % on both sides of the median."""
     values = [*map(drawable, values)]
     middle = median(values)
     margin = abs(middle) * 0.1
     low, high = min(*values, middle - margin), max(*values, middle + margin)
     scale = (RUG_WIDTH - 4) / ((high - low) or 1.0)
-    places = [(2 + (value - low) * scale, bad) for value, bad in zip(values, troubled, strict=True)]
-    calm = [x for x, bad in places if not bad]
-    many = len(calm) > MOST_TICKS
+    positions = [(2 + (value - low) * scale, bad) for value, bad in zip(values, not_passed, strict=True)]
+    good = [x for x, bad in positions if not bad]
+    many = len(good) > MAX_TICKS
     return Rug(
         base=f"M0 {14.5 if many else 8}H{RUG_WIDTH:g}",
-        calm=_histogram(calm) if many else _ticks(calm, 4, 12),
-        loud=_ticks([x for x, bad in places if bad], 1, 15),
+        passed=_histogram(good) if many else _ticks(good, 4, 12),
+        not_passed=_ticks([x for x, bad in positions if bad], 1, 15),
     )
 
 
-def _ticks(places: Sequence[float], top: float, bottom: float) -> str:
-    return "".join(f"M{x:g} {top:g}V{bottom:g}" for x in sorted({round(x, 1) for x in places}))
+def _ticks(positions: Sequence[float], top: float, bottom: float) -> str:
+    return "".join(f"M{x:g} {top:g}V{bottom:g}" for x in sorted({round(x, 1) for x in positions}))
 
 
-def _histogram(places: Sequence[float]) -> str:
-    counts = Counter(int(x / BIN) for x in places)
-    most = max(counts.values())
-    return "".join(f"M{(n + 0.5) * BIN:g} 14v{-3 - 10 * count / most:.1f}" for n, count in sorted(counts.items()))
+def _histogram(positions: Sequence[float]) -> str:
+    counts = Counter(int(x / BIN) for x in positions)
+    highest = max(counts.values())
+    return "".join(f"M{(n + 0.5) * BIN:g} 14v{-3 - 10 * count / highest:.1f}" for n, count in sorted(counts.items()))

@@ -1,4 +1,4 @@
-"""The terminal, or what stands in its place."""
+"""Output streams."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rich.text import Text
 
 
 class Stream(Console):
-    """A console that leaves it to us what a reader who has gone means: rich ends the program, with exit code 1.
+    """A rich console that raises BrokenPipeError, where rich exits with code 1.
 
-    In a file, lines end where their text does: rich fills the last column of a table with blanks.
+    Lines in a file have no trailing blanks: rich pads the last column of a table.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:
             super().print(*objects, **options)
             return
-        with self.capture() as padded:
+        with self.capture() as capture:
             super().print(*objects, **options)
-        lines = (line.rstrip(" ") for line in padded.get().split("\n"))
+        lines = (line.rstrip(" ") for line in capture.get().split("\n"))
         super().print(Text("\n".join(lines)), end="", soft_wrap=True)
 
     def on_broken_pipe(self) -> None:

@@ -1,6 +1,6 @@
-"""The report as one HTML file: no script, no resource from outside, charts as inline SVG.
+"""The report as one HTML file without scripts and external resources; charts are inline SVG.
 
-The template holds the page and escapes all text; this module hands it what to show.
+The template escapes all text; this module provides its data.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts, dashboards, sections
 from seatrial.report.text import plural, prose, sanitized, utc
-from seatrial.report.view import chapters, headline, launchers, outcome_counts, problems, recorded_only, size
+from seatrial.report.view import (
+    chapters,
+    headline,
+    launchers,
+    metrics_without_threshold,
+    outcome_counts,
+    problems,
+    size,
+)
 
-# The sign beside each word, so that nothing hangs on colour alone.
+# A symbol next to each outcome, so that colour is not the only difference.
 SYMBOLS: dict[str, str] = {
     Outcome.PASS: "✓",
     Outcome.WARN: "!",
@@ -35,29 +43,29 @@ SYMBOLS: dict[str, str] = {
     JobState.CANCELLED: "–",
 }
 MEANINGS: dict[str, str] = {
-    Outcome.PASS: "measured and within what its rule asks for",
-    Outcome.WARN: "works, and is worse or less wise than it should be; it does not stand in the way of acceptance",
-    Outcome.FAIL: "measured and not good enough: the trial is rejected",
+    Outcome.PASS: "measured, good",
+    Outcome.WARN: "measured, works; look at it. The trial can be accepted",
+    Outcome.FAIL: "measured, bad: the trial is rejected",
     Outcome.ERROR: "could not be measured: the trial cannot be accepted",
-    Outcome.UNJUDGED: "measured, and nothing is known to judge it by: the trial cannot be accepted",
-    Outcome.SKIP: "does not apply here, for the reason given",
+    Outcome.UNJUDGED: "measured; no reference value, or inconclusive: the trial cannot be accepted",
+    Outcome.SKIP: "does not apply here, with the reason",
 }
 
 
 def render(trial: Trial) -> str:
-    """The whole report. It may be mailed or archived as it is; only links to artifacts need the run directory."""
+    """The report as one HTML page. Only links to artifacts need the run directory."""
     trial = sanitized(trial)
     template = _environment().get_template("template.html.j2")
     return template.render(
         trial=trial,
         headline=headline(trial),
-        metrics_without_threshold=recorded_only(trial.decision),
+        metrics_without_threshold=metrics_without_threshold(trial.decision),
         launcher=launchers(trial),
         size=size(trial),
         counts=dict(outcome_counts(trial.verdicts)),
         time=sections.time_bar(trial),
         problems=problems(trial),
-        fleet=sections.node_grid(trial),
+        node_grid=sections.node_grid(trial),
         chapters=chapters(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )
@@ -65,7 +73,7 @@ def render(trial: Trial) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Kept, and the compiled template with it: to compile it takes longer than to fill it in."""
+    """The Jinja environment, cached: compiling the template takes longer than rendering it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -88,11 +96,11 @@ def _environment() -> Environment:
 
 
 def href(path: str) -> str:
-    """A relative link into the run directory, or nothing for a path that leads out of it."""
+    """A relative link into the run directory; empty for a path outside it."""
     if path.startswith("/") or ".." in Path(path).parts:
         return ""
-    return "./" + quote(path)  # a leading "./" keeps "javascript:" and "//host" from being anything but a file name
+    return "./" + quote(path)  # with "./" first, "javascript:" and "//host" are file names
 
 
 def _utc(seconds: float) -> str:
-    return utc(seconds, "%Y-%m-%d %H:%M:%S UTC") or "at an unknown time"
+    return utc(seconds, "%Y-%m-%d %H:%M:%S UTC") or "unknown time"

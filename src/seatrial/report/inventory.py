@@ -1,4 +1,4 @@
-"""The plain words of the command line: what was discovered, which checks there are, what a log means."""
+"""Plain text output of `discover`, `checks` and `explain`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from seatrial.report.text import clean
 
 
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
-    """Facts as they were read, a line for each thing; what could not be read stands under ``unread`` with its reason.
+    """Print facts, one line per component; ``unreadable`` lists failed reads with their reason.
 
-    Lists inside a thing are counted, not spelled out: ``--json`` has them.
+    Nested lists are printed as their length: ``--json`` has their items.
     """
-    for depth, key, words in _lines(facts, 0):
+    for depth, key, text in _lines(facts, 0):
         heading = f"[bold]{escape(clean(key))}[/]" if key else ""
-        line = f"{'  ' * depth}{heading}{'  ' if key and words else ''}{escape(clean(words))}"
+        line = f"{'  ' * depth}{heading}{'  ' if key and text else ''}{escape(clean(text))}"
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _lines(facts: Mapping[str, Any], depth: int) -> Iterator[tuple[int, str, str]]:
-    """Indentation, heading and words of each line."""
+    """Indentation, heading and text of each line."""
     for key, value in facts.items():
         if isinstance(value, dict) and value:
-            yield depth, key, _words({name: inner for name, inner in value.items() if not _is_nested(inner)})
+            yield depth, key, _pairs({name: inner for name, inner in value.items() if not _is_nested(inner)})
             yield from _lines({name: inner for name, inner in value.items() if _is_nested(inner)}, depth + 1)
         elif _is_nested(value):
             yield depth, key, ""
             for item in value:
-                yield depth + 1, "", _words(item) if isinstance(item, dict) else _short(item)
+                yield depth + 1, "", _pairs(item) if isinstance(item, dict) else _short(item)
 
 
 def _is_nested(value: Any) -> bool:
@@ -43,8 +43,8 @@ def _is_nested(value: Any) -> bool:
     )
 
 
-def _words(facts: Mapping[str, Any]) -> str:
-    """``key value`` pairs on one line; empty ones left out, bytes as sizes."""
+def _pairs(facts: Mapping[str, Any]) -> str:
+    """``key value`` pairs on one line, without empty values; bytes as sizes."""
     return ", ".join(
         f"{key.removesuffix('_bytes')} {format_bytes(value) if key.endswith('_bytes') else _short(value)}"
         for key, value in facts.items()
@@ -54,7 +54,7 @@ def _words(facts: Mapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return f"({_words(value)})"
+        return f"({_pairs(value)})"
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return str(len(value))
     if isinstance(value, list):
@@ -63,22 +63,15 @@ def _short(value: Any) -> str:
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
+    """Print each check with its title, scope, needs and rules."""
     for check in checks.values():
-        table = Table(
-            title=f"[bold]{check.name}[/]  {check.title}\n{check.phase}, scope {check.scope}, "
-            f"{_needs(check)}, at most {check.limit_s:.0f} s",
-            title_justify="left",
-            title_style="",
-            show_header=False,
-            box=None,
-            padding=(0, 2, 0, 2),
-        )
+        console.print(f"[bold]{check.name}[/]  {escape(check.title)}", highlight=False)
+        scope = f"{check.phase}, scope {check.scope}, {_needs(check)}, at most {check.limit_s:.0f} s"
+        console.print(scope if check.rules else f"{scope}, no rules", highlight=False)
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
         for rule in check.rules:
             table.add_row(rule.metric, _rule(rule), escape(rule.meaning))
-        if not check.rules:  # an empty table would be printed without its title
-            table.add_row("no rule judges it")
         console.print(table, highlight=False)
-        console.print()
 
 
 def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
@@ -99,28 +92,26 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
 
 
 def print_findings(findings: Sequence[Finding], patterns: int, console: Console) -> None:
-    """What logs mean; ``patterns`` is how many were looked for."""
+    """Print the findings in logs; ``patterns`` is the number of known patterns."""
     if not findings:
-        tried = f"No known failure: none of {patterns} patterns occurs in these logs."
-        console.print(f"{tried} This is no all-clear.", highlight=False, soft_wrap=True)
+        text = f"No known failure: none of {patterns} patterns matches. Unknown failures are possible."
+        console.print(text, highlight=False, soft_wrap=True)
     for finding in findings:
-        where = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
-        console.print(f"[bold]{escape(clean(finding.title))}[/]  {where}", highlight=False, soft_wrap=True)
-        for title, text in (("why", finding.evidence), ("first", finding.first_command), ("fix", finding.fix)):
-            console.print(f"  {title:<6}{escape(clean(text))}", highlight=False, soft_wrap=True)
+        source = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
+        console.print(f"[bold]{escape(clean(finding.title))}[/]  {source}", highlight=False, soft_wrap=True)
+        for title, text in (("evidence", finding.evidence), ("first", finding.first_command), ("fix", finding.fix)):
+            console.print(f"  {title:<9}{escape(clean(text))}", highlight=False, soft_wrap=True)
 
 
 def _needs(check: Check) -> str:
     parts = ["GPUs"] if check.needs.gpus else []
     parts += [f"{check.needs.min_ranks} ranks"] if check.needs.min_ranks > 1 else []
-    return f"needs {' and '.join(parts)}" if parts else "needs nothing special"
+    return f"needs {' and '.join(parts)}" if parts else "no special needs"
 
 
 def _rule(rule: Rule) -> str:
-    wanted = str(rule.expect) if rule.expect else f">= {rule.fail_below:.0%} of the SKU's {rule.reference}"
-    where = (
-        f" where {', '.join(f'{name} is {value}' for name, value in rule.applies_if.items())}"
-        if rule.applies_if
-        else ""
+    threshold = str(rule.expect) if rule.expect else f">= {rule.fail_below:.0%} of the SKU's {rule.reference}"
+    condition = (
+        f" if {', '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
     )
-    return f"{rule.outcome_if_violated} unless {wanted}{where}"
+    return f"{rule.outcome_if_violated} unless {threshold}{condition}"

@@ -1,7 +1,7 @@
-"""JUnit XML for CI systems: a suite a check, a case a subject.
+"""JUnit XML for CI systems: one suite per check, one case per subject.
 
-FAIL is a failure; ERROR and UNJUDGED are errors, told apart by their type; SKIP is skipped; WARN passes and says so in
-system-out. A check that was left out stands there as skipped, and one that nobody judged as an error: nothing vanishes.
+FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
+system-out. An excluded check is skipped, and a check without verdicts is an error: no check is missing.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "err
 
 
 def render(trial: Trial) -> str:
-    """The trial as one well-formed ``testsuites`` document, whatever text the logs brought."""
+    """The trial as one well-formed ``testsuites`` document."""
     trial = sanitized(trial)
-    name = f"seatrial {trial.name}" + (", a rehearsal" if trial.decision.cpu_only else "")
+    name = f"seatrial {trial.name}" + (" (CPU ONLY)" if trial.decision.cpu_only else "")
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
     for chapter in chapters(trial):
         root.extend(_suite(check, chapter.title, trial.decision.tested_hardware) for check in chapter.checks)
-    root.extend(_left_out(check, reason) for check, reason in trial.excluded_checks.items())
+    root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
     _count(root)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(check: CheckView, phase: str, scope: str) -> ET.Element:
+def _suite(check: CheckView, phase: str, tested: str) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
     ET.SubElement(properties, "property", name="title", value=one_line(check.title))
-    ET.SubElement(properties, "property", name="scope", value=one_line(scope))
+    ET.SubElement(properties, "property", name="tested", value=one_line(tested))
     for insight in check.insights:
         ET.SubElement(properties, "property", name=insight.title, value=one_line(insight.text))
     for _, text in lax_thresholds(check.verdicts):
@@ -65,35 +65,37 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
         element = ET.SubElement(case, tag, message=one_line(verdicts[0].message))
         if outcome is not Outcome.SKIP:
             element.set("type", outcome)
-        element.text = "\n\n".join(_told(verdict) for verdict in verdicts if verdict.outcome is not Outcome.PASS)
-    elif said := [_told(verdict) for verdict in verdicts if verdict.outcome in (Outcome.WARN, Outcome.SKIP)]:
-        ET.SubElement(case, "system-out").text = "\n\n".join(said)
+        element.text = "\n\n".join(
+            _verdict_text(verdict) for verdict in verdicts if verdict.outcome is not Outcome.PASS
+        )
+    elif texts := [_verdict_text(verdict) for verdict in verdicts if verdict.outcome in (Outcome.WARN, Outcome.SKIP)]:
+        ET.SubElement(case, "system-out").text = "\n\n".join(texts)
     return case
 
 
-def _told(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
     fields = {"evidence": verdict.evidence, "judged by": verdict.basis_text, "fix": verdict.fix}
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 
-def _left_out(check: str, reason: str) -> ET.Element:
+def _excluded(check: str, reason: str) -> ET.Element:
     suite = ET.Element("testsuite", name=check, time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname=check, name=CLUSTER, time=_seconds(0))
-    ET.SubElement(case, "skipped", message=f"left out: {one_line(reason)}")
+    ET.SubElement(case, "skipped", message=f"excluded: {one_line(reason)}")
     _count(suite)
     return suite
 
 
 def _count(element: ET.Element) -> None:
-    """Set the totals that readers of JUnit expect on a suite, and on the whole."""
+    """Set the totals of a suite or of the document."""
     cases = list(element.iter("testcase"))
     element.set("tests", str(len(cases)))
     for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        element.set(attribute, str(_with(cases, tag)))
+        element.set(attribute, str(_count_with(cases, tag)))
 
 
-def _with(cases: Iterable[ET.Element], tag: str) -> int:
+def _count_with(cases: Iterable[ET.Element], tag: str) -> int:
     return sum(case.find(tag) is not None for case in cases)
 
 

@@ -1,4 +1,4 @@
-"""Live progress on standard error: a status line that moves on a terminal, plain lines elsewhere."""
+"""Live progress on standard error: a status line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.status import Status
 
 from seatrial.model import Job, Outcome
 from seatrial.report.text import clean
+from seatrial.util import data_files
 
 STYLES = {
     Outcome.PASS: "green",
@@ -24,21 +25,23 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
+MIN_MEASURED_S = 10.0  # of finished checks, before their speed scales the estimate of the remaining time
 
 
 class Live:
-    """What a person sees while a trial runs. A terminal that is gone, or a log that is full, ends no trial."""
+    """Progress of a trial. A closed terminal or a full log file does not end the trial."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._status = Status("discover", console=console)
-        self._words = ""
         self._heading = ""
+        self._current = ""
+        self._remaining = Remaining()
 
     def __enter__(self) -> Live:
         if self._console.is_terminal:
-            with _whoever_looks():
+            with _errors_ignored():
                 self._status.start()
         else:
             self._line("discover")
@@ -47,57 +50,99 @@ class Live:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _whoever_looks():
+        with _errors_ignored():
             self._status.stop()
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
+        self._remaining = Remaining(dict.fromkeys(check for job in jobs for check in job.checks))
         self._line(f"run directory {run_dir}")
         for job in jobs:
-            where = f"{job.nodes} × {job.ranks_per_node} processes" if job.placement == "ranks" else f"{job.nodes} × 1"
+            processes = f"{job.nodes} × {job.ranks_per_node if job.placement == 'ranks' else 1} processes"
             names = ", ".join(job.checks)
-            self._line(f"plan    job {job.name} ({where}, {job.device}, at most {_clock(job.limit_s)}): {names}")
+            self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
+        self._line(f"plan    {self._remaining}")
 
     def job_started(self, job: Job, attempt: int) -> None:
-        again = f", attempt {attempt}" if attempt > 1 else ""
-        self._heading = f"job {job.name}{again}"
+        self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
+        self._current = ""
         self._line(f"start   {self._heading}")
+        self._update_status("starting")
 
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
         for check in job.checks:
-            self._line(f"again   {check} in job {job.name}, since one measurement alone is no proof: {reasons[check]}")
+            self._line(f"retry   {check} in job {job.name} (below threshold: {reasons[check]})")
 
-    def current_check(self, words: str) -> None:
-        """Called many times a second; says something new only when there is something new."""
+    def current_check(self, text: str) -> None:
+        """Show ``text``, the current check and step. Called many times a second; repeats nothing in a log."""
         if self._console.is_terminal:
-            elapsed = _clock(time.monotonic() - self._begun)
-            with _whoever_looks():
-                self._status.update(f"{elapsed}  {self._heading}: {escape(clean(words))}")
-        elif words not in (self._words, "starting", "closing"):
-            self._line(words if words.startswith("waiting") else f"running {words}")
-            self._words = words
+            self._update_status(text)
+        elif text not in (self._current, "starting", "closing"):
+            self._line(text if text.startswith("waiting") else f"running {text}")
+            self._current = text
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
-        why = "" if outcome is Outcome.PASS else f": {reason}"
-        style = STYLES[outcome]
-        text = f"[{style}]{outcome:<8}[/] {escape(check)} ({seconds:.1f} s){escape(clean(why))}"
-        self._print(text)
+        self._remaining.finish(check, seconds)
+        detail = "" if outcome is Outcome.PASS else f": {reason}"
+        progress = escape(f"[{self._remaining.done}/{self._remaining.total}] ") if self._remaining.total else ""
+        name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
+        self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
     def warn(self, text: str) -> None:
         self._print(f"[bold red]{escape(clean(text))}[/]")
+
+    def _update_status(self, text: str) -> None:
+        elapsed = _clock(time.monotonic() - self._started)
+        with _errors_ignored():
+            self._status.update(f"{elapsed}  {self._remaining}  {self._heading}: {escape(clean(text))}")
 
     def _line(self, text: str) -> None:
         self._print(escape(clean(text)))
 
     def _print(self, markup: str) -> None:
-        with _whoever_looks():
-            self._console.print(self._stamp() + markup, soft_wrap=True, highlight=False)
+        """Print a line with the elapsed time. A terminal wraps it between words; a log file keeps it on one line."""
+        stamp = f"{_clock(time.monotonic() - self._started)}  "
+        with _errors_ignored():
+            self._console.print(stamp + markup, soft_wrap=not self._console.is_terminal, highlight=False)
 
-    def _stamp(self) -> str:
-        return f"{_clock(time.monotonic() - self._begun)}  "
+
+class Remaining:
+    """How many checks are finished, and an estimate of the remaining time from typical durations."""
+
+    def __init__(self, checks: Mapping[str, None] | None = None) -> None:
+        self._open = dict(checks or {})
+        self._typical: Mapping[str, float] = data_files.read("typical_seconds.yaml") if checks else {}
+        self._typical_done = self._measured = 0.0
+        self.total = len(self._open)
+
+    @property
+    def done(self) -> int:
+        return self.total - len(self._open)
+
+    def finish(self, check: str, seconds: float) -> None:
+        """Count ``check``, which took ``seconds``; the speed of finished checks scales the estimate."""
+        if check in self._open:
+            del self._open[check]
+            if check in self._typical:
+                self._typical_done += self._typical[check]
+                self._measured += seconds
+
+    def seconds(self) -> float | None:
+        """The expected remaining time; None where a remaining check has no typical duration."""
+        if any(check not in self._typical for check in self._open):
+            return None
+        scale = self._measured / self._typical_done if self._typical_done > MIN_MEASURED_S else 1.0
+        return scale * sum(self._typical[check] for check in self._open)
+
+    def __str__(self) -> str:
+        if not self.total:
+            return ""
+        seconds = self.seconds()
+        estimate = "" if seconds is None else f", about {max(1, round(seconds / 60))} min left"
+        return f"{self.done} of {self.total} checks{estimate}"
 
 
-def _whoever_looks() -> AbstractContextManager[None]:
-    """For writing to standard error, which says nothing that the record does not hold."""
+def _errors_ignored() -> AbstractContextManager[None]:
+    """Ignore errors of standard error: the record holds everything that is shown there."""
     return contextlib.suppress(OSError)
 
 

@@ -1,7 +1,7 @@
 """Prometheus text exposition of a trial, for node_exporter's textfile collector or a push gateway.
 
-Measured values come in base units, one family a unit (``seatrial_measured_bytes_per_second``), so that one panel draws
-all bandwidths. Labels carry identifiers only: reasons and evidence are for the other reports.
+Measured values are in base units, one family per unit (``seatrial_measured_bytes_per_second``): one panel shows all
+bandwidths. Labels are identifiers; other reports have reasons and evidence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from seatrial.model import DecisionValue, Trial, Verdict
 from seatrial.report.text import sanitized
 from seatrial.report.view import chapters, lax_thresholds, outcome_counts
 
-# Unit of a metric → base unit as it stands in the name, and the factor that converts.
+# Unit of a metric → base unit in the name, and conversion factor.
 # https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B as in model.py.
 _BASE: Mapping[str, tuple[str, float]] = {
     "": ("", 1.0),
@@ -38,7 +38,7 @@ _BASE: Mapping[str, tuple[str, float]] = {
 
 @dataclass
 class _Family:
-    """All samples of one metric name. A later sample with the same labels replaces the earlier: names are unique."""
+    """All samples of one metric name. A later sample with the same labels replaces the earlier one."""
 
     name: str
     help: str
@@ -56,41 +56,37 @@ class _Family:
 
 
 def render(trial: Trial) -> str:
-    """The trial as gauges, with a newline at the end, as the format demands."""
+    """The trial as gauges. The format requires a newline at the end."""
     trial = sanitized(trial)
-    families = [*_of_the_run(trial), _verdicts(trial), _durations(trial), *_measured(trial)]
+    families = [*_run_families(trial), _verdicts(trial), _durations(trial), *_measured(trial)]
     return "\n".join(line for family in families for line in family.lines()) + "\n"
 
 
-def _of_the_run(trial: Trial) -> Iterator[_Family]:
+def _run_families(trial: Trial) -> Iterator[_Family]:
     ended = _Family("seatrial_last_run_timestamp_seconds", "Unix time at which the trial ended.")
-    last = trial.sessions[-1] if trial.sessions else trial  # a trial that was gone on with ended with its last session
+    last = trial.sessions[-1] if trial.sessions else trial  # a resumed trial ended with its last session
     ended.add(last.started + last.seconds, trial=trial.name)
     duration = _Family("seatrial_last_run_duration_seconds", "Wall time of the whole trial.")
     duration.add(trial.seconds, trial=trial.name)
     decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")
-    for verb in DecisionValue:
-        decision.add(verb is trial.decision.value, trial=trial.name, decision=verb)
-    rehearsal = _Family(
-        "seatrial_rehearsal", "1 where no GPU had a part: the decision says nothing about GPUs or a fabric."
-    )
-    rehearsal.add(trial.decision.cpu_only, trial=trial.name)
+    for value in DecisionValue:
+        decision.add(value is trial.decision.value, trial=trial.name, decision=value)
+    cpu_only = _Family("seatrial_cpu_only", "1 where no GPU was tested.")
+    cpu_only.add(trial.decision.cpu_only, trial=trial.name)
     spent = _Family("seatrial_time_seconds", "Time spent in checks, and in seatrial itself (overhead).")
     for kind in ("check", "overhead"):
         spent.add(sum(timing.seconds for timing in trial.timings if timing.kind == kind), trial=trial.name, kind=kind)
-    findings = _Family("seatrial_findings", "Diagnoses by confidence.")
+    findings = _Family("seatrial_findings", "Findings by confidence.")
     for confidence in ("high", "medium", "low"):
         count = sum(finding.confidence == confidence for finding in trial.findings)
         findings.add(count, trial=trial.name, confidence=confidence)
-    weak = _Family("seatrial_weak_gates", "Thresholds of the trial that hardly test anything.")
-    weak.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
-    yield from (ended, duration, decision, rehearsal, spent, findings, weak)
+    lax = _Family("seatrial_lax_thresholds", "Thresholds that pass also a large slowdown.")
+    lax.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
+    yield from (ended, duration, decision, cpu_only, spent, findings, lax)
 
 
 def _verdicts(trial: Trial) -> _Family:
-    family = _Family(
-        "seatrial_verdict", "Verdicts of one check on one subject by outcome. None of an outcome: no sample."
-    )
+    family = _Family("seatrial_verdict", "Number of verdicts of a check on a subject, by outcome; no sample for zero.")
     judged: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in trial.verdicts:
         judged.setdefault((verdict.check, verdict.subject), []).append(verdict)
@@ -101,7 +97,7 @@ def _verdicts(trial: Trial) -> _Family:
 
 
 def _durations(trial: Trial) -> _Family:
-    family = _Family("seatrial_check_duration_seconds", "Wall time of one check, the longest of its processes.")
+    family = _Family("seatrial_check_duration_seconds", "Wall time of a check: that of its slowest process.")
     for check in (check for chapter in chapters(trial) for check in chapter.checks):
         if check.measurements:
             family.add(check.seconds, trial=trial.name, check=check.name)
@@ -113,9 +109,11 @@ def _measured(trial: Trial) -> list[_Family]:
     for measurement in (*trial.measurements, *trial.retries):
         for metric in measurement.metrics:
             suffix, factor = _base_unit(metric.unit)
-            name = "_".join(filter(None, ("seatrial_remeasured" if measurement.retry else "seatrial_measured", suffix)))
-            unit = (suffix.replace("_", " ") or "plain numbers") + (", the second time" if measurement.retry else "")
-            family = families.setdefault(name, _Family(name, f"Values that checks measured, in {unit}."))
+            name = "_".join(
+                filter(None, ("seatrial_retry_measured" if measurement.retry else "seatrial_measured", suffix))
+            )
+            unit = (suffix.replace("_", " ") or "no unit") + (" (retry)" if measurement.retry else "")
+            family = families.setdefault(name, _Family(name, f"Measured values in {unit}."))
             family.add(
                 metric.value * factor,
                 trial=trial.name,
@@ -127,9 +125,9 @@ def _measured(trial: Trial) -> list[_Family]:
 
 
 def _base_unit(unit: str) -> tuple[str, float]:
-    """Base unit and factor. A unit that is not in the table keeps its name and its value: ``images_per_second``."""
-    words = re.sub(r"/s\b", "/second", unit.lower()).replace("/", "_per_")
-    return _BASE.get(unit, (re.sub(r"[^a-z0-9]+", "_", words).strip("_"), 1.0))
+    """Base unit and factor. A unit that is not in the table keeps its name and value: ``images_per_second``."""
+    text = re.sub(r"/s\b", "/second", unit.lower()).replace("/", "_per_")
+    return _BASE.get(unit, (re.sub(r"[^a-z0-9]+", "_", text).strip("_"), 1.0))
 
 
 def _escaped(text: str) -> str:

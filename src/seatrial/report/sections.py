@@ -1,4 +1,4 @@
-"""The parts of the HTML report that no other report has: time bar, map, table by subject, facts, config."""
+"""Parts of the HTML report: time bar, node map, table by subject, facts, configuration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from seatrial.report.charts import Chart, Rug, charts, rug
 from seatrial.report.formatting import format_range, natural_key, print_value
 from seatrial.report.view import METHOD, NOT_PASSED, CheckView, Row
 
-_PLACE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
+_DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of the time bar: percent of the whole from the left, and how wide."""
+    """A part of the time bar. ``left`` and ``width`` are percent of the whole."""
 
     name: str
     kind: str
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """Where the wall time went: checks, seatrial's own work, and what nobody accounted for."""
+    """The wall time by part: checks, overhead of seatrial, and time not accounted for."""
 
     parts: tuple[Part, ...]
     checks: float
@@ -37,14 +37,14 @@ class TimeBar:
 
     @property
     def share(self) -> float:
-        """Percent of the time that was spent outside checks."""
+        """The percentage of the time outside checks."""
         return 100 * self.outside / ((self.checks + self.outside) or 1.0)
 
 
 def time_bar(trial: Trial) -> TimeBar:
-    """Checks first, then overhead. Time that no part accounts for is shown as such, and counts as overhead."""
+    """Checks first, then overhead. Time that is not accounted for is overhead, too."""
     seconds = dict[tuple[Literal["check", "overhead"], str], float]()
-    for timing in trial.timings:  # a resumed trial has been started several times
+    for timing in trial.timings:  # a resumed trial has several sessions
         seconds[timing.kind, timing.name] = seconds.get((timing.kind, timing.name), 0.0) + timing.seconds
     timings = [Timing(name=name, kind=kind, seconds=total) for (kind, name), total in seconds.items()]
     timings.sort(key=lambda timing: (timing.kind, -timing.seconds))
@@ -63,7 +63,7 @@ def time_bar(trial: Trial) -> TimeBar:
 
 @dataclass(frozen=True)
 class GridCell:
-    """A GPU or rank on the map, by the worst that was said of it."""
+    """A GPU or rank of the node map with its worst outcome."""
 
     kind: str
     number: str
@@ -72,23 +72,24 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Node:
-    """A node on the map: its own worst outcome, if anything was said of the node itself, and its places."""
+    """A node of the map with its worst outcome (None without a verdict on the node itself) and its devices."""
 
     name: str
     outcome: Outcome | None
-    places: tuple[GridCell, ...]
+    devices: tuple[GridCell, ...]
 
 
 def node_grid(trial: Trial) -> list[Node]:
-    """Every node with a GPU or rank that a verdict names."""
-    said: dict[str, list[Outcome]] = {}
+    """All nodes with a GPU or rank that is the subject of a verdict."""
+    outcomes: dict[str, list[Outcome]] = {}
     for verdict in trial.verdicts:
-        said.setdefault(verdict.subject, []).append(verdict.outcome)
-    spots: dict[str, list[GridCell]] = {}
-    for subject in sorted(said, key=natural_key):
-        if match := _PLACE.fullmatch(subject):
-            spots.setdefault(match["node"], []).append(GridCell(match["kind"], match["number"], worst(said[subject])))
-    return [Node(node, worst(said[node]) if node in said else None, tuple(spots[node])) for node in spots]
+        outcomes.setdefault(verdict.subject, []).append(verdict.outcome)
+    cells: dict[str, list[GridCell]] = {}
+    for subject in sorted(outcomes, key=natural_key):
+        if match := _DEVICE.fullmatch(subject):
+            cell = GridCell(match["kind"], match["number"], worst(outcomes[subject]))
+            cells.setdefault(match["node"], []).append(cell)
+    return [Node(node, worst(outcomes[node]) if node in outcomes else None, tuple(cells[node])) for node in cells]
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Subjects down, metrics across: readable where a row a value would be thousands of rows."""
+    """A table with one line per subject and one column per metric."""
 
     columns: tuple[Row, ...]
     lines: tuple[tuple[str, Outcome, tuple[Cell | None, ...]], ...]
 
     @property
     def ranked(self) -> bool:
-        """Whether verdicts put the lines in order. Values do not: of some metrics more is better, of others worse."""
+        """Whether the lines are sorted by outcome; they are not sorted by value, since the better direction differs."""
         return len({outcome for _, outcome, _ in self.lines}) > 1
 
 
 def matrix(check: CheckView) -> Matrix | None:
-    """The metrics of a check that have several subjects, worst verdict first. None where there are none."""
+    """The metrics of a check with several subjects, worst outcome first; None without such metrics."""
     columns = tuple(row for row in check.rows if len(row.readings) > 1)
-    found = [{reading.subject: reading for reading in row.readings} for row in columns]
+    by_subject = [{reading.subject: reading for reading in row.readings} for row in columns]
     lines = []
     for subject in check.subjects:
-        readings = [column.get(subject) for column in found]
+        readings = [column.get(subject) for column in by_subject]
         given = [verdict.outcome for reading in readings if reading for verdict in reading.verdicts]
         cells = tuple(
             _cell(reading.metric, reading.outcome, [v.message for v in reading.verdicts if v.outcome in NOT_PASSED])
@@ -141,7 +142,7 @@ def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) ->
 
 
 def rug_of(row: Row) -> Rug | None:
-    """The strip of ticks of a row; None for a single value, and where there is nothing between yes and no."""
+    """The strip of ticks of a row; None for a single value and for booleans."""
     if not row.range or row.unit == "bool":
         return None
     if len(row.readings) == 1:
@@ -150,40 +151,38 @@ def rug_of(row: Row) -> Rug | None:
 
 
 def charts_of(check: CheckView) -> list[Chart]:
-    """The curves that a check brought back; places in trouble stand out."""
-    troubled = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
-    return charts([series for measurement in check.measurements for series in measurement.series], troubled)
+    """The charts of a check; subjects that did not pass are highlighted."""
+    not_passed = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
+    return charts([series for measurement in check.measurements for series in measurement.series], not_passed)
 
 
 @dataclass(frozen=True)
 class FactRow:
-    """One fact: every distinct value, and the places where it holds, the commonest value first."""
+    """One fact: its distinct values with their subjects, the most frequent value first."""
 
     name: str
     values: tuple[tuple[Any, tuple[str, ...]], ...]
 
 
 def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
-    """The facts of a check by name. What differs between places shows as several values: often the very fault.
-
-    Without the fact ``how``, which stands under the check's heading.
-    """
-    found: dict[str, dict[str, tuple[Any, list[str]]]] = {}
+    """The facts of a check by name, without ``method``. A fact that differs between subjects has several values."""
+    facts: dict[str, dict[str, tuple[Any, list[str]]]] = {}
     for measurement in measurements:
         for name, value in measurement.facts.items():
             if name == METHOD:
                 continue
             key = json.dumps(value, sort_keys=True)
-            found.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
+            facts.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
     rows = []
-    for name, values in found.items():
-        ordered = sorted(values.values(), key=lambda held: -len(held[1]))
-        rows.append(FactRow(name, tuple((value, tuple(sorted(where, key=natural_key))) for value, where in ordered)))
+    for name, values in facts.items():
+        ordered = sorted(values.values(), key=lambda entry: -len(entry[1]))
+        pairs = ((value, tuple(sorted(subjects, key=natural_key))) for value, subjects in ordered)
+        rows.append(FactRow(name, tuple(pairs)))
     return rows
 
 
 def settings(config: dict[str, Any], origins: dict[str, str], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every value of the resolved config by its dotted name, and where it came from: its own origin or its parent's."""
+    """(dotted name, value, origin) of each setting; a setting without an origin has that of its group."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
@@ -199,13 +198,13 @@ def _origin(name: str, origins: dict[str, str]) -> str:
 
 
 def is_table(value: Any) -> bool:
-    """Whether a fact reads best as a table: a list of records, or a record of records."""
+    """Whether a fact is shown as a table: a list of records, or a record of records."""
     records = list(value.values()) if isinstance(value, dict) else value
     return isinstance(records, list) and len(records) > 0 and all(isinstance(item, dict) and item for item in records)
 
 
 def is_grid(value: Any) -> bool:
-    """Whether a fact is a figure for each ordered pair of GPUs: their names, and the rows of a square of GB/s."""
+    """Whether a fact has one value per ordered pair of GPUs: their names and a square matrix in GB/s."""
     if not isinstance(value, dict) or set(value) != {"gpus", "gb_s"}:
         return False
     names, rows = value["gpus"], value["gb_s"]
@@ -215,12 +214,12 @@ def is_grid(value: Any) -> bool:
 
 
 def columns(records: list[dict[str, Any]]) -> list[str]:
-    """Every key of the records, in the order of first sight."""
+    """All keys of the records, in the order of their first occurrence."""
     return list(dict.fromkeys(key for record in records for key in record))
 
 
 def pretty(value: Any, name: str = "") -> str:
-    """A value as a person reads it, by its type; under a ``name`` in bytes as a size; anything nested as JSON."""
+    """A value as text: bytes (by ``name``) as a size, nested values as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

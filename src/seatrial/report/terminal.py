@@ -1,4 +1,4 @@
-"""The last word in the terminal: a table of checks, every trouble with its evidence, the findings, the decision."""
+"""The summary on the terminal: table of checks, problems with evidence, findings, decision."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ STYLES = {
     DecisionValue.REJECTED: "bold red",
     DecisionValue.INCOMPLETE: "bold yellow",
 }
-MOST_SUBJECTS = 4  # named one by one under a trouble that many share; the report names all
-MOST_LINES = 8  # of evidence; the report has all of it
+MAX_SUBJECTS = 4  # listed for one problem; the report lists all
+MAX_LINES = 8  # of evidence; the report has all
 
 
 def summary(trial: Trial, console: Console) -> None:
-    """Print the summary of a finished trial. Text from outside is printed as it is, never read as markup."""
+    """Print the summary of a finished trial. Text of logs and tools is not interpreted as markup."""
     trial = sanitized(trial)
     nodes = f"{size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
     console.print(Text.assemble((f"seatrial {one_line(trial.name)}", "bold"), f" · {nodes}"))
     console.print()
     console.print(_table(trial))
-    _left_out(trial, console)
+    _excluded(trial, console)
     console.print(_counts(trial))
     for group in problems(trial):
-        _trouble(group, console)
+        _problem(group, console)
     if trial.findings:
         console.print(Text("\nFindings", "bold"))
     for number, finding in enumerate(trial.findings, 1):
@@ -51,7 +51,7 @@ def summary(trial: Trial, console: Console) -> None:
 
 def _table(trial: Trial) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)  # a name is copied: it stays whole
+    table.add_column(no_wrap=True)  # not wrapped, so that it can be copied
     table.add_column(min_width=10)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -72,45 +72,45 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
     )
 
 
-def _left_out(trial: Trial, console: Console) -> None:
+def _excluded(trial: Trial, console: Console) -> None:
     if trial.excluded_checks:
-        console.print(Text("Left out", "bold"))
+        console.print(Text("Excluded", "bold"))
     for check, reason in trial.excluded_checks.items():
         console.print(Padding(Text(f"{check}: {one_line(reason)}", "dim"), (0, 0, 0, 2)))
 
 
 def _counts(trial: Trial) -> Text:
     counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in outcome_counts(trial.verdicts)]
-    told = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
+    line = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
     if trial.baseline:
-        judged = sum(one.basis is not None and one.basis.kind is BasisKind.SITE for one in trial.verdicts)
-        told += Text(f"; {judged:,} of them by the site's baseline {trial.baseline.name}")
-    return Text("\n") + told
+        judged = sum(v.basis is not None and v.basis.kind is BasisKind.SITE for v in trial.verdicts)
+        line += Text(f"; {judged:,} judged by the site's baseline {trial.baseline.name}")
+    return Text("\n") + line
 
 
-def _trouble(group: Group, console: Console) -> None:
+def _problem(group: Group, console: Console) -> None:
     first = group.first
     console.print()
-    what = " ".join(filter(None, (group.title, first.metric)))
-    console.print(Text.assemble((first.outcome, STYLES[first.outcome]), f"  {what} on {group.subjects_text}"))
+    title = " ".join(filter(None, (group.title, first.metric)))
+    console.print(Text.assemble((first.outcome, STYLES[first.outcome]), f"  {title} on {group.subjects_text}"))
     if len(group.verdicts) == 1:
         _field("", first.message, console)
     else:
         _field("", group.meaning, console)
-        _each(group, console)
+        _subjects(group, console)
     _field("checks", group.stopped, console)
     _field("evidence", _shortened(first.evidence), console)
     _field("fix", first.fix, console)
 
 
-def _each(group: Group, console: Console) -> None:
-    """What is said of each subject; said once where it is the same of all."""
-    own = {group.verdict_text(verdict) for verdict in group.verdicts}
-    shown = group.verdicts[:MOST_SUBJECTS]
+def _subjects(group: Group, console: Console) -> None:
+    """The text for each subject, printed once where all subjects share it."""
+    texts = {group.verdict_text(verdict) for verdict in group.verdicts}
+    shown = group.verdicts[:MAX_SUBJECTS]
     more = len(group.verdicts) - len(shown)
-    rest = f"… and {plural(more, 'more subject')}, all in the report" if more else ""
-    if len(own) == 1:
-        _field("", f"{own.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest}", console)
+    rest = f"… and {plural(more, 'more subject')} (see the report)" if more else ""
+    if len(texts) == 1:
+        _field("", f"{texts.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest}", console)
         return
     for verdict in shown:
         _field("", f"{verdict.subject}: {group.verdict_text(verdict)}", console)
@@ -119,23 +119,23 @@ def _each(group: Group, console: Console) -> None:
 
 def _shortened(evidence: str) -> str:
     lines = evidence.strip().splitlines()
-    more = len(lines) - MOST_LINES
-    return "\n".join(lines[:MOST_LINES] + ([f"… {plural(more, 'more line')} in the report"] if more > 0 else []))
+    more = len(lines) - MAX_LINES
+    return "\n".join(lines[:MAX_LINES] + ([f"… {plural(more, 'more line')} in the report"] if more > 0 else []))
 
 
 def _finding(number: int, finding: Finding, console: Console) -> None:
-    what = f"{one_line(finding.title)} · {one_line(finding.subject)} · {finding.confidence} confidence"
-    _grid(f"{number}.", Text(what), 3, console)
-    _field("why", finding.evidence, console)
+    title = f"{one_line(finding.title)} · {one_line(finding.subject)} · {finding.confidence} confidence"
+    _grid(f"{number}.", Text(title), 3, console)
+    _field("evidence", finding.evidence, console)
     if finding.first_command:
-        # Not wrapped: a command is there to be copied.
+        # not wrapped, so that it can be copied
         command = finding.first_command.strip().replace("\n", "\n" + " " * 13)
         console.print(Text.assemble("   ", ("first", "dim"), f"     {command}"), soft_wrap=True)
     _field("fix", finding.fix, console)
 
 
 def _field(label: str, text: str, console: Console) -> None:
-    """A labelled paragraph, indented and wrapped under itself. Nothing at all without text."""
+    """Print a labelled, indented paragraph; print nothing for empty text."""
     if text.strip():
         _grid(f"   {label}", Text(text.strip()), 13, console)
 
@@ -152,13 +152,13 @@ def _decision(trial: Trial, console: Console) -> None:
     decision = trial.decision
     text = Text(one_line(decision.reason))
     if decision.tested_hardware:
-        text.append(f"\nScope: {one_line(decision.tested_hardware)}", "dim")
+        text.append(f"\nTested: {one_line(decision.tested_hardware)}", "dim")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    word = Text(decision.value, STYLES[decision.value])
+    value = Text(decision.value, STYLES[decision.value])
     if decision.cpu_only:
-        word.append("\nas a rehearsal", "not bold")
-    grid.add_row(word, text)
+        value.append("\nCPU ONLY", "bold yellow")
+    grid.add_row(value, text)
     console.print()
     console.print(grid)

@@ -1,7 +1,6 @@
-"""Text from logs and tools, made harmless once, before any report prints it.
+"""Remove terminal escape sequences, control characters and invisible direction marks from text of logs and tools.
 
-Escaping for a format (HTML, XML, Markdown) is the business of that format; this is about what no report may carry:
-terminal escape sequences, control characters, and invisible marks that reorder what a person reads.
+Each report format (HTML, XML, Markdown) escapes its special characters itself.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import Any
 
 from seatrial.model import Trial
 
-# What a terminal would obey: CSI (colours, cursor), OSC (titles, links) and its like with their terminators, and
-# escapes of two characters. A sequence without its end is not matched, lest it swallow the text behind it.
+# Terminal sequences: CSI (colours, cursor), OSC (titles, links) and similar with their terminators, and escapes of two
+# characters. A sequence without terminator is not matched, so that the text after it is kept.
 _TERMINAL = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|\x1b[PX^_][^\x1b]*\x1b\\"
     r"|\x1b[ -/]*[0-OQ-WYZ`-~]"
 )
-# Control characters but tab and newline, marks of direction, line separators, halves of surrogate pairs, and the two
-# code points that XML 1.0 forbids. They become U+FFFD, so that a reader sees that something stood there.
+# Control characters except tab and newline, direction marks, line separators, halves of surrogate pairs, and the two
+# code points that XML 1.0 forbids. They are replaced by U+FFFD, which stays visible.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
@@ -36,7 +35,7 @@ def clean(text: str) -> str:
 
 
 def sanitized(trial: Trial) -> Trial:
-    """The same trial with every string in it cleaned: the first thing each renderer does, trial.json excepted."""
+    """The trial with all strings cleaned. Every renderer except JSON calls it first."""
     return Trial.model_validate(_clean_all(trial.model_dump()))
 
 
@@ -51,26 +50,26 @@ def _clean_all(value: Any) -> Any:
 
 
 def one_line(text: str) -> str:
-    """``text`` with every run of white space as a single blank."""
+    """``text`` with each run of white space replaced by one blank."""
     return " ".join(text.split())
 
 
 def utc(seconds: float, format: str) -> str:
-    """Unix seconds as a date; empty where a damaged record holds a number that is none."""
+    """Unix seconds as a date; empty for a number out of range, as in a damaged record."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime(format)
     except (ValueError, OverflowError, OSError):
         return ""
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """``1 subject``, ``2 subjects``; ``many`` where an s does not make the plural."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """``1 subject``, ``2 subjects``; ``nouns`` is an irregular plural."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def prose(text: str) -> list[tuple[str, bool]]:
-    """Text in pieces, each with whether it stood between backticks, as commands do in reasons and fixes."""
+    """Split text into (piece, is_code): commands in reasons and fixes are between backticks."""
     pieces = text.split("`")
-    if len(pieces) % 2 == 0:  # a backtick without its partner is only a character
+    if len(pieces) % 2 == 0:  # an unpaired backtick is a plain character
         pieces[-2:] = ["`".join(pieces[-2:])]
     return [(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]

@@ -1,6 +1,6 @@
-"""A trial arranged for reading: chapters, checks, one row a metric, troubles grouped. Shared by all reports.
+"""The structure of all reports: chapters, checks, one row per metric, grouped problems.
 
-Nothing here judges: an outcome shown for several verdicts is ``model.worst`` of them.
+Reports compute no verdicts: the outcome of several verdicts is ``model.worst`` of them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import bytes_of, count_text, family, format_range, natural_key, print_value, unit_text
 from seatrial.report.text import plural
 
-OTHER = "Other"  # the chapter of checks that this version does not know: an old run, or a site's own check
+OTHER = "Other"  # the chapter of checks that this version does not have: an old run, or a check of a site
 MAX_REMARKS = 2
-METHOD = "how"  # the fact with which a check says in a sentence what was measured, over which path, how often, how sure
+METHOD = "method"  # the fact that states what was measured, over which path, how often and how precisely
 _NUMBER = re.compile(r"\d[\d.,]*")
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric of one subject, and the verdicts on it. No metric: a rule looked for it in vain."""
+    """One metric of one subject and its verdicts. ``metric`` is None where a rule expects it and it is missing."""
 
     subject: str
     metric: Metric | None
@@ -50,13 +50,13 @@ class Reading:
 
     @property
     def outcome(self) -> Outcome | None:
-        """None where no rule looks at this metric: it is recorded, not judged."""
+        """The worst outcome; None for a metric without a rule."""
         return worst(verdict.outcome for verdict in self.verdicts) if self.verdicts else None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of a check over all its subjects, worst first."""
+    """One metric of a check for all its subjects, worst first."""
 
     name: str
     readings: tuple[Reading, ...]
@@ -71,32 +71,32 @@ class Row:
 
     @property
     def subject_text(self) -> str:
-        """The one subject, or of how many the value is the median."""
+        """The subject, or the number of subjects that the median is of."""
         if len(self.readings) == 1:
             return self.readings[0].subject
         return f"median of {len(self.values):,}" if self.range else plural(len(self.readings), "subject")
 
     @property
     def value(self) -> str:
-        """The one value, or the median of several."""
+        """The value, or the median of several subjects."""
         return print_value(median(self.values), self.unit) if self.values else "not measured"
 
     @property
     def spread(self) -> tuple[float, ...]:
-        """The values of several subjects, or the samples behind the value of one."""
+        """The values of several subjects, or the samples of one."""
         if len(self.readings) == 1 and self.readings[0].metric:
             return self.readings[0].metric.samples
         return tuple(self.values)
 
     @property
     def range(self) -> str:
-        """Least to greatest of the spread, without the unit; empty where all are the same."""
+        """Minimum to maximum of the spread, without the unit; empty where all values are equal."""
         unit = unit_text(self.unit)
         return format_range(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
 
     @property
     def outcomes(self) -> list[tuple[Outcome, int]]:
-        """How often each outcome was given, worst first. Empty: recorded, not judged."""
+        """The number of verdicts by outcome, worst first; empty for a metric without a rule."""
         return outcome_counts(self.verdicts)
 
     @property
@@ -105,7 +105,7 @@ class Row:
 
     @property
     def judged(self) -> bool:
-        """Whether a rule had something to say: not where none looks at this metric, nor where none applies."""
+        """Whether a rule was evaluated on this metric."""
         return any(outcome not in (Outcome.SKIP, Outcome.UNJUDGED) for outcome, _ in self.outcomes)
 
     @cached_property
@@ -114,14 +114,14 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """What judged it; where nothing did, why."""
+        """The basis of the verdicts, or the reason why there is none."""
         texts = dict.fromkeys(verdict.basis_text or verdict.detail or verdict.message for verdict in self.verdicts)
-        return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and so on"
+        return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and others"
 
 
 @dataclass(frozen=True)
 class CheckView:
-    """All that a trial says of one check."""
+    """One check with its verdicts and measurements."""
 
     name: str
     title: str
@@ -137,7 +137,7 @@ class CheckView:
 
     @cached_property
     def subjects(self) -> list[str]:
-        """Every place that the check speaks of, worst first."""
+        """All subjects of the check, worst first."""
         outcomes: dict[str, Outcome] = {}
         for verdict in self.verdicts:
             outcomes[verdict.subject] = worst((verdict.outcome, outcomes.get(verdict.subject, verdict.outcome)))
@@ -148,28 +148,25 @@ class CheckView:
 
     @property
     def extent(self) -> str:
-        """How many places of which kind: ``cluster + 2 ranks``."""
+        """The number of subjects by kind: ``cluster + 2 ranks``."""
         return count_text(self.subjects)
 
     @property
     def methods(self) -> list[str]:
-        """What was measured, over which path, how often and how sure: a sentence, several where processes differ.
-
-        And what the figures say beyond their verdicts.
-        """
-        told = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
-        beyond = [f"{one.title}: {one.text}" for one in self.insights]
-        beyond += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
-        return list(dict.fromkeys([*_alike(told), *beyond]))
+        """How the check measured, one text per kind of process; then its insights and lax thresholds."""
+        methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
+        notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
+        notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
+        return list(dict.fromkeys([*_merge_similar(methods), *notes]))
 
     @property
     def seconds(self) -> float:
-        """The longest of its measurements: its processes run side by side."""
+        """The duration of the longest measurement, in seconds: the processes run concurrently."""
         return max((measurement.seconds for measurement in self.measurements), default=0.0)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row a metric: what is in trouble first, then what is judged, then the rest; families by size."""
+        """One row per metric: problems first, then judged metrics, then the others; families by size."""
         readings: dict[str, dict[str, Reading]] = {}
         judged: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in self.verdicts:
@@ -191,32 +188,32 @@ class CheckView:
 
     @property
     def notes(self) -> list[Group]:
-        """Verdicts on no metric of the table and no success: why the check or a rule of it said nothing."""
+        """Verdicts without a metric, except PASS: why the check or a rule was not evaluated."""
         return grouped(v for v in self.verdicts if not v.metric and v.outcome is not Outcome.PASS)
 
     @property
     def skipped(self) -> str:
-        """Why the check brought back no number, unless that is told with the other troubles."""
+        """The reason of a SKIP; empty for other outcomes, which are listed as problems."""
         return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
 
     @property
     def key_figure(self) -> str:
-        """The metric in trouble, else the first that is neither zero nor a yes, with its span.
+        """The metric with the worst outcome, else the first one that is neither zero nor boolean, with its range.
 
-        How fast something is comes before the rest, and what is judged before what is recorded.
-        Of a recorded family such as ``busbw.*`` it is the last member: the largest size. It is said of a figure that
-        no rule judged it: the outcome beside it speaks of other metrics.
+        Performance comes before other metrics, and judged metrics before others. Of a family without a rule, such as
+        ``busbw.*``, the last member is shown: the largest size. "not judged" marks a metric without a verdict, since
+        the outcome next to it belongs to other metrics.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
             return ""
-        row = min(rows, key=self._dullness)
+        row = min(rows, key=self._key_rank)
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
         unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
         return f"{row.name} {format_range(row.values, unit)}{'' if row.judged else ', not judged'}"
 
-    def _dullness(self, row: Row) -> tuple[int, bool, bool, int]:
+    def _key_rank(self, row: Row) -> tuple[int, bool, bool, int]:
         urgency = _urgency(row)
         other = not any(fnmatchcase(row.name, pattern) for pattern in self.performance)
         return min(urgency, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), other, urgency
@@ -232,7 +229,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Group:
-    """Verdicts that say the same of several subjects. ``others``: further checks that the same cause stopped."""
+    """Verdicts that state the same for several subjects. ``others``: further checks stopped by the same cause."""
 
     verdicts: tuple[Verdict, ...]
     others: tuple[str, ...] = ()
@@ -243,12 +240,12 @@ class Group:
 
     @property
     def title(self) -> str:
-        """The check, or how many of them."""
+        """The check, or the number of checks."""
         return plural(1 + len(self.others), "check") if self.others else self.first.check
 
     @property
     def stopped(self) -> str:
-        """The names of several checks; empty where there is one."""
+        """The names of several checks; empty for one check."""
         return ", ".join((self.first.check, *self.others)) if self.others else ""
 
     @property
@@ -257,53 +254,52 @@ class Group:
 
     @property
     def meaning(self) -> str:
-        """What a bad value means, where it is the same for all: it is shown once."""
+        """The meaning of a bad value where all verdicts share it: shown once."""
         return self.first.meaning if len({verdict.meaning for verdict in self.verdicts}) == 1 else ""
 
     def verdict_text(self, verdict: Verdict) -> str:
-        """What the verdict says of its subject alone."""
+        """The text of ``verdict`` without the shared meaning."""
         return verdict.summary if self.meaning else verdict.message
 
 
 def chapters(trial: Trial) -> list[Chapter]:
-    """Every check that the trial planned, measured or judged, under its phase, in the order of the catalog."""
+    """All checks that were planned, measured or judged, by phase, in the order of the catalog."""
     verdicts, measurements = _by_check(trial.verdicts), _by_check(trial.measurements)
     planned = (name for job in trial.jobs for name in job.checks)
     names = dict.fromkeys((*planned, *measurements, *verdicts))
-    known = catalog()
-    ordered = [name for name in known if name in names] + [name for name in names if name not in known]
+    checks = catalog()
+    ordered = [name for name in checks if name in names] + [name for name in names if name not in checks]
     views = [
         CheckView(
             name=name,
-            title=known[name].title if name in known else name,
-            phase=str(known[name].phase) if name in known else OTHER,
+            title=checks[name].title if name in checks else name,
+            phase=str(checks[name].phase) if name in checks else OTHER,
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
-            insights=tuple(one for one in trial.insights if one.check == name),
-            performance=known[name].performance_metrics if name in known else (),
+            insights=tuple(insight for insight in trial.insights if insight.check == name),
+            performance=checks[name].performance_metrics if name in checks else (),
         )
         for name in ordered
     ]
     parts = [(title, tuple(view for view in views if view.phase == title)) for title in (*Phase, OTHER)]
-    return [Chapter(str(title), checks) for title, checks in parts if checks]
+    return [Chapter(str(title), shown) for title, shown in parts if shown]
 
 
 def problems(trial: Trial) -> list[Group]:
-    """Every FAIL, ERROR, UNJUDGED and WARN, worst first, the same trouble on many subjects as one group.
+    """All FAIL, ERROR, UNJUDGED and WARN, worst first; the same problem of several subjects is one group.
 
-    A job that never starts is an ERROR of each of its checks, all in the same words: one group, too.
+    A job that does not start gives the same ERROR for each of its checks: these are one group, too.
     """
     groups: dict[object, list[Group]] = {}
     for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED):
-        words = [(one.subject, one.metric, one.detail, one.evidence, one.fix) for one in group.verdicts]
-        same = tuple(words) if group.first.outcome is Outcome.ERROR else group
-        groups.setdefault(same, []).append(group)
-    merged = [replace(first, others=tuple(one.first.check for one in more)) for first, *more in groups.values()]
+        fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
+        groups.setdefault(fields if group.first.outcome is Outcome.ERROR else group, []).append(group)
+    merged = [replace(first, others=tuple(other.first.check for other in more)) for first, *more in groups.values()]
     return sorted(merged, key=lambda group: WORST_FIRST.index(group.first.outcome))
 
 
 def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
-    """Verdicts of the same rule with the same outcome together, in the order of first sight."""
+    """Verdicts grouped by rule and outcome, in the order of their first occurrence."""
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for verdict in verdicts:
         key = (verdict.check, verdict.metric, verdict.outcome, verdict.basis, verdict.fix)
@@ -312,19 +308,19 @@ def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
 
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
-    """Each threshold that tests hardly anything, once however many subjects passed it: its check, and why."""
-    found: dict[tuple[str, str], Basis] = {}
+    """(check, text) of each lax threshold, once for all subjects."""
+    lax: dict[tuple[str, str], Basis] = {}
     for verdict in verdicts:
         if verdict.basis and verdict.basis.lax_reason:
-            found[verdict.check, verdict.metric] = verdict.basis
-    plain = (
-        (check, metric, replace(basis, lax_reason=""), basis.lax_reason) for (check, metric), basis in found.items()
-    )
-    return [(check, f"{metric}, {basis}, is {lax}") for check, metric, basis, lax in plain]
+            lax[verdict.check, verdict.metric] = verdict.basis
+    return [
+        (check, f"{metric}, {replace(basis, lax_reason='')}: {basis.lax_reason}")
+        for (check, metric), basis in lax.items()
+    ]
 
 
-def recorded_only(decision: Decision) -> list[str]:
-    """The metrics that nothing judged, a line for the checks that have the same: ``a.b, a.c: algbw.*``."""
+def metrics_without_threshold(decision: Decision) -> list[str]:
+    """The metrics without a threshold, one line for checks that share them: ``a.b, a.c: algbw.*``."""
     by_metrics: dict[tuple[str, ...], list[str]] = {}
     for check, metrics in decision.metrics_without_threshold.items():
         by_metrics.setdefault(metrics, []).append(check)
@@ -332,25 +328,25 @@ def recorded_only(decision: Decision) -> list[str]:
 
 
 def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
-    """How many verdicts of each outcome, worst first, none left at zero."""
+    """The number of verdicts by outcome, worst first, without zeros."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
 
 
 def headline(trial: Trial) -> str:
-    """The decision, in print."""
-    return f"{trial.decision.value}, as a rehearsal" if trial.decision.cpu_only else trial.decision.value
+    """The decision, marked where no GPU was tested."""
+    return f"{trial.decision.value} (CPU ONLY)" if trial.decision.cpu_only else trial.decision.value
 
 
 def launchers(trial: Trial) -> str:
-    """The launchers that ran jobs, or the one that was configured when none ran."""
+    """The launchers that ran jobs; the configured one where none ran."""
     return ", ".join(dict.fromkeys(result.launcher for result in trial.results)) or str(
         trial.config.get("launcher", "")
     )
 
 
 def size(trial: Trial) -> str:
-    """``2 nodes × 4 GPUs``, as the largest job was planned."""
+    """The size of the largest planned job: ``2 nodes × 4 GPUs``."""
     if not trial.jobs:
         return "no job planned"
     job = max(trial.jobs, key=lambda job: job.nodes * job.ranks_per_node)
@@ -366,21 +362,21 @@ _Record = TypeVar("_Record", Verdict, Measurement)
 
 
 def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
-    found: dict[str, list[_Record]] = {}
+    by_check: dict[str, list[_Record]] = {}
     for record in records:
-        found.setdefault(record.check, []).append(record)
-    return found
+        by_check.setdefault(record.check, []).append(record)
+    return by_check
 
 
-def _alike(told: list[str]) -> Iterator[str]:
-    """Each sentence once: of those that differ in numbers alone the first, for each GPU times its own windows."""
+def _merge_similar(texts: list[str]) -> Iterator[str]:
+    """Each text once; of texts that differ only in numbers, such as those of several GPUs, the first."""
     groups: dict[str, list[str]] = {}
-    for sentence in told:
+    for sentence in texts:
         groups.setdefault(_NUMBER.sub("#", sentence), []).append(sentence)
     for first, *others in groups.values():
         differing = sum(other != first for other in others)
-        who = plural(differing, "other process", "other processes")
-        yield f"{first} ({who}: the same with other numbers)" if differing else first
+        others_text = plural(differing, "other process", "other processes")
+        yield f"{first} ({others_text}: same method, other numbers)" if differing else first
 
 
 def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
@@ -388,7 +384,7 @@ def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
 
 
 def _urgency(row: Row) -> int:
-    """Trouble by its weight, then judged rows, then recorded ones."""
+    """The rank of a row: problems by severity, then judged rows, then rows without a rule."""
     if row.not_passed:
         return WORST_FIRST.index(row.outcomes[0][0])
     return len(WORST_FIRST) + (not row.outcomes)

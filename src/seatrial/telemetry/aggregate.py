@@ -1,4 +1,4 @@
-"""Samples joined to the checks that ran meanwhile, by the clock of each node itself: two clocks are never compared."""
+"""Joins samples with the checks that ran at the same time, by each node's own clock, and summarises them."""
 
 from __future__ import annotations
 
@@ -26,164 +26,168 @@ from seatrial.model.telemetry import (
 from seatrial.telemetry.curves import Curves
 from seatrial.telemetry.files import DeviceSamples
 
-MAX_LOADS = 64  # GPUs of which the record has a line for each check; of more, the remarkable ones
-MOST_STEPS = 120  # of a curve: about one for each three pixels of its print
-MOST_BREAK_S = 5.0  # between two checks of a phase; a longer one is cut out: the start of a job, or another phase
-SILENT_S = 15.0  # how long a sampler may say nothing, beside a few of its periods: it starts Python, and opens NVML
-SHORT_S = 10.0  # under which a sampler's own share of a CPU is a matter of a few ticks of its clock
-# NVML API reference: utilisation is of the last 1 to 1/6 s (nvmlUtilization_t), power of the last second but on GA100
-# and older (nvmlDeviceGetPowerUsage). A look in the first second of a check tells of what ran before it.
-SETTLE_S = 1.0
-_BUSY = 50.0  # percent of utilisation
+MAX_LOADS = 64  # GPUs with a line per check in the record; of more GPUs a selection (select_loads)
+MAX_STEPS = 120  # of a curve: about one per three pixels in print
+MAX_PAUSE_S = 5.0  # between two checks of a phase; longer ones (a job's start, another phase) are cut from the axis
+MAX_GAP_S = 15.0  # without a sample, plus a few periods: a sampler has to start Python and open NVML
+MIN_RATE_S = 10.0  # of samples for a rate or CPU share; below, the CPU clock's resolution dominates
+# NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
+# except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
+SKIPPED_S = 1.0
+_BUSY_PERCENT = 50.0  # of utilisation
 _EXTREMES = ("sm_util_mean", "power_w_mean", "power_w_max", "temperature_c_max", "sm_clock_mhz_min")
 
 
 @dataclass(frozen=True)
 class CheckInterval:
-    """When a check ran on a node or a GPU: Unix seconds by its clock."""
+    """Begin and end of a check on a node or GPU, in Unix seconds by the node's clock."""
 
     check: str
     begin: float
     end: float
 
 
-Windows = Mapping[str, Sequence[CheckInterval]]  # of each node, or of each subject, in order of time
+Intervals = Mapping[str, Sequence[CheckInterval]]  # by node or subject, in order of time
 
 
 def check_intervals(
-    measurements: Iterable[Measurement], place: Callable[[str], str] = lambda subject: subject.partition("/")[0]
-) -> Windows:
-    """From the first process of a place that began a check to the last that ended it; ``place``: of a subject."""
-    found: dict[str, dict[str, CheckInterval]] = {}
-    for one in measurements:
-        if one.rank is not None and one.seconds > 0:  # an error that the launcher tells has no time of its own
-            checks = found.setdefault(place(one.subject), {})
-            earlier = checks.get(one.check, CheckInterval(one.check, math.inf, -math.inf))
-            end = max(earlier.end, one.started + one.seconds)
-            checks[one.check] = CheckInterval(one.check, min(earlier.begin, one.started), end)
-    return {node: sorted(checks.values(), key=lambda window: window.begin) for node, checks in found.items()}
+    measurements: Iterable[Measurement], group_by: Callable[[str], str] = lambda subject: subject.partition("/")[0]
+) -> Intervals:
+    """Intervals from the first begin to the last end of each check, grouped by ``group_by(subject)``: by node."""
+    groups: dict[str, dict[str, CheckInterval]] = {}
+    for measurement in measurements:
+        if measurement.rank is not None and measurement.seconds > 0:  # the launcher's errors have no time
+            check = measurement.check
+            intervals = groups.setdefault(group_by(measurement.subject), {})
+            earlier = intervals.get(check, CheckInterval(check, math.inf, -math.inf))
+            end = max(earlier.end, measurement.started + measurement.seconds)
+            intervals[check] = CheckInterval(check, min(earlier.begin, measurement.started), end)
+    return {name: sorted(group.values(), key=lambda interval: interval.begin) for name, group in groups.items()}
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of a phase on a node: Unix seconds by its clock, and where it begins on the axis of the phase."""
+class Segment:
+    """Part of a phase on a node: begin and end in Unix seconds by its clock; ``at``: its begin on the phase's axis."""
 
     begin: float
     end: float
     at: float
 
 
-class Axis:
-    """The time of one phase. Where other phases ran in between it is cut: there its checks go on at once.
+class PhaseAxis:
+    """Time axis of a phase, in seconds, without the pauses between its checks.
 
-    Each stretch lasts as long as on the slowest node, and begins on each node with the first of its checks there.
+    A segment is as long as on the slowest node; on each node it begins with the first check of the segment.
     """
 
-    def __init__(self, windows: Windows, hz: float) -> None:
-        """``windows``: those of the phase, none empty."""
-        stretches = list(_stretches(max(windows.values(), key=len)))
-        self.pieces: dict[str, list[Piece]] = {node: [] for node in windows}
+    def __init__(self, intervals: Intervals, hz: float) -> None:
+        """``intervals`` of the phase's checks, not empty for any node."""
+        runs = list(_runs_without_pause(max(intervals.values(), key=len)))
+        self.segments: dict[str, list[Segment]] = {node: [] for node in intervals}
         self.cuts: list[float] = []
         self.spans: list[Span] = []
         self.seconds = 0.0
-        for stretch in stretches:
-            self._append({one.check for one in stretch}, windows)
-            zero = stretch[0].begin - self.cuts[-1]
+        for run in runs:
+            self._append({interval.check for interval in run}, intervals)
+            zero = run[0].begin - self.cuts[-1]
             self.spans += (
-                Span(check=one.check, begin=round(one.begin - zero, 2), end=round(one.end - zero, 2)) for one in stretch
+                Span(check=interval.check, begin=round(interval.begin - zero, 2), end=round(interval.end - zero, 2))
+                for interval in run
             )
-        self.step_s = max(1 / hz, self.seconds / MOST_STEPS)
+        self.step_s = max(1 / hz, self.seconds / MAX_STEPS)
         self.steps = math.floor(self.seconds / self.step_s) + 1
 
-    def _append(self, checks: set[str], windows: Windows) -> None:
+    def _append(self, checks: set[str], intervals: Intervals) -> None:
         longest = 0.0
-        for node, own in windows.items():
-            if ran := [one for one in own if one.check in checks]:
-                piece = Piece(ran[0].begin, max(one.end for one in ran), self.seconds)
-                self.pieces[node].append(piece)
-                longest = max(longest, piece.end - piece.begin)
+        for node, node_intervals in intervals.items():
+            if selected := [interval for interval in node_intervals if interval.check in checks]:
+                segment = Segment(selected[0].begin, max(interval.end for interval in selected), self.seconds)
+                self.segments[node].append(segment)
+                longest = max(longest, segment.end - segment.begin)
         self.cuts.append(self.seconds)
         self.seconds += longest
 
 
-def _stretches(windows: Sequence[CheckInterval]) -> Iterator[list[CheckInterval]]:
-    """Windows that follow each other within MOST_BREAK_S."""
-    stretch: list[CheckInterval] = []
-    for window in windows:
-        if stretch and window.begin > max(one.end for one in stretch) + MOST_BREAK_S:
-            yield stretch
-            stretch = []
-        stretch.append(window)
-    yield stretch
+def _runs_without_pause(intervals: Sequence[CheckInterval]) -> Iterator[list[CheckInterval]]:
+    """Groups of successive intervals with pauses of at most MAX_PAUSE_S."""
+    run: list[CheckInterval] = []
+    for interval in intervals:
+        if run and interval.begin > max(earlier.end for earlier in run) + MAX_PAUSE_S:
+            yield run
+            run = []
+        run.append(interval)
+    yield run
 
 
 class TelemetryAggregator:
-    """Takes one device after another, so that the samples of a fleet are never in memory all at once."""
+    """Summarises the samples of a run, one device at a time, so that never all samples are in memory."""
 
     def __init__(self, phases: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
-        """``phases``: of every check beside which there was a sampler. Other measurements are passed over."""
-        ran = [one for one in measurements if one.check in phases]
-        done = [one for one in ran if not one.skipped]
-        self._windows, self._done, self._own = check_intervals(ran), check_intervals(done), check_intervals(done, str)
-        self._axes = {phase: Axis(own, hz) for phase, own in _by_phase(self._windows, phases).items()}
+        """``phases``: by check, of all checks with a sampler; measurements of other checks are ignored."""
+        sampled = [measurement for measurement in measurements if measurement.check in phases]
+        not_skipped = [measurement for measurement in sampled if not measurement.skipped]
+        self._intervals, self._node_intervals = check_intervals(sampled), check_intervals(not_skipped)
+        self._subject_intervals = check_intervals(not_skipped, str)
+        self._axes = {phase: PhaseAxis(group, hz) for phase, group in _by_phase(self._intervals, phases).items()}
         self._curves: dict[tuple[str, Kind], Curves] = {}
         self._loads: list[Load] = []
-        self._gpus: dict[str, list[CheckInterval]] = {}
-        self._rates: list[float] = []
-        self._times: dict[str, list[float]] = {}
-        self._unread: dict[str, Counter[str]] = {}
-        self._shares: list[float] = []
-        self._most_s = SILENT_S + 5 / hz
+        self._gpu_intervals: dict[str, list[CheckInterval]] = {}
+        self._sample_rates: list[float] = []
+        self._host_times: dict[str, list[float]] = {}
+        self._unreadable: dict[str, Counter[str]] = {}
+        self._cpu_shares: list[float] = []
+        self._max_gap_s = MAX_GAP_S + 5 / hz
 
     def add(self, device: DeviceSamples) -> None:
         kind: Kind = "host" if device.device == HOST else "gpu"
-        for gauge, why in device.unreadable.items():
-            self._unread.setdefault(f"{kind}.{gauge}", Counter())[why] += 1
+        for gauge, reason in device.unreadable.items():
+            self._unreadable.setdefault(f"{kind}.{gauge}", Counter())[reason] += 1
         if kind == "host":
-            self._times.setdefault(device.node, []).extend(device.time)
-            self._add_share(device)
+            self._host_times.setdefault(device.node, []).extend(device.time)
+            self._add_cpu_share(device)
         else:
-            # of each check of its node that was not skipped: its own where it has a measurement, else the node's
-            own = {window.check: window for window in self._own.get(device.subject, ())}
-            windows = [own.get(window.check, window) for window in self._done.get(device.node, ())]
-            self._gpus[device.subject] = windows
-            self._loads += (one for window in windows for one in gpu_loads(device, window))
+            # For each check of the node that was not skipped: the GPU's interval if it has one, otherwise the node's
+            of_gpu = {interval.check: interval for interval in self._subject_intervals.get(device.subject, ())}
+            of_node = self._node_intervals.get(device.node, ())
+            intervals = [of_gpu.get(interval.check, interval) for interval in of_node]
+            self._gpu_intervals[device.subject] = intervals
+            self._loads += (load for interval in intervals for load in gpu_loads(device, interval))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
-            if seconds >= SHORT_S:
-                self._rates.append(len(device.sampled_indices) / seconds)
+            if seconds >= MIN_RATE_S:
+                self._sample_rates.append(len(device.sampled_indices) / seconds)
         for phase, axis in self._axes.items():
             curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
-            for piece in axis.pieces.get(device.node, ()):
-                curves.add(device, piece.begin, piece.end, piece.at)
+            for segment in axis.segments.get(device.node, ()):
+                curves.add(device, segment.begin, segment.end, segment.at)
 
-    def _add_share(self, host: DeviceSamples) -> None:
-        """The share of one core that the sampler took, without its own start; nothing from so few samples."""
+    def _add_cpu_share(self, host: DeviceSamples) -> None:
+        """Add the sampler's share of one core, without its startup, if there are samples over MIN_RATE_S."""
         used = host.column(SAMPLER_CPU_SECONDS)
         seconds = host.time[-1] - host.time[0] if host.time else 0.0
-        if seconds >= SHORT_S and used and used[0] is not None and used[-1] is not None:
-            self._shares.append(max(0.0, used[-1] - used[0]) / seconds)
+        if seconds >= MIN_RATE_S and used and used[0] is not None and used[-1] is not None:
+            self._cpu_shares.append(max(0.0, used[-1] - used[0]) / seconds)
 
     def sampling_gaps(self) -> list[str]:
-        """For each node the longest time of its checks without a sample, where that is longer than it may be."""
-        found = []
-        for node, windows in self._windows.items():
-            times = [-math.inf, *sorted(self._times.get(node, ())), math.inf]
-            gaps = [_during(windows, a, b) for a, b in pairwise(times) if b - a > self._most_s]
-            if gaps and max(gaps) > self._most_s:
-                found.append(f"{node}: no telemetry for {max(gaps):.0f} s of its checks")
-        return found
+        """A message for each node whose checks ran longer than allowed without a sample, with the longest gap."""
+        messages = []
+        for node, intervals in self._intervals.items():
+            times = [-math.inf, *sorted(self._host_times.get(node, ())), math.inf]
+            gaps = [_overlap(intervals, a, b) for a, b in pairwise(times) if b - a > self._max_gap_s]
+            if gaps and max(gaps) > self._max_gap_s:
+                messages.append(f"{node}: no telemetry samples for {max(gaps):.0f} s while checks ran")
+        return messages
 
     def summary(self) -> Telemetry:
-        looked = {(load.check, load.gpu) for load in self._loads}
-        every = [(window.check, gpu) for gpu, windows in self._gpus.items() for window in windows]
+        sampled = {(load.check, load.gpu) for load in self._loads}
+        expected = [(interval.check, gpu) for gpu, intervals in self._gpu_intervals.items() for interval in intervals]
         return Telemetry(
             loads=tuple(select_loads(self._loads)),
-            unsampled_gpus=dict(Counter(check for check, gpu in every if (check, gpu) not in looked)),
+            unsampled_gpus=dict(Counter(check for check, gpu in expected if (check, gpu) not in sampled)),
             dashboards=tuple(self._dashboards()),
-            min_sample_rate_hz=round(min(self._rates), 3) if self._rates else None,
-            max_sample_rate_hz=round(max(self._rates), 3) if self._rates else None,
-            sampler_cpu_share=round(max(self._shares), 5) if self._shares else None,
-            unreadable_gauges={gauge: _commonest(whys) for gauge, whys in self._unread.items()},
+            min_sample_rate_hz=round(min(self._sample_rates), 3) if self._sample_rates else None,
+            max_sample_rate_hz=round(max(self._sample_rates), 3) if self._sample_rates else None,
+            sampler_cpu_share=round(max(self._cpu_shares), 5) if self._cpu_shares else None,
+            unreadable_gauges={gauge: _most_common(reasons) for gauge, reasons in self._unreadable.items()},
         )
 
     def _dashboards(self) -> Iterator[Dashboard]:
@@ -202,82 +206,83 @@ class TelemetryAggregator:
                 )
 
 
-def gpu_loads(device: DeviceSamples, window: CheckInterval) -> Iterator[Load]:
-    """What a GPU did during a check; nothing where it was not looked at after the first second."""
-    first, last = bisect_left(device.time, window.begin + SETTLE_S), bisect_right(device.time, window.end)
-    looks = device.sampled_indices[
-        bisect_left(device.sampled_indices, first) : bisect_left(device.sampled_indices, last)
-    ]
-    if not looks:
+def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
+    """The load of a GPU during a check; nothing if there is no sample after the first second."""
+    first, last = bisect_left(device.time, interval.begin + SKIPPED_S), bisect_right(device.time, interval.end)
+    sampled = device.sampled_indices
+    indices = sampled[bisect_left(sampled, first) : bisect_left(sampled, last)]
+    if not indices:
         return
 
     def column(gauge: str) -> list[float | None]:
         values = device.column(gauge)
-        return [values[n] for n in looks] if values else []
+        return [values[index] for index in indices] if values else []
 
-    def read(gauge: str) -> list[float]:
+    def read_values(gauge: str) -> list[float]:
         return [value for value in column(gauge) if value is not None]
 
     pairs = zip(column("sm_util"), column("sm_clock_mhz"), strict=False)
-    busy = [clock for util, clock in pairs if util is not None and clock is not None and util >= _BUSY]
-    power, util, masks = read("power_w"), read("sm_util"), read(CLOCKS_EVENT_REASONS)
-    seen: Counter[str] = Counter()
-    for mask, times in Counter(masks).items():
-        seen.update(dict.fromkeys(device.throttle_reasons(mask), times))
+    busy_clocks = [clock for util, clock in pairs if util is not None and clock is not None and util >= _BUSY_PERCENT]
+    power, util, masks = read_values("power_w"), read_values("sm_util"), read_values(CLOCKS_EVENT_REASONS)
+    counts: Counter[str] = Counter()
+    for mask, count in Counter(masks).items():
+        counts.update(dict.fromkeys(device.throttle_reasons(mask), count))
     yield Load(
-        check=window.check,
+        check=interval.check,
         gpu=device.subject,
-        samples=len(looks),
+        samples=len(indices),
         sm_util_mean=round(fmean(util), 1) if util else None,
         power_w_mean=round(fmean(power), 1) if power else None,
         power_w_max=max(power, default=None),
-        temperature_c_max=max(read("temperature_c"), default=None),
-        sm_clock_mhz_min=min(busy, default=None),
+        temperature_c_max=max(read_values("temperature_c"), default=None),
+        sm_clock_mhz_min=min(busy_clocks, default=None),
         throttled_share={
-            reason: round(seen[reason] / len(masks), 3) for reason in (POWER_CAP, *THROTTLE_REASONS) if seen[reason]
+            reason: round(counts[reason] / len(masks), 3) for reason in (POWER_CAP, *THROTTLE_REASONS) if counts[reason]
         },
     )
 
 
 def select_loads(loads: Sequence[Load]) -> Iterator[Load]:
-    """All of them for a few GPUs; of many, for each check those with an extreme, and those with heat or power trouble,
-    each a line up to MOST_LOADS, after one for all with the median of each value."""
+    """All loads of up to MAX_LOADS GPUs; of more GPUs, per check the median, the extremes and the throttled GPUs.
+
+    Extremes and throttled GPUs together have at most MAX_LOADS lines per check.
+    """
     if len({load.gpu for load in loads}) <= MAX_LOADS:
         yield from loads
         return
     for check in dict.fromkeys(load.check for load in loads):
-        own = [load for load in loads if load.check == check]
-        yield _median(own)
-        extremes = [end for name in _EXTREMES for end in _ends(own, name)]
-        hot = [load for load in own if set(load.throttled_share) & set(THROTTLE_REASONS)]
-        yield from list({load.gpu: load for load in (*extremes, *hot)}.values())[:MAX_LOADS]
+        check_loads = [load for load in loads if load.check == check]
+        yield _median(check_loads)
+        extremes = [extreme for name in _EXTREMES for extreme in _min_and_max(check_loads, name)]
+        throttled = [load for load in check_loads if set(load.throttled_share) & set(THROTTLE_REASONS)]
+        yield from list({load.gpu: load for load in (*extremes, *throttled)}.values())[:MAX_LOADS]
 
 
-def _median(own: Sequence[Load]) -> Load:
-    middle = {name: [value for load in own if (value := getattr(load, name)) is not None] for name in _EXTREMES}
-    values = {name: round(median(found), 1) for name, found in middle.items() if found}
-    samples = min(load.samples for load in own)
-    return Load(check=own[0].check, gpu=f"median of {len(own)}", samples=samples, **values)
+def _median(loads: Sequence[Load]) -> Load:
+    by_name = {name: [value for load in loads if (value := getattr(load, name)) is not None] for name in _EXTREMES}
+    medians = {name: round(median(values), 1) for name, values in by_name.items() if values}
+    samples = min(load.samples for load in loads)
+    return Load(check=loads[0].check, gpu=f"median of {len(loads)}", samples=samples, **medians)
 
 
-def _ends(own: Sequence[Load], name: str) -> list[Load]:
-    known = [load for load in own if getattr(load, name) is not None]
-    return [end(known, key=lambda load: getattr(load, name)) for end in (min, max)] if known else []
+def _min_and_max(loads: Sequence[Load], name: str) -> list[Load]:
+    with_value = [load for load in loads if getattr(load, name) is not None]
+    return [pick(with_value, key=lambda load: getattr(load, name)) for pick in (min, max)] if with_value else []
 
 
-def _by_phase(windows: Windows, phases: Mapping[str, str]) -> Mapping[str, Windows]:
-    found: dict[str, dict[str, list[CheckInterval]]] = {}
-    for node, own in windows.items():
-        for window in own:
-            found.setdefault(phases[window.check], {}).setdefault(node, []).append(window)
-    return found
+def _by_phase(intervals: Intervals, phases: Mapping[str, str]) -> Mapping[str, Intervals]:
+    by_phase: dict[str, dict[str, list[CheckInterval]]] = {}
+    for node, node_intervals in intervals.items():
+        for interval in node_intervals:
+            by_phase.setdefault(phases[interval.check], {}).setdefault(node, []).append(interval)
+    return by_phase
 
 
-def _during(windows: Sequence[CheckInterval], begin: float, end: float) -> float:
-    """Seconds of the checks that lie between two times."""
-    return sum(max(0.0, min(end, window.end) - max(begin, window.begin)) for window in windows)
+def _overlap(intervals: Sequence[CheckInterval], begin: float, end: float) -> float:
+    """Seconds of the intervals that lie between ``begin`` and ``end``."""
+    return sum(max(0.0, min(end, interval.end) - max(begin, interval.begin)) for interval in intervals)
 
 
-def _commonest(whys: Counter[str]) -> str:
-    (why, count), *others = whys.most_common()
-    return f"{why} ({count}×)" + (f", and {len(others)} other reasons" if others else "")
+def _most_common(reasons: Counter[str]) -> str:
+    (reason, count), *others = reasons.most_common()
+    return f"{reason} ({count}×)" + (f", and {len(others)} other reasons" if others else "")

@@ -1,4 +1,4 @@
-"""The curves of a dashboard: samples of many devices → for each gauge a few tracks that show what there is to see."""
+"""Curves of a dashboard: reduces the samples of many devices to a few tracks per gauge."""
 
 from __future__ import annotations
 
@@ -22,136 +22,136 @@ from seatrial.model.telemetry import (
 )
 from seatrial.telemetry.files import DeviceSamples
 
-MOST_LINES = 8  # devices that have a track each; of more: least, median, greatest, and who keeps away from the rest
-MOST_ODD = 2
-# An odd device's mean is so many standard deviations from the others' median (1.4826 × MAD estimates one), and so far
-ODD_SIGMAS, ODD_SHARE = 5.0, 0.05
-# How long a GPU's reasons for lower clocks are taken to hold while it waits for its next look: NVML tells them of the
-# moment only, and a sampler that can afford one GPU a second comes round a node of sixteen in less
+MAX_TRACKS = 8  # devices with a track each; for more devices: minimum, median, maximum and the outliers
+MAX_OUTLIERS = 2
+# An outlier's mean differs from the median by this many standard deviations (estimated as 1.4826 × MAD), and this share
+OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
+# A GPU's clocks event reasons count until its next sample, at most this long: NVML reports the current ones only, and a
+# sampler that reads one GPU per second takes less than this for a node of sixteen
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
-_UNKNOWN, _KNOWN = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
+_NOT_SAMPLED_BIT, _SAMPLED_BIT = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 
-_OF_ALL: dict[Literal["least", "median", "greatest"], Callable[[list[float]], float]] = {
-    "least": min,
+_BAND: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
+    "min": min,
     "median": median,
-    "greatest": max,
+    "max": max,
 }
 
 
 class Curves:
-    """The gauges of all devices of one kind in one phase, as means over ``steps`` equal steps."""
+    """The gauges of all devices of one kind in one phase, as means over ``steps`` steps of ``step_s`` seconds."""
 
     def __init__(self, kind: Kind, steps: int, step_s: float) -> None:
         self.devices: set[str] = set()
         self._kind, self._steps, self._step_s = kind, steps, step_s
-        self._found: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
-        # What each GPU said last, in each step: bits by _LABELS, and _KNOWN; 0 where it had no part in the phase
-        self._said: dict[str, array[int]] = {}
+        self._means: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
+        # Reasons of each GPU in each step as bits: _LABELS, then _SAMPLED_BIT; 0 outside its part of the phase
+        self._reasons: dict[str, array[int]] = {}
 
     def add(self, device: DeviceSamples, begin: float, end: float, at: float) -> None:
-        """Take in the samples of a device from ``begin`` to ``end``, Unix seconds; the first stands at ``at``."""
+        """Add a device's samples from ``begin`` to ``end`` (Unix seconds); ``at``: time of ``begin`` in the phase (s)."""
         first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
-        inside = [
-            (n, place)
-            for n in range(first, last)
-            if 0 <= (place := self._place(device.time[n] - begin + at)) < self._steps
+        samples = [
+            (index, step)
+            for index in range(first, last)
+            if 0 <= (step := self._step(device.time[index] - begin + at)) < self._steps
         ]
-        if not inside:
+        if not samples:
             return
         self.devices.add(device.subject)
-        for gauge, found in self._found.items():
-            if means := self._means(device.column(gauge), inside):
-                earlier = found.get(device.subject, means)
+        for gauge, by_device in self._means.items():
+            if means := self._step_means(device.column(gauge), samples):
+                earlier = by_device.get(device.subject, means)
                 pairs = zip(earlier, means, strict=True)
-                found[device.subject] = array("f", (a if math.isnan(b) else b for a, b in pairs))
+                by_device[device.subject] = array("f", (a if math.isnan(b) else b for a, b in pairs))
         if self._kind == "gpu":
-            steps = range(self._place(at), min(self._place(at + end - begin) + 1, self._steps))
-            self._note(device, inside, steps)
+            steps = range(self._step(at), min(self._step(at + end - begin) + 1, self._steps))
+            self._add_reasons(device, samples, steps)
 
     def tracks(self) -> Iterator[Track]:
         for gauge in GAUGES[self._kind]:
-            yield from _tracks(gauge.name, self._found[gauge.name], gauge.digits)
-        yield from _throttled(self._said.values())
+            yield from _gauge_tracks(gauge.name, self._means[gauge.name], gauge.digits)
+        yield from _throttle_tracks(self._reasons.values())
 
-    def _place(self, seconds: float) -> int:
+    def _step(self, seconds: float) -> int:
         return int(seconds // self._step_s)
 
-    def _means(self, column: Sequence[float | None], inside: Sequence[tuple[int, int]]) -> array[float] | None:
+    def _step_means(self, column: Sequence[float | None], samples: Sequence[tuple[int, int]]) -> array[float] | None:
         sums, counts = [0.0] * self._steps, [0] * self._steps
-        for n, place in inside if column else ():
-            value = column[n]
+        for index, step in samples if column else ():
+            value = column[index]
             if value is not None:
-                sums[place] += value
-                counts[place] += 1
+                sums[step] += value
+                counts[step] += 1
         if not any(counts):
             return None
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
 
-    def _note(self, device: DeviceSamples, inside: Sequence[tuple[int, int]], steps: range) -> None:
-        """What a GPU said holds until it is looked at again, for LASTS_S at most. Before and after, nobody knows."""
+    def _add_reasons(self, device: DeviceSamples, samples: Sequence[tuple[int, int]], steps: range) -> None:
+        """Set the reasons of ``steps``: those of a sample hold until the next one, at most REASON_VALID_S."""
         masks = device.column(CLOCKS_EVENT_REASONS)
-        looks = [(place, mask) for n, place in inside if masks and (mask := masks[n]) is not None]
-        meanings = {mask: _KNOWN | _bits(device.throttle_reasons(mask)) for mask in {mask for _, mask in looks}}
-        seen: dict[int, int] = {}
-        for place, mask in looks:
-            seen[place] = seen.get(place, 0) | meanings[mask]
-        said = self._said.setdefault(device.subject, array("B", [0] * self._steps))
-        latest, until = _UNKNOWN, -1
-        for place in steps:
-            if place in seen:
-                latest, until = seen[place], place + self._place(REASON_VALID_S)
-            elif place > until:
-                latest = _UNKNOWN
-            if place in seen or not said[place] & _KNOWN:  # known: from beside another attempt
-                said[place] = latest
+        sampled = [(step, mask) for index, step in samples if masks and (mask := masks[index]) is not None]
+        bits = {mask: _SAMPLED_BIT | _bits(device.throttle_reasons(mask)) for mask in {mask for _, mask in sampled}}
+        by_step: dict[int, int] = {}
+        for step, mask in sampled:
+            by_step[step] = by_step.get(step, 0) | bits[mask]
+        reasons = self._reasons.setdefault(device.subject, array("B", [0] * self._steps))
+        latest, last_valid_step = _NOT_SAMPLED_BIT, -1
+        for step in steps:
+            if step in by_step:
+                latest, last_valid_step = by_step[step], step + self._step(REASON_VALID_S)
+            elif step > last_valid_step:
+                latest = _NOT_SAMPLED_BIT
+            if step in by_step or not reasons[step] & _SAMPLED_BIT:  # else sampled during another attempt
+                reasons[step] = latest
 
 
 def _bits(labels: Iterable[str]) -> int:
     return sum(1 << _LABELS.index(label) for label in labels)
 
 
-def _throttled(said: Iterable[array[int]]) -> Iterator[Track]:
-    """How many GPUs were throttled, by reason, where any was; no number where nobody knows of any GPU."""
-    steps = [Counter(step) for step in zip(*said, strict=True)]
-    known = [any(value & _KNOWN for value in step) for step in steps]
+def _throttle_tracks(reasons: Iterable[array[int]]) -> Iterator[Track]:
+    """Number of throttled GPUs by reason, for reasons that occurred; None in steps in which no GPU was sampled."""
+    steps = [Counter(step) for step in zip(*reasons, strict=True)]
+    sampled = [any(value & _SAMPLED_BIT for value in step) for step in steps]
     counts = {
-        label: [float(sum(times for value, times in step.items() if value & _bits([label]))) for step in steps]
+        label: [float(sum(count for value, count in step.items() if value & _bits([label]))) for step in steps]
         for label in _LABELS
     }
-    unknown = counts.pop(NOT_SAMPLED)
-    given = {reason: values for reason, values in counts.items() if any(values)}
-    for reason, values in given.items():
-        sure = (value if anybody else None for value, anybody in zip(values, known, strict=True))
-        yield Track(gauge=THROTTLED, label=reason, values=tuple(sure))
-    if given and any(unknown):
-        yield Track(gauge=THROTTLED, label=NOT_SAMPLED, values=tuple(unknown))
+    not_sampled = counts.pop(NOT_SAMPLED)
+    occurred = {reason: values for reason, values in counts.items() if any(values)}
+    for reason, values in occurred.items():
+        track = (value if any_sampled else None for value, any_sampled in zip(values, sampled, strict=True))
+        yield Track(gauge=THROTTLED, label=reason, values=tuple(track))
+    if occurred and any(not_sampled):
+        yield Track(gauge=THROTTLED, label=NOT_SAMPLED, values=tuple(not_sampled))
 
 
-def _tracks(gauge: str, found: dict[str, array[float]], digits: int) -> Iterator[Track]:
-    if len(found) <= MOST_LINES:
-        for subject, values in found.items():
-            yield Track(gauge=gauge, label=subject, values=_plain(values, digits))
+def _gauge_tracks(gauge: str, by_device: dict[str, array[float]], digits: int) -> Iterator[Track]:
+    if len(by_device) <= MAX_TRACKS:
+        for subject, values in by_device.items():
+            yield Track(gauge=gauge, label=subject, values=_rounded(values, digits))
         return
-    steps = [[value for value in step if not math.isnan(value)] for step in zip(*found.values(), strict=True)]
-    for role, value in _OF_ALL.items():
-        curve = _plain((value(step) if step else _NAN for step in steps), digits)
+    steps = [[value for value in step if not math.isnan(value)] for step in zip(*by_device.values(), strict=True)]
+    for role, reduce in _BAND.items():
+        curve = _rounded((reduce(step) if step else _NAN for step in steps), digits)
         yield Track(gauge=gauge, label=role, role=role, values=curve)
-    means = {subject: fmean(v for v in values if not math.isnan(v)) for subject, values in found.items()}
-    for subject in odd(means):
-        yield Track(gauge=gauge, label=subject, values=_plain(found[subject], digits))
+    means = {subject: fmean(v for v in values if not math.isnan(v)) for subject, values in by_device.items()}
+    for subject in outliers(means):
+        yield Track(gauge=gauge, label=subject, values=_rounded(by_device[subject], digits))
 
 
-def odd(means: dict[str, float]) -> list[str]:
-    """Who keeps furthest away from the rest, if anybody does: at most MOST_ODD subjects."""
+def outliers(means: dict[str, float]) -> list[str]:
+    """Subjects whose mean is an outlier, at most MAX_OUTLIERS, farthest first."""
     middle = median(means.values())
-    away = {subject: abs(mean - middle) for subject, mean in means.items()}
-    limit = max(ODD_SIGMAS * 1.4826 * median(away.values()), ODD_SHARE * abs(middle))
-    far = [subject for subject, distance in away.items() if distance > limit]
-    return sorted(far, key=lambda subject: -away[subject])[:MOST_ODD]
+    distances = {subject: abs(mean - middle) for subject, mean in means.items()}
+    limit = max(OUTLIER_SIGMAS * 1.4826 * median(distances.values()), OUTLIER_SHARE * abs(middle))
+    far = [subject for subject, distance in distances.items() if distance > limit]
+    return sorted(far, key=lambda subject: -distances[subject])[:MAX_OUTLIERS]
 
 
-def _plain(values: Iterable[float], digits: int) -> tuple[float | None, ...]:
-    """For the record: no more digits than were measured."""
+def _rounded(values: Iterable[float], digits: int) -> tuple[float | None, ...]:
+    """Values rounded to the gauge's precision, None for NaN."""
     return tuple(None if math.isnan(value) else round(value, digits) for value in values)

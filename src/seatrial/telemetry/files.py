@@ -1,7 +1,7 @@
-"""What the samplers wrote beside the jobs, gathered into one file a job.
+"""The telemetry file of a job, merged from the files of its samplers.
 
-``RUN/jobs/<job>/telemetry.jsonl.gz`` has a line for each device that a sampler saw: an object whose lists are columns,
-all of one length. ``pandas.read_json(path, lines=True)`` reads it; docs/telemetry.md says what is in it.
+``RUN/jobs/<job>/telemetry.jsonl.gz`` has one line per device: a JSON object whose lists are columns of equal length.
+``pandas.read_json(path, lines=True)`` reads it; docs/telemetry.md describes it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
@@ -25,14 +25,15 @@ from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HOST, POWER_CAP, THROTTL
 from seatrial.util.files import atomic_write
 
 TELEMETRY_FILE = "telemetry.jsonl.gz"
-_PLACE = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
+_SAMPLES_PATH = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
 _Line = dict[str, Any]
+T = TypeVar("T")
 
 
 class DeviceSamples(Frozen):
-    """A line of the file: one device beside one attempt of a job. Its further fields are columns: one for each gauge.
+    """One line of the file: the samples of one device during one attempt of a job; extra fields are gauge columns.
 
-    ``skipped``: lines of its sampler that were damaged. ``reasons``: what the bits of ``clocks_event_reasons`` mean.
+    ``skipped``: number of damaged lines of its sampler. ``reasons``: names of the bits in ``clocks_event_reasons``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -48,10 +49,10 @@ class DeviceSamples(Frozen):
     reasons: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     skipped: int = 0
-    time: tuple[FiniteFloat, ...]  # Unix seconds by the clock of its node
+    time: tuple[FiniteFloat, ...]  # Unix seconds by the node's clock
 
     @model_validator(mode="after")
-    def _of_one_length(self) -> Self:
+    def _equal_lengths(self) -> Self:
         if any(len(column) != len(self.time) for column in self.__pydantic_extra__.values()):
             raise ValueError("columns of different lengths")
         return self
@@ -61,29 +62,30 @@ class DeviceSamples(Frozen):
         return self.node if self.device == HOST else f"{self.node}/{self.device}"
 
     def column(self, gauge: str) -> tuple[float | None, ...]:
-        """The samples of a gauge; empty where there is no such column."""
+        """The samples of a gauge, empty if there are none."""
         return self.__pydantic_extra__.get(gauge, ())
 
     @cached_property
     def sampled_indices(self) -> list[int]:
-        """The samples in which it was looked at: where GPUs are looked at in turn, the others have no value."""
+        """Indices of the samples with a value; if GPUs are sampled in turn, a GPU has none in the others."""
         rows = zip(*self.__pydantic_extra__.values(), strict=True)
-        return [n for n, row in enumerate(rows) if row.count(None) < len(row)]
+        return [index for index, row in enumerate(rows) if row.count(None) < len(row)]
 
     def throttle_reasons(self, mask: float) -> frozenset[str]:
-        """The reasons of a mask that are neither a person's choice nor rest.
+        """The clocks event reasons in ``mask``, without idle and user settings.
 
-        "Hardware slowdown" goes with heat and with the power brake, and is left out beside them; alone it is the fast
-        trigger on too much power (NVML API reference, nvmlClocksEventReasonHwSlowdown).
+        "Hardware slowdown" is omitted if a thermal or power brake reason explains it; without one it is the fast
+        trigger on high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
         """
-        given = {reason for bit, reason in self.reasons.items() if int(mask) & int(bit)}
-        known = frozenset(given.intersection((POWER_CAP, *THROTTLE_REASONS)))
-        return known - {HARDWARE_SLOWDOWN} if known - {HARDWARE_SLOWDOWN, POWER_CAP} else known
+        active = {reason for bit, reason in self.reasons.items() if int(mask) & int(bit)}
+        throttling = frozenset(active.intersection((POWER_CAP, *THROTTLE_REASONS)))
+        explained = throttling - {HARDWARE_SLOWDOWN, POWER_CAP}
+        return throttling - {HARDWARE_SLOWDOWN} if explained else throttling
 
 
 def read_devices(path: Path) -> Iterator[DeviceSamples]:
-    """The devices of a gathered file, as far as it is whole. A line that is none of ours is passed over."""
-    for line in _lines(path):
+    """The devices in a merged file, up to where it is truncated; invalid lines are skipped."""
+    for line in _merged_lines(path):
         try:
             yield DeviceSamples.model_validate_json(line)
         except ValidationError:
@@ -91,28 +93,30 @@ def read_devices(path: Path) -> Iterator[DeviceSamples]:
 
 
 def merge_samples(folder: Path) -> str:
-    """Make one file of what all samplers of the job in ``folder`` left, beside what was gathered before; says what was
-    damaged. Their own files are removed. Raises OSError."""
-    left = sorted(folder.glob("attempt*/rank*.samples"))
-    if not left:
+    """Merge the samplers' files of the job in ``folder`` into its telemetry file, and remove them. Raises OSError.
+
+    Returns a message if damaged lines were skipped, otherwise "". Devices merged earlier are kept.
+    """
+    sample_files = sorted(folder.glob("attempt*/rank*.samples"))
+    if not sample_files:
         return ""
-    packed, known, skipped = io.BytesIO(), set[object](), 0
+    packed, merged, skipped = io.BytesIO(), set[object](), 0
     with gzip.open(packed, "wb") as file:
-        for line in (*_lines(folder / TELEMETRY_FILE), *_new_lines(left)):
-            device = _object(line)
+        for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
+            device = _parse_object(line)
             key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
-            if device and key not in known:  # killed before it could remove them, an earlier call has left them twice
-                known.add(key)
+            if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
+                merged.add(key)
                 skipped += int(device.get("skipped", 0)) if device.get("device") == HOST else 0
                 file.write(line.strip() + b"\n")
     atomic_write(folder / TELEMETRY_FILE, packed.getvalue())
-    for path in left:
+    for path in sample_files:
         path.unlink()
-    return f"{folder.name}: {skipped} damaged lines of telemetry are left out" if skipped else ""
+    return f"{folder.name}: {skipped} damaged telemetry lines skipped" if skipped else ""
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Up to where the file is cut off."""
+def _merged_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a merged file, up to where it is truncated."""
     try:
         with gzip.open(path, "rb") as file:
             yield from file
@@ -122,16 +126,16 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _new_lines(paths: Iterable[Path]) -> Iterator[bytes]:
     for path in paths:
-        place = _PLACE.search(path.as_posix())
-        attempt, rank = (int(place[name]) if place else 0 for name in ("attempt", "rank"))
-        for run in _runs(path):
-            for device in run.devices():
+        match = _SAMPLES_PATH.search(path.as_posix())
+        attempt, rank = (int(match[name]) if match else 0 for name in ("attempt", "rank"))
+        for sampler in _read_samplers(path):
+            for device in sampler.devices():
                 line = {**device, "attempt": attempt, "rank": rank}
                 yield json.dumps(line, allow_nan=False, separators=(",", ":")).encode()
 
 
 class Header(Frozen):
-    """The first line of a sampler: what the numbers in the others are, ``gpu0.power_w`` say."""
+    """The first line of a sampler's file; ``columns`` names the numbers of the following lines, e.g. gpu0.power_w."""
 
     node: str
     hz: FiniteFloat
@@ -141,47 +145,51 @@ class Header(Frozen):
 
 
 @dataclass
-class _Run:
-    """The lines of one sampler. A job that a person starts again goes on in the same file, with a header of its own."""
+class _SamplerRows:
+    """The lines of one sampler process; a job that is started again by hand appends a new header to the same file."""
 
     header: Header
     rows: list[list[float | None]] = field(default_factory=list)
-    unread: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
     skipped: int = 0
 
-    def take(self, line: object) -> None:
+    def add(self, line: object) -> None:
         match line:
             case list() if len(line) == len(self.header.columns) and line[0] is not None and all(map(_is_value, line)):
                 self.rows.append(line)
-            case {"unread": dict(unread)}:
-                self.unread = {str(name): str(why) for name, why in unread.items()}
+            case {"unreadable": dict(unreadable)}:
+                self.unreadable = {str(name): str(reason) for name, reason in unreadable.items()}
             case _:
                 self.skipped += 1
 
     def devices(self) -> Iterator[_Line]:
         columns = dict(zip(self.header.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
         times = columns.pop("time", ())
-        for device, about in self.header.devices.items():
-            prefix = f"{device}."
-            unread = {name.removeprefix(prefix): why for name, why in self.unread.items() if name.startswith(prefix)}
-            own = {name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)}
-            line = {"node": self.header.node, "device": device, "hz": self.header.hz, **about, "unread": unread}
-            yield line | {"reasons": self.header.reasons, "skipped": self.skipped, "time": times, **own}
+        for device, properties in self.header.devices.items():
+            line: _Line = {"node": self.header.node, "device": device, "hz": self.header.hz, **properties}
+            line |= {"unreadable": _with_prefix(self.unreadable, f"{device}.")}
+            line |= {"reasons": self.header.reasons, "skipped": self.skipped, "time": times}
+            yield line | _with_prefix(columns, f"{device}.")
 
 
-def _runs(path: Path) -> list[_Run]:
-    runs: list[_Run] = []
+def _with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The values whose names start with ``prefix``, by name without it."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _read_samplers(path: Path) -> list[_SamplerRows]:
+    samplers: list[_SamplerRows] = []
     with path.open("rb") as file:
         for text in file:
-            line = _json(text)
-            if header := _header(line):
-                runs.append(_Run(header))
-            elif runs:
-                runs[-1].take(line)
-    return runs
+            line = _parse_json(text)
+            if header := _parse_header(line):
+                samplers.append(_SamplerRows(header))
+            elif samplers:
+                samplers[-1].add(line)
+    return samplers
 
 
-def _header(line: object) -> Header | None:
+def _parse_header(line: object) -> Header | None:
     try:
         return Header.model_validate(line) if isinstance(line, dict) and "columns" in line else None
     except ValidationError:
@@ -194,13 +202,13 @@ def _is_value(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
-def _json(text: bytes) -> object:
+def _parse_json(text: bytes) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _object(text: bytes) -> _Line:
-    found = _json(text)
-    return found if isinstance(found, dict) else {}
+def _parse_object(text: bytes) -> _Line:
+    value = _parse_json(text)
+    return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Samples of one GPU under load: power, temperature, clock, and the reasons for lower clocks."""
+"""GPU load sampler: power, temperature, SM clock and clocks event reasons of one GPU while a check runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERIOD_S = 0.5
 
 
 class LoadSample(Frozen):
-    """The state of a GPU. ``at`` is time.perf_counter(); a value that NVML refused is None."""
+    """State of a GPU at ``time_s`` (time.perf_counter()); None for values that NVML could not read."""
 
     time_s: float
     power_w: float | None
@@ -24,22 +24,22 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """The samples so far, and the answers that NVML refused."""
+    """The samples so far, and the NVML reader with its errors."""
 
-    def __init__(self, interview: NvmlReader) -> None:
+    def __init__(self, reader: NvmlReader) -> None:
         self.samples: list[LoadSample] = []
-        self.reader = interview
+        self.reader = reader
 
 
 @contextmanager
 def sample_gpu_load(index: int) -> Iterator[GpuLoad]:
-    """Sample the GPU with NVML's ``index`` in a thread while the block runs. Raises NvmlUnavailableError."""
+    """Sample the GPU with NVML index ``index`` in a thread while the block runs. Raises NvmlUnavailableError."""
     with nvml_session() as nvml:
         load, handle = GpuLoad(NvmlReader(nvml)), nvml.nvmlDeviceGetHandleByIndex(index)
-        stopping = threading.Event()
+        stop = threading.Event()
 
         def run() -> None:
-            while not stopping.wait(PERIOD_S):
+            while not stop.wait(PERIOD_S):
                 state = read_load(load.reader, handle)
                 state["clocks_event_reasons"] = clocks_event_reason_names(nvml, state["clocks_event_reasons"])
                 load.samples.append(LoadSample(time_s=time.perf_counter(), **state))
@@ -49,5 +49,5 @@ def sample_gpu_load(index: int) -> Iterator[GpuLoad]:
         try:
             yield load
         finally:
-            stopping.set()
+            stop.set()
             thread.join()

@@ -1,4 +1,4 @@
-"""How busy the node itself is: CPU, memory, disks, network and RDMA ports, as rates between two looks."""
+"""Utilisation of the node: CPU, memory, disks, network and RDMA ports; rates are means since the previous read."""
 
 from __future__ import annotations
 
@@ -15,64 +15,67 @@ from seatrial.model.telemetry import HOST_GAUGES
 # Documentation/ABI/stable/sysfs-class-infiniband: data octets divided by 4 (lanes)
 _LANES = 4
 _MB, _GB = 1e6, 1e9
-MIN_INTERVAL_S = 0.05  # between two looks, for a rate: over less, one packet or one tick of the CPU's clock is a burst
+MIN_INTERVAL_S = 0.05  # of a rate; over a shorter one, a single packet or clock tick would look like a burst
 
 
 class HostGauges:
-    """Counters are read at each look, and compared with those of the look before; the first gives no rates."""
+    """Reads the host's gauges; rates come from counters of two successive reads, so the first read has none."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._attempt = FieldReader()
+        self._reader = FieldReader()
         self._ports = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*/counters"))
-        self._cards = frozenset(card.parent.name for card in path_under(root, "/sys/class/net").glob("*/device"))
-        self._before: tuple[float, dict[str, float]] = (time.monotonic(), {})
+        self._nics = frozenset(device.parent.name for device in path_under(root, "/sys/class/net").glob("*/device"))
+        self._previous: tuple[float, dict[str, float]] = (time.monotonic(), {})
         if not self._ports:
             self.unreadable.update(dict.fromkeys(("rdma_rx_gbs", "rdma_tx_gbs"), "no RDMA port"))
         self.read()
 
     @property
     def unreadable(self) -> dict[str, str]:
-        return self._attempt.unreadable
+        return self._reader.unreadable
 
     def read(self) -> list[float | None]:
-        """The gauges in the order of HOST_GAUGES."""
-        now, (then, before) = time.monotonic(), self._before
+        """The values of HOST_GAUGES, in that order."""
+        now, (previous_time, previous) = time.monotonic(), self._previous
         counters = self._counters()
-        self._before = (now, counters)
-        found: dict[str, float | None] = {
-            name: max(0.0, counters[name] - before[name]) / (now - then)
+        self._previous = (now, counters)
+        interval = now - previous_time
+        values: dict[str, float | None] = {
+            name: max(0.0, counters[name] - previous[name]) / interval
             for name in counters
-            if name in before and now > then + MIN_INTERVAL_S
+            if name in previous and interval > MIN_INTERVAL_S
         }
-        busy = self._attempt("cpu_util", lambda: psutil.cpu_percent(None))
-        found["cpu_util"] = busy if now > then + MIN_INTERVAL_S else None
-        if memory := self._attempt("memory_used_bytes", psutil.virtual_memory):
-            found["memory_used_bytes"] = memory.total - memory.available
-        return [found.get(gauge.name) for gauge in HOST_GAUGES]
+        cpu_util = self._reader("cpu_util", lambda: psutil.cpu_percent(None))
+        values["cpu_util"] = cpu_util if interval > MIN_INTERVAL_S else None
+        if memory := self._reader("memory_used_bytes", psutil.virtual_memory):
+            values["memory_used_bytes"] = memory.total - memory.available
+        return [values.get(gauge.name) for gauge in HOST_GAUGES]
 
     def _counters(self) -> dict[str, float]:
-        """What only grows: MB or GB since the node was started, under the names of their rates."""
-        found: dict[str, float] = {}
-        if disks := self._attempt("disk_read_mbs", psutil.disk_io_counters):
-            found |= {"disk_read_mbs": disks.read_bytes / _MB, "disk_write_mbs": disks.write_bytes / _MB}
+        """Counters in MB or GB since boot, by the names of their rates."""
+        counters: dict[str, float] = {}
+        if disks := self._reader("disk_read_mbs", psutil.disk_io_counters):
+            counters |= {"disk_read_mbs": disks.read_bytes / _MB, "disk_write_mbs": disks.write_bytes / _MB}
         else:
-            self.unreadable.setdefault("disk_read_mbs", "no disk is seen from here")
-        if cards := self._attempt("network_rx_mbs", self._of_cards):
-            found |= {"network_rx_mbs": cards[0] / _MB, "network_tx_mbs": cards[1] / _MB}
+            self.unreadable.setdefault("disk_read_mbs", "no disk visible to this process")
+        if network := self._reader("network_rx_mbs", self._network_bytes):
+            received, sent = network
+            counters |= {"network_rx_mbs": received / _MB, "network_tx_mbs": sent / _MB}
         for name, file in (("rdma_rx_gbs", "port_rcv_data"), ("rdma_tx_gbs", "port_xmit_data")):
             read = partial(_sum, [port / file for port in self._ports])
-            if self._ports and (words := self._attempt(name, read)) is not None:
-                found[name] = words * _LANES / _GB
-        return found
+            if self._ports and (count := self._reader(name, read)) is not None:
+                counters[name] = count * _LANES / _GB
+        return counters
 
-    def _of_cards(self) -> tuple[int, int]:
-        """Bytes received and sent: of the cards, since bridges and bonds would count theirs twice; in a container,
-        which sees none, of all interfaces but the loopback."""
-        every = psutil.net_io_counters(pernic=True)
-        chosen = [every[name] for name in self._cards & set(every)] or [
-            one for name, one in every.items() if name != "lo"
-        ]
-        return sum(one.bytes_recv for one in chosen), sum(one.bytes_sent for one in chosen)
+    def _network_bytes(self) -> tuple[int, int]:
+        """Bytes (received, sent) by the NICs, not by bridges and bonds, which count the same bytes again.
+
+        A container that sees no NIC counts all interfaces except loopback.
+        """
+        interfaces = psutil.net_io_counters(pernic=True)
+        counted = [interfaces[name] for name in self._nics & set(interfaces)]
+        counted = counted or [counters for name, counters in interfaces.items() if name != "lo"]
+        return sum(counters.bytes_recv for counters in counted), sum(counters.bytes_sent for counters in counted)
 
 
 def _sum(files: Iterable[Path]) -> int:

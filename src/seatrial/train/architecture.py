@@ -1,4 +1,4 @@
-"""The shape of a decoder, as Hugging Face's config.json says it. Without torch: both stacks and the reports read it."""
+"""Decoder architecture, read from a preset or Hugging Face's config.json. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODELS = resources.files("seatrial") / "data" / "models"
 
 
 class Architecture(Frozen):
-    """What shapes the network; the rest of a config.json (tokens, versions) is not ours to read."""
+    """The fields of config.json that define the network; others (token ids, versions) are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -34,21 +34,21 @@ class Architecture(Frozen):
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     initializer_range: float = Field(default=0.02, gt=0)
-    attention_bias: bool = False  # of q, k and v; o has none
+    attention_bias: bool = False  # for q, k and v; o has no bias
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, fields: Any) -> Any:
-        """What config.json leaves to the architecture, or says in one of two ways (transformers 4 and 5)."""
+    def _fill_defaults(cls, fields: Any) -> Any:
+        """Adds the defaults of the model type and reads the rope keys of transformers 4 and 5."""
         if not isinstance(fields, Mapping):
             return fields
         filled = {key: value for key, value in fields.items() if value is not None}
         rope = filled.get("rope_parameters") or filled.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
-            raise ValueError(f"rotary embeddings of type {kind!r} are not built here: expected the default")
+            raise ValueError(f"rope type {kind!r} is not supported: expected 'default'")
         if "rope_theta" in rope:
             filled["rope_theta"] = rope["rope_theta"]
         heads = filled.get("num_attention_heads")
@@ -60,56 +60,60 @@ class Architecture(Frozen):
             if not filled.get("use_sliding_window"):
                 filled.pop("sliding_window", None)
         elif filled.get("attention_bias") or filled.get("mlp_bias"):
-            raise ValueError("biases are built for qwen2 only")
+            raise ValueError("attention_bias and mlp_bias are supported for qwen2 only")
         return filled
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Architecture:
+    def _check_heads(self) -> Architecture:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_key_value_heads must divide num_attention_heads")
         return self
 
     @property
     def parameters(self) -> int:
-        """Of the whole network, a tied embedding counted once."""
+        """The number of parameters; a tied embedding counts once."""
         embedding = self.vocab_size * self.hidden_size
         norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
-        return embedding * (1 if self.tie_word_embeddings else 2) + norms + self.num_hidden_layers * self._linears()
+        embeddings = embedding * (1 if self.tie_word_embeddings else 2)
+        return embeddings + norms + self.num_hidden_layers * self._layer_parameters()
 
-    def _linears(self) -> int:
-        queries = self.num_attention_heads * self.head_dim
-        pairs = 2 * self.num_key_value_heads * self.head_dim
-        attention = self.hidden_size * (2 * queries + pairs) + (queries + pairs) * self.attention_bias
+    def _layer_parameters(self) -> int:
+        """The parameters of one layer's linear modules."""
+        query_size = self.num_attention_heads * self.head_dim
+        key_value_size = 2 * self.num_key_value_heads * self.head_dim
+        biases = (query_size + key_value_size) * self.attention_bias
+        attention = self.hidden_size * (2 * query_size + key_value_size) + biases
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     def adapter_parameters(self, targets: Collection[str], rank: int) -> int:
-        """Of LoRA's adapters of ``rank`` on the linear layers called ``targets``: an A and a B for each."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        sides = {
-            "q_proj": hidden + queries,
-            "k_proj": hidden + keys,
-            "v_proj": hidden + keys,
-            "o_proj": queries + hidden,
-            "gate_proj": hidden + inner,
-            "up_proj": hidden + inner,
-            "down_proj": inner + hidden,
+        """The number of parameters of LoRA's A and B matrices of ``rank`` on the linear modules ``targets``."""
+        hidden, intermediate = self.hidden_size, self.intermediate_size
+        query_size = self.num_attention_heads * self.head_dim
+        key_size = self.num_key_value_heads * self.head_dim
+        inputs_plus_outputs = {
+            "q_proj": hidden + query_size,
+            "k_proj": hidden + key_size,
+            "v_proj": hidden + key_size,
+            "o_proj": query_size + hidden,
+            "gate_proj": hidden + intermediate,
+            "up_proj": hidden + intermediate,
+            "down_proj": intermediate + hidden,
         }
-        return self.num_hidden_layers * rank * sum(sides[target] for target in targets)
+        return self.num_hidden_layers * rank * sum(inputs_plus_outputs[target] for target in targets)
 
     def flops_per_token(self, seq_len: int, weight_gradients: bool = True) -> float:
-        """6N + 12·L·h·d·s of a training step (PaLM, arXiv 2204.02311, appendix B), causality not discounted.
+        """Training FLOPs per token: 6N + 12·L·h·d·s (PaLM, arXiv 2204.02311, appendix B), causal mask not discounted.
 
-        N is all parameters; L layers, h·d the width of the heads, s ``seq_len``. Without gradients of the weights, as
-        for LoRA's frozen ones, a third of the matrix products falls away: 4N + 12·L·h·d·s, since attention keeps its.
+        N: all parameters, L: layers, h·d: heads × head size, s: ``seq_len``. With frozen weights (LoRA), weight
+        gradients are not computed: 4N + 12·L·h·d·s.
         """
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
         return (6 if weight_gradients else 4) * self.parameters + attention
 
     def resize(self, layers: int | None, width: int | None) -> Architecture:
-        """The same network of so many blocks, and so wide: more or fewer heads, the MLP in proportion.
+        """The architecture with another number of layers and hidden size ``width``; heads and MLP scale with it.
 
-        Raises UsageError where ``width`` is not made of whole groups of heads.
+        Raises UsageError if ``width`` is not a multiple of head_dim × query heads per key-value head.
         """
         changes = {"num_hidden_layers": layers} if layers else {}
         if width:
@@ -123,25 +127,25 @@ class Architecture(Frozen):
         return self.model_copy(update=changes)
 
     def validate_seq_len(self, seq_len: int) -> None:
-        """Raises UsageError where sequences of ``seq_len`` tokens are not what this network attends to."""
+        """Raises UsageError if ``seq_len`` tokens exceed the model's positions or sliding window."""
         if seq_len > self.max_position_embeddings:
-            raise UsageError(f"seq_len {seq_len} is longer than the model's {self.max_position_embeddings} positions")
+            raise UsageError(f"seq_len {seq_len}: the model has {self.max_position_embeddings} positions")
         if self.sliding_window and seq_len > self.sliding_window:
             raise UsageError(
-                f"seq_len {seq_len} is longer than the model's sliding window of {self.sliding_window}, and only whole "
-                f"causal attention is built here: at most {self.sliding_window}, or set sliding_window to null"
+                f"seq_len {seq_len}: expected at most {self.sliding_window}, its sliding window, because "
+                f"windowed attention is not supported; or set sliding_window to null"
             )
 
 
 def presets() -> list[str]:
-    """The architectures that ship with seatrial."""
+    """The names of the architectures that ship with seatrial, sorted."""
     return sorted(Path(entry.name).stem for entry in _MODELS.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load(name: str) -> Architecture:
-    """The preset called ``name``, or the config.json at that path (the file, or its folder).
+    """The preset ``name``, or the config.json at path ``name`` (the file or its folder).
 
-    Raises UsageError, naming what was read, where there is none or it is of another family.
+    Raises UsageError with the file and key if it is missing, invalid or of an unsupported model type.
     """
     if name in presets():
         fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
@@ -160,7 +164,7 @@ def _read_config(name: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"no model {name!r}: expected one of {', '.join(presets())}, or a local folder with a config.json"
+            f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local folder with a config.json"
         ) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the model's {path}: {error}") from error
+        raise UsageError(f"cannot read {path}: {error}") from error

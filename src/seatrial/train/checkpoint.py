@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there, and whose every byte is checked before it is used.
+"""Sharded checkpoints: written atomically, verified by SHA-256 before they are loaded.
 
-``checkpoints/step-00000020`` holds what torch.distributed.checkpoint wrote (each rank its share, so that any number of
-ranks can read it) and a manifest of our own: SHA-256 and size of each file. The formats' own loaders take a flipped bit
-for a weight. A folder gets its name when all is written; what was cut short is called ``….incomplete``, and ignored.
+``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), one shard per rank, which any
+number of ranks can load, and manifest.json with the size and SHA-256 of each file: DCP itself does not detect a
+flipped bit. A save writes to ``….incomplete`` and renames the folder at the end; incomplete folders are ignored.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
 
 MANIFEST_FILE = "manifest.json"
-THREADS = 4  # that write a rank's files, and read them: one does not fill a fast filesystem
-# What does not train is not kept: it is drawn again from the seed, or read again from where it came.
+THREADS = 4  # per rank, for writing and hashing: one thread does not saturate a fast filesystem
+# Frozen parameters are not saved: they are generated from the seed, or loaded from their source, again.
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
 
 @dataclass(frozen=True)
 class CheckpointTiming:
-    """One save or load. ``blocked_s``: how long training stood still; ``seconds``: until all was on disk, or read."""
+    """Duration and rate of one save or load. ``blocked_s``: training paused; ``seconds``: until all data was on disk,
+    or loaded.
+    """
 
     kind: str  # save, async save, load
     step: int
@@ -55,164 +57,168 @@ class CheckpointTiming:
 
 
 def step_folder(out: Path, step: int) -> Path:
+    """The checkpoint folder of ``step`` in the run folder ``out``."""
     return out / "checkpoints" / f"step-{step:08}"
 
 
 def complete_checkpoints(out: Path) -> list[Path]:
-    """The checkpoints that were finished, oldest first."""
+    """The folders of all complete checkpoints, oldest first."""
     return sorted(path for path in (out / "checkpoints").glob("step-????????") if (path / MANIFEST_FILE).is_file())
 
 
-def file_hashes(place: Path) -> dict[str, str]:
-    """SHA-256 of each file of weights and moments in a finished checkpoint; DCP's own index names the folder, too.
+def file_hashes(folder: Path) -> dict[str, str]:
+    """File name → SHA-256 of each shard of a complete checkpoint; DCP's index, which contains the path, is left out.
 
-    Raises SeatrialError where it has no whole manifest.
+    Raises SeatrialError if the manifest cannot be read.
     """
-    files = _read(place)["files"]
+    files = _read_manifest(folder)["files"]
     return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
 
 
 class CheckedWriter(FileSystemWriter):
-    """DCP's own says nothing of a file that one of its threads could not write: the save then counts as done."""
+    """FileSystemWriter that raises write errors of its threads; DCP ignores them and reports a successful save."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Raises what a thread raised, as the disk said it."""
-        failures: list[BaseException] = []
-        usual = threading.excepthook
-        threading.excepthook = lambda thread: failures.append(thread.exc_value or SystemExit())
+        """Raises the first error of any writer thread."""
+        thread_errors: list[BaseException] = []
+        previous_hook = threading.excepthook
+        threading.excepthook = lambda thread: thread_errors.append(thread.exc_value or SystemExit())
         try:
-            written = super().write_data(plan, planner)
+            results = super().write_data(plan, planner)
         except Exception as error:
-            raise self._told(error) from error
+            raise self._write_error(error) from error
         finally:
-            for one in threading.enumerate():  # DCP waits for none of them where its own part failed
-                if "_write_files_from_queue" in one.name:
-                    one.join()
-            threading.excepthook = usual
-        if failures or len(written.value()) != len(plan.items):
-            raise self._told(failures[0]) if failures else OSError("not all of it was written")
-        return written
+            for thread in threading.enumerate():  # DCP does not join them if the main thread failed
+                if "_write_files_from_queue" in thread.name:
+                    thread.join()
+            threading.excepthook = previous_hook
+        if thread_errors:
+            raise self._write_error(thread_errors[0])
+        if len(results.value()) != len(plan.items):
+            raise OSError(f"{len(results.value())} of {len(plan.items)} items were written")
+        return results
 
-    def _told(self, error: BaseException) -> BaseException:
-        """With what is left of this rank's disk, which the others do not see."""
-        reason = _of_the_disk(error)
-        return (
-            disk.DiskFullError(f"{reason}. {disk.filesystem_usage(Path(self.path))}")
-            if disk.disk_full_reason(error, Path(self.path))
-            else reason
-        )
+    def _write_error(self, error: BaseException) -> BaseException:
+        """The underlying error; for a full disk with the usage of this rank's filesystem, unknown to other ranks."""
+        cause = _root_error(error)
+        if disk.disk_full_reason(error, Path(self.path)):
+            return disk.DiskFullError(f"{cause}. {disk.filesystem_usage(Path(self.path))}")
+        return cause
 
 
-def _of_the_disk(error: BaseException) -> BaseException:
-    """torch.save hides a full disk, and Ctrl-C, behind an error of its own."""
-    chain: BaseException | None = error
-    while chain is not None and not isinstance(chain, (OSError, KeyboardInterrupt)):
-        chain = chain.__cause__ or chain.__context__
-    return chain or error
+def _root_error(error: BaseException) -> BaseException:
+    """The OSError or KeyboardInterrupt in the chain of ``error``, which torch.save wraps; else ``error``."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
+        cause = cause.__cause__ or cause.__context__
+    return cause or error
 
 
 class Checkpointer:
-    """Saves and restores of one run. All ranks take part in each call; ``results`` says what each took."""
+    """Saves and restores the checkpoints of one run. All ranks make each call; ``results`` holds the timings."""
 
     def __init__(self, settings: Checkpoint, world: World) -> None:
         self._settings, self._world = settings, world
         self.results: list[CheckpointTiming] = []
-        # a group of its own, on the CPU: a save in the background must not mix with the training's exchanges
+        # a separate CPU group: collectives of a background save must not interleave with those of training
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
-        # Pinned memory that is kept: the copy of 5.9 GB by itself took 2.5 s the first time, then 0.11; into memory
-        # that is new each time, as DCP has it by default, 4 to 6 s (H200; of a whole save more is left: docs/results)
+        # Pinned memory is reused: copying 5.9 GB took 2.5 s the first time, then 0.11 s. With memory allocated for
+        # each save (DCP's default) it took 4 to 6 s (H200; durations of whole saves: docs/results)
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[CheckpointTiming] | None = None
 
     def should_save(self, step: int, last: int) -> bool:
+        """Whether ``step`` is a multiple of checkpoint.every, or the ``last`` step."""
         every = self._settings.every
         return every > 0 and (step % every == 0 or step == last)
 
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
-        """Save; when asynchronous, return once the state has been copied. Raises SeatrialError, on all ranks, where it
-        (or the one before, in the background) could not be written: the checkpoint before it is then still there.
+        """Saves the model and optimizer; if asynchronous, returns when their state is copied.
+
+        Raises SeatrialError on all ranks if this save, or the previous asynchronous one, failed. Earlier checkpoints
+        remain.
         """
         self.wait()
-        began = time.monotonic()
-        place = step_folder(out, step)
-        beside = place.with_name(f"{place.name}.incomplete")
+        start = time.monotonic()
+        folder = step_folder(out, step)
+        incomplete = folder.with_name(f"{folder.name}.incomplete")
         if self._world.is_rank0:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-        self._meet(None)
+            shutil.rmtree(incomplete, ignore_errors=True)
+            incomplete.mkdir(parents=True)
+        self._gather(None)
         shapes, state = _shapes(built), _state(built.model, optimizer)
-        writer = CheckedWriter(beside, thread_count=THREADS)
+        writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
-            with _explained(beside):
+            with _raise_seatrial_error(incomplete):
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
-            self.results.append(self._finalize("save", beside, place, step, shapes, began, None))
+            self.results.append(self._finalize("save", incomplete, folder, step, shapes, start, None))
             return
-        written: Any = state_dict_saver.async_save(
+        upload: Any = state_dict_saver.async_save(
             state, storage_writer=writer, process_group=self._group, async_stager=self._stager
         )
-        blocked = time.monotonic() - began
+        blocked = time.monotonic() - start
 
-        def seal() -> CheckpointTiming:
-            with _explained(beside):
-                written.result()
-            return self._finalize("async save", beside, place, step, shapes, began, blocked)
+        def finalize() -> CheckpointTiming:
+            with _raise_seatrial_error(incomplete):
+                upload.result()
+            return self._finalize("async save", incomplete, folder, step, shapes, start, blocked)
 
-        self._running = self._thread.submit(seal)
+        self._running = self._thread.submit(finalize)
 
-    def _meet(self, said: Any) -> list[Any]:
-        """What every rank said, in the checkpoints' own group."""
+    def _gather(self, value: Any) -> list[Any]:
+        """The ``value`` of every rank, by rank, gathered in the checkpoint group."""
         values: list[Any] = [None] * self._world.size
-        dist.all_gather_object(values, said, group=self._group)
+        dist.all_gather_object(values, value, group=self._group)
         return values
 
     def wait(self) -> None:
-        """Wait for what is still being written. Raises SeatrialError where it could not be."""
+        """Waits for the asynchronous save in progress. Raises SeatrialError if it failed."""
         if self._running is not None:
             running, self._running = self._running, None
             self.results.append(running.result())
 
     def _finalize(
-        self, kind: str, beside: Path, place: Path, step: int, shapes: Any, began: float, blocked: float | None
+        self, kind: str, incomplete: Path, folder: Path, step: int, shapes: Any, start: float, blocked: float | None
     ) -> CheckpointTiming:
-        """Digest what was written, each rank its own, and give the folder its name. Runs beside the training, too."""
+        """Hashes this rank's files, writes the manifest and renames the folder; concurrent with training if async."""
         with ThreadPoolExecutor(THREADS) as threads:
-            paths = [path for path in sorted(beside.iterdir()) if _is_mine(path, self._world.rank)]
-            mine = list(threads.map(_entry, paths))
-        files = {name: entry for share in self._meet(mine) for name, entry in share}
+            paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
+            rank_entries = list(threads.map(_manifest_entry, paths))
+        files = {name: entry for entries in self._gather(rank_entries) for name, entry in entries}
         if self._world.is_rank0:
-            write_json(beside / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
-            shutil.rmtree(place, ignore_errors=True)
-            beside.rename(place)
-            sync_folder(place.parent)
-            for old in complete_checkpoints(place.parent.parent)[: -self._settings.keep]:
+            write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
+            shutil.rmtree(folder, ignore_errors=True)
+            incomplete.rename(folder)
+            sync_folder(folder.parent)
+            for old in complete_checkpoints(folder.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        self._meet(None)
+        self._gather(None)
         size = sum(entry["bytes"] for entry in files.values())
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         return CheckpointTiming(
             kind, step, size, seconds if blocked is None else blocked, seconds, size / 1e6 / seconds
         )
 
     def restore(self, out: Path, built: BuiltModel, optimizer: Any) -> int:
-        """Put back the newest finished checkpoint; the steps it had taken, 0 where there is none.
+        """Loads the newest complete checkpoint; returns its step, or 0 if there is none.
 
-        Raises SeatrialError, on all ranks, where a byte of it has changed or it is of another model.
+        Raises SeatrialError on all ranks if a file is damaged, or the checkpoint belongs to another model.
         """
-        found = complete_checkpoints(out)
-        places = self._world.gather(str(found[-1]) if found else "")
-        if len(set(places)) > 1:
-            raise SeatrialError(f"the ranks see different checkpoints: {sorted(set(places))}; is {out} shared?")
-        if not found:
+        checkpoints = complete_checkpoints(out)
+        newest = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
+        if len(set(newest)) > 1:
+            raise SeatrialError(f"ranks see different checkpoints: {sorted(set(newest))}; set --out to a shared folder")
+        if not checkpoints:
             return 0
-        began = time.monotonic()
-        manifest = _read(found[-1])
-        if difference := _difference(manifest["shapes"], _shapes(built)):
-            raise SeatrialError(f"the checkpoint {found[-1]} is of another model: {difference}")
-        self._verify(found, manifest["files"])
+        start = time.monotonic()
+        manifest = _read_manifest(checkpoints[-1])
+        if difference := _shape_difference(manifest["shapes"], _shapes(built)):
+            raise SeatrialError(f"checkpoint {checkpoints[-1]} belongs to another model: {difference}")
+        self._verify(checkpoints, manifest["files"])
         state = _state(built.model, optimizer)
-        with _explained(found[-1], "read"):
-            state_dict_loader.load(state, storage_reader=FileSystemReader(found[-1]), process_group=self._group)
+        with _raise_seatrial_error(checkpoints[-1], "read"):
+            state_dict_loader.load(state, storage_reader=FileSystemReader(checkpoints[-1]), process_group=self._group)
         set_state_dict(
             built.model,
             optimizer,
@@ -220,19 +226,20 @@ class Checkpointer:
             optim_state_dict=state["optimizer"],
             options=StateDictOptions(ignore_frozen_params=True, strict=False),
         )
-        size, seconds = sum(entry["bytes"] for entry in manifest["files"].values()), time.monotonic() - began
+        size, seconds = sum(entry["bytes"] for entry in manifest["files"].values()), time.monotonic() - start
         step: int = manifest["step"]
         self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
         return step
 
-    def _verify(self, found: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
-        """Each rank reads its share of the files, and all learn what any of them found."""
-        mine = sorted(files)[self._world.rank :: self._world.size]
+    def _verify(self, checkpoints: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raises SeatrialError on all ranks if a file of the newest checkpoint is damaged; ranks share the files."""
+        newest = checkpoints[-1]
+        names = sorted(files)[self._world.rank :: self._world.size]
         with ThreadPoolExecutor(THREADS) as threads:
-            faults = list(filter(None, threads.map(lambda name: _fault(found[-1] / name, files[name]), mine)))
-        if every := [fault for share in self._world.gather(faults) for fault in share]:
-            older = f"; {found[-2].name} is older, to go on from it remove {found[-1]}" if len(found) > 1 else ""
-            raise SeatrialError(f"the checkpoint {found[-1]} is damaged: {'; '.join(every)}{older}")
+            errors = list(filter(None, threads.map(lambda name: _file_error(newest / name, files[name]), names)))
+        if all_errors := [error for rank_errors in self._world.gather(errors) for error in rank_errors]:
+            older = f"; remove it to resume from {checkpoints[-2].name}" if len(checkpoints) > 1 else ""
+            raise SeatrialError(f"checkpoint {newest} is damaged: {'; '.join(all_errors)}{older}")
 
 
 def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -241,71 +248,74 @@ def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 
 def _shapes(built: BuiltModel) -> dict[str, list[int]]:
-    return {name: list(one.shape) for name, one in built.model.named_parameters() if one.requires_grad}
+    return {
+        name: list(parameter.shape) for name, parameter in built.model.named_parameters() if parameter.requires_grad
+    }
 
 
-def _difference(saved: Mapping[str, list[int]], own: Mapping[str, list[int]]) -> str:
-    """The first weight that is not the same in both; empty when all are."""
-    for name in sorted({*saved, *own}):
-        if saved.get(name) != own.get(name):
-            return f"{name} is {saved.get(name, 'not there')}, this run's is {own.get(name, 'not there')}"
+def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> str:
+    """The first parameter whose shape differs between checkpoint and model; empty if all are equal."""
+    for name in sorted({*saved, *current}):
+        if saved.get(name) != current.get(name):
+            return f"{name} is {saved.get(name, 'missing')}, in this run's model {current.get(name, 'missing')}"
     return ""
 
 
-def _is_mine(path: Path, rank: int) -> bool:
-    """DCP names a rank's files ``__RANK_N.distcp``; what belongs to nobody is the first rank's."""
+def _belongs_to(path: Path, rank: int) -> bool:
+    """Whether ``rank`` hashes this file: DCP names its files ``__RANK_N.distcp``; rank 0 hashes all others."""
     owner = path.name.removeprefix("__").partition("_")[0]
     return int(owner) == rank if owner.isdigit() else rank == 0
 
 
-def _entry(path: Path) -> tuple[str, dict[str, Any]]:
-    return path.name, {"sha256": _digest(path), "bytes": path.stat().st_size}
+def _manifest_entry(path: Path) -> tuple[str, dict[str, Any]]:
+    return path.name, {"sha256": _sha256(path), "bytes": path.stat().st_size}
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fault(path: Path, entry: Mapping[str, Any]) -> str:
+def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
+    """How the file differs from its manifest entry; empty if it does not."""
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
             return f"{path.name} has {size} bytes, {entry['bytes']} were written"
-        return "" if _digest(path) == entry["sha256"] else f"{path.name} is not what was written (SHA-256)"
+        return "" if _sha256(path) == entry["sha256"] else f"{path.name} is not what was written (SHA-256)"
     except OSError as error:
         return f"{path.name}: {error.strerror}"
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((place / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         _ = manifest["step"], manifest["files"], manifest["shapes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SeatrialError(f"the checkpoint {place} has no whole {MANIFEST_FILE}: {error}") from error
+        raise SeatrialError(f"cannot read {folder / MANIFEST_FILE}: {error}") from error
     return manifest
 
 
 @contextmanager
-def _explained(place: Path, verb: str = "write") -> Iterator[None]:
-    """What DCP raises for any rank's failure, as one sentence; half a checkpoint is removed, it may fill the disk."""
+def _raise_seatrial_error(folder: Path, verb: str = "write") -> Iterator[None]:
+    """Raises one SeatrialError for DCP's errors of all ranks, and removes a checkpoint that was not fully written."""
     try:
         yield
     except (CheckpointException, OSError) as error:
-        found = error.failures if isinstance(error, CheckpointException) else {}
-        failures = {rank: failure[0] for rank, failure in sorted(found.items())}
-        if any(isinstance(failure, KeyboardInterrupt) for failure in failures.values()):
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        causes = {rank: failure[0] for rank, failure in sorted(failures.items())}
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes.values()):
             if verb == "write":
-                shutil.rmtree(place, ignore_errors=True)
-            raise KeyboardInterrupt from error  # DCP makes a failure of whatever ends it
-        reasons = "; ".join(f"rank {rank}: {failure}" for rank, failure in failures.items()) or str(error)
-        what = f"cannot {verb} the checkpoint {place}: {reasons}. Earlier ones were not touched"
-        told = any(isinstance(failure, disk.DiskFullError) for failure in failures.values())
-        if told or any(disk.disk_full_reason(one, place) for one in (error, *failures.values())):
-            there = "" if told else f". {disk.filesystem_usage(place)}"  # before it is removed
-            problem: SeatrialError = disk.DiskFullError(f"{what}{there}. {disk.REMEDY}")
+                shutil.rmtree(folder, ignore_errors=True)
+            raise KeyboardInterrupt from error  # DCP converts it to a failure
+        reasons = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()) or str(error)
+        message = f"cannot {verb} checkpoint {folder}: {reasons}. Earlier checkpoints are unchanged"
+        has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
+        if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
+            usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # before the folder is removed
+            raised: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
         else:
-            problem = SeatrialError(what)
+            raised = SeatrialError(message)
         if verb == "write":
-            shutil.rmtree(place, ignore_errors=True)
-        raise problem from error
+            shutil.rmtree(folder, ignore_errors=True)
+        raise raised from error

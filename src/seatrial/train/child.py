@@ -1,7 +1,6 @@
-"""One rank of a training that a check has started: ``python -m seatrial.train.child TASK`` (see fresh_ranks.ask_anew).
+"""One rank of a training run that a check starts: ``python -m seatrial.train.child TASK`` (see bench).
 
-What it trains is what ``seatrial train`` does. A process that is a group by itself is alone, as one without torchrun
-is: it sees one GPU, and no ranks.
+It trains as ``seatrial train`` does. In a group of one rank it runs as without torchrun: one visible GPU, no RANK.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from seatrial.model import UsageError
 from seatrial.train import command, disk, train_config
 from seatrial.train.train_config import TrainConfig
 
-_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``task``: ``config``, ``overrides``, ``out``, and how many tokens to ``generate`` with what was exported.
+    """Trains ``config`` with ``overrides`` into ``out``, then generates ``generate`` tokens with the exported model.
 
-    What metrics.json holds, on the first rank of the group; None on the others. Raises SeatrialError.
+    Returns the content of metrics.json on rank 0 of the group, None on other ranks. Raises SeatrialError.
     """
-    wanted, first = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
-    _open(task, wanted)
+    config, is_rank0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
+    _open_group(task, config)
     out = Path(task["out"])
     with disk.convert_disk_full(out):
-        found = command.run(wanted, out)
-        if first and task["generate"]:
+        metrics = command.run(config, out)
+        if is_rank0 and task["generate"]:
             from seatrial.train.hf import inference
 
-            found["generated"] = inference.generate(out / "final", task["device"], task["generate"])
-    return found if first else None
+            metrics["generated"] = inference.generate(out / "final", task["device"], task["generate"])
+    return metrics if is_rank0 else None
 
 
-def _open(task: Mapping[str, Any], wanted: TrainConfig) -> None:
-    """The group of all that train together; none for a process that is alone and wants to share with nobody."""
+def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:
+    """Opens the process group; a single rank that does not need one (native or ddp) runs without."""
     device = task["device"]
-    if os.environ["WORLD_SIZE"] == "1" and (wanted.stack == "native" or wanted.parallel.strategy == "ddp"):
-        for name in _RANKS:
+    if os.environ["WORLD_SIZE"] == "1" and (config.stack == "native" or config.parallel.strategy == "ddp"):
+        for name in _RANK_VARIABLES:
             del os.environ[name]
-        if device != "cpu":  # before anything asks for a GPU
+        if device != "cpu":  # before CUDA is initialized
             index, visible = int(device.partition(":")[2]), os.environ.get("CUDA_VISIBLE_DEVICES")
             os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
         return

@@ -1,4 +1,4 @@
-"""``seatrial train``: what the command line does for one rank."""
+"""The command ``seatrial train`` on one rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from seatrial.util.gc_pause import gc_paused
 
 
 def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
-    """Train, and say on the first rank's standard output where the results are."""
-    found = run(train_config.load(config, overrides), out)
+    """Trains, and prints on rank 0 the path of metrics.json, or its content with ``as_json``."""
+    metrics = run(train_config.load(config, overrides), out)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(found, indent=2) if as_json else f"Results: {found['out']}/metrics.json")
+        print(json.dumps(metrics, indent=2) if as_json else f"Results: {metrics['out']}/metrics.json")
 
 
-def run(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
-    """Train with the stack that is wanted; what metrics.json holds. Raises SeatrialError."""
+def run(config: TrainConfig, out: Path | None) -> dict[str, Any]:
+    """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError."""
     started = psutil.Process().create_time()
     try:
         with gc_paused():
@@ -36,16 +36,16 @@ def run(wanted: TrainConfig, out: Path | None) -> dict[str, Any]:
             f"training needs {error.name}, which is not installed: pip install '.[torch]' in a clone of seatrial"
         ) from error
     try:
-        if wanted.stack == "hf":
-            # one name on all ranks, which have not met yet
-            with contextlib.redirect_stdout(sys.stderr):  # where accelerate and DeepSpeed write their log
-                return hf.train(wanted, out or Path("seatrial-runs", wanted.run_name), started)
-        return loop.train(wanted, out, started)
+        if config.stack == "hf":
+            # the same folder on all ranks, which cannot communicate yet
+            with contextlib.redirect_stdout(sys.stderr):  # accelerate and DeepSpeed log to stdout
+                return hf.train(config, out or Path("seatrial-runs", config.run_name), started)
+        return loop.train(config, out, started)
     except SeatrialError:
         raise
     except Exception as error:
-        if full := disk.disk_full_error(error, out or Path()):
-            raise full from error
+        if disk_full := disk.disk_full_error(error, out or Path()):
+            raise disk_full from error
         if isinstance(error, OSError):
             raise SeatrialError(f"training stopped: {error}") from error
         raise

@@ -1,4 +1,4 @@
-"""Two runs of one training, step by step: how far they are apart, and where. Without torch."""
+"""Comparison of two training runs step by step. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,46 +11,43 @@ from typing import Any
 from seatrial.model import SeatrialError
 
 StepRecord = dict[str, Any]  # a line of steps.jsonl
-# What a step computes. Times are not among it.
+# The values of a step that must not depend on timing
 _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest |a - b| / |b| of all steps, and the ``step`` in which it was."""
+    """The largest |a - b| / |b| of all steps, and its ``step``."""
 
     value: float
     step: int
 
 
 def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
-    """What ``out``/steps.jsonl says of the steps from ``after`` + 1 to ``last``. Raises SeatrialError unless of all."""
+    """The records of steps ``after`` + 1 to ``last`` in ``out``/steps.jsonl. Raises SeatrialError if one is missing."""
     path = out / "steps.jsonl"
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        all_records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise SeatrialError(f"cannot read {path}: {error}") from error
-    wanted = [record for record in found if after < record["step"] <= last]
-    if [record["step"] for record in wanted] != list(range(after + 1, last + 1)):
-        raise SeatrialError(f"{path} holds {len(wanted)} of the steps {after + 1} to {last}")
-    return wanted
+    records = [record for record in all_records if after < record["step"] <= last]
+    if [record["step"] for record in records] != list(range(after + 1, last + 1)):
+        raise SeatrialError(f"{path} has {len(records)} records of steps {after + 1} to {last}, not {last - after}")
+    return records
 
 
-def max_relative_difference(run: Sequence[StepRecord], reference: Sequence[StepRecord], figure: str) -> Difference:
-    """How far ``run`` strays from ``reference`` in a ``figure`` that is never 0: loss, or grad_norm."""
+def max_relative_difference(run: Sequence[StepRecord], reference: Sequence[StepRecord], field: str) -> Difference:
+    """The largest relative difference between ``run`` and ``reference`` in ``field`` (loss or grad_norm, never 0)."""
     return max(
-        (
-            Difference(abs(a[figure] - b[figure]) / abs(b[figure]), a["step"])
-            for a, b in zip(run, reference, strict=True)
-        ),
-        key=lambda found: found.value,
+        (Difference(abs(a[field] - b[field]) / abs(b[field]), a["step"]) for a, b in zip(run, reference, strict=True)),
+        key=lambda difference: difference.value,
     )
 
 
-def differing_steps(run: Sequence[StepRecord], reference: Sequence[StepRecord], *figures: str) -> list[int]:
-    """The steps in which any of ``figures`` (by default all that is computed) is not the same, to the last bit."""
+def differing_steps(run: Sequence[StepRecord], reference: Sequence[StepRecord], *fields: str) -> list[int]:
+    """The steps in which any of ``fields`` (default: all except times) is not bitwise equal."""
     return [
         a["step"]
         for a, b in zip(run, reference, strict=True)
-        if any(a[figure] != b[figure] for figure in figures or _COMPUTED)
+        if any(a[field] != b[field] for field in fields or _COMPUTED)
     ]

@@ -1,4 +1,4 @@
-"""What train.ddp trains, by the native loop: all ranks together, one process on the same batches, each rank alone."""
+"""Training runs of the check train.ddp: DDP on all ranks, one process on the same batches, independent ranks."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from seatrial.train.parallel import World
 from seatrial.train.progress import Step
 from seatrial.train.train_config import TrainConfig
 
-# Small, and the same on a CPU and on a GPU: one process must repeat the work of all ranks in seconds.
+# Small on CPU and GPU alike: one process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
-BATCH: tuple[str, ...] = ("bsz=4",)  # sequences a rank and step, of what one process repeats
-TINIEST = ("model.layers=1", "model.width=64", "seq_len=32")
+BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
+TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")
 
-# Steps that are not counted: DDP lays out its buckets anew after the first, allocator and clocks settle in the next.
+# DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones.
 UNTIMED_STEPS = 5
-UNTIMED_STEPS_PER_WINDOW = 1  # steps at the start of a window that are not counted: the other model ran before it
-WINDOW_PAIRS = 6  # windows of each kind; six are the fewest of which a median has a 95 % interval
-MIN_SEQUENCES = 256  # at least, and four a rank: made at once, and speed does not depend on them
+UNTIMED_STEPS_PER_WINDOW = 1  # the previous window ran the other model
+WINDOW_PAIRS = 6  # the smallest sample whose median has a 95 % confidence interval
+MIN_SEQUENCES = 256  # and at least four per rank; the number does not affect speed
 
-Windows = list[list[float]]  # of one rank: seconds of each timed step, window by window
+Windows = list[list[float]]  # of one rank: seconds of each timed step, by window
 
 
 def current_world(device: str) -> World:
-    """The ranks of the process group that is open."""
+    """The World of the open process group, with this process on ``device``."""
     return World(dist.get_rank(), dist.get_world_size(), torch.device(device), socket.gethostname())
 
 
 def create_trainer(settings: TrainConfig, world: World) -> Trainer:
-    """The native loop's, on generated data that each rank makes in memory."""
+    """A Trainer of the native loop on Markov data, which each rank generates in memory."""
     parallel.prepare_kernels(settings)
     return Trainer(settings, parallel.build(settings, world), world, data.generate_blocks(settings))
 
 
 @dataclass(frozen=True)
 class DdpComparison:
-    """A training by all ranks, and on rank 0 the one by one process that it must equal.
+    """A DDP training run and, on rank 0, the equivalent single-process run; their steps must be equal.
 
-    Only the last step may be one that is not finite: nothing is learned after it.
+    Both end with the first step that is not finite.
     """
 
     samples: int
@@ -60,63 +60,65 @@ class DdpComparison:
 
     @property
     def max_relative_difference(self) -> float | None:
-        """The largest relative one of all losses and norms of gradients. AdamW divides the gradient's scale out, so
-        that only its norm shows a sum that was taken for a mean.
+        """The largest relative difference of losses and gradient norms; None without finite steps.
+
+        AdamW is invariant to the gradient's scale, so only the norm reveals gradients summed instead of averaged.
         """
         pairs = [
-            (getattr(step, figure), getattr(reference, figure))
+            (getattr(step, field), getattr(reference, field))
             for step, reference in zip(self.ddp_steps, self.single_process_steps or [], strict=False)
-            for figure in ("loss", "grad_norm")
+            for field in ("loss", "grad_norm")
             if step.finite and reference.finite
         ]
         return max((abs(a - b) / abs(b) for a, b in pairs), default=None)
 
 
-def compare_with_single_process(world: World, steps: int, note: Callable[[str], None]) -> DdpComparison:
-    """Train ``steps`` steps together, then again on rank 0 alone while the others wait."""
-    wanted = train_config.load(SMALL_CONFIG, [*BATCH, f"max_steps={steps}"])
-    # half a rank count more than fills all batches: from two ranks on, the last are left out
-    samples = world.size * wanted.bsz * steps + world.size // 2
-    settings = wanted.model_copy(update={"data": wanted.data.model_copy(update={"samples": samples})})
-    first, again, second = (rank_samples(world, samples, settings.seed, epoch) for epoch in (0, 0, 1))
+def compare_with_single_process(world: World, steps: int, progress: Callable[[str], None]) -> DdpComparison:
+    """Trains ``steps`` steps with DDP, then the same steps on rank 0 while the other ranks wait."""
+    config = train_config.load(SMALL_CONFIG, [*BATCH_OVERRIDES, f"max_steps={steps}"])
+    # not a multiple of the rank count if there are several ranks: the remainder must be dropped
+    samples = world.size * config.bsz * steps + world.size // 2
+    settings = config.model_copy(update={"data": config.data.model_copy(update={"samples": samples})})
+    epoch0, epoch0_repeated, epoch1 = (rank_samples(world, samples, settings.seed, epoch) for epoch in (0, 0, 1))
 
-    note(f"{steps} steps by {world.size} processes together")
-    together, alone = create_trainer(settings, world), None
-    taken = until_nonfinite(together.run_steps(steps))
+    progress(f"{steps} steps with DDP on {world.size} ranks")
+    ddp_trainer, single_process_steps = create_trainer(settings, world), None
+    ddp_steps = until_nonfinite(ddp_trainer.run_steps(steps))
     if world.is_rank0:
-        note(f"the same {steps} steps by one process")
-        one = create_trainer(settings.model_copy(update={"grad_accum": world.size}), single_rank_world(world))
-        alone = until_nonfinite(one.run_steps(steps))
+        progress(f"the same {steps} steps in a single process")
+        accumulating = settings.model_copy(update={"grad_accum": world.size})
+        single_trainer = create_trainer(accumulating, single_rank_world(world))
+        single_process_steps = until_nonfinite(single_trainer.run_steps(steps))
     world.barrier()
     return DdpComparison(
         samples=samples,
-        coverage=invariants.coverage(world.gather(first), samples),
-        order_errors=sum(world.gather((first != again) + (first == second))),
-        ddp_steps=taken,
-        single_process_steps=alone,
-        model=together.built.model,
+        coverage=invariants.coverage(world.gather(epoch0), samples),
+        order_errors=sum(world.gather((epoch0 != epoch0_repeated) + (epoch0 == epoch1))),
+        ddp_steps=ddp_steps,
+        single_process_steps=single_process_steps,
+        model=ddp_trainer.built.model,
     )
 
 
 def single_rank_world(world: World) -> World:
-    """This process, without the others."""
+    """A World of this process only."""
     return World(0, 1, world.device, world.host)
 
 
 def rank_samples(world: World, samples: int, seed: int, epoch: int) -> list[int]:
-    """The samples of this rank in an epoch, as the native loop reads them."""
-    each = samples // world.size
-    return list(islice(data.block_order(samples, world.rank, world.size, seed, skip=epoch * each), each))
+    """The sample indices of this rank in ``epoch``, in the order in which the native loop reads them."""
+    per_rank = samples // world.size
+    return list(islice(data.block_order(samples, world.rank, world.size, seed, skip=epoch * per_rank), per_rank))
 
 
 def until_nonfinite(steps: list[Step]) -> list[Step]:
-    """The steps up to the first of which loss or gradient is not finite, with it."""
+    """The steps up to and including the first whose loss or gradient norm is not finite."""
     return steps[: next((number for number, step in enumerate(steps, 1) if not step.finite), len(steps))]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Windows by rank, in pairs: without the other ranks and with them. ``nonfinite``: steps of any rank."""
+    """Step times by rank and window, in pairs of an independent and a DDP window; non-finite steps of all ranks."""
 
     settings: TrainConfig
     independent_windows: list[Windows]
@@ -125,65 +127,65 @@ class Speed:
     model: nn.Module
 
     def tokens_per_second(self) -> list[float]:
-        """Tokens of all ranks together, by window."""
+        """Tokens/s of all ranks in each DDP window."""
         tokens = self.settings.bsz * self.settings.seq_len
         return [tokens * _rate(ranks) for ranks in zip(*self.ddp_windows, strict=True)]
 
     def scaling_efficiency(self) -> list[float]:
-        """Percent, by pair of windows: steps per second of all ranks together, of what they do alone."""
+        """Percent, for each pair of windows: steps/s with DDP ÷ steps/s of independent ranks."""
         pairs = zip(zip(*self.ddp_windows, strict=True), zip(*self.independent_windows, strict=True), strict=True)
-        return [100 * _rate(together) / _rate(alone) for together, alone in pairs]
+        return [100 * _rate(ddp) / _rate(independent) for ddp, independent in pairs]
 
 
 def _rate(ranks: Iterable[list[float]]) -> float:
-    """Steps per second, added up over the ranks, in one window."""
+    """Steps/s in one window, summed over the ranks."""
     return sum(1 / fmean(steps) for steps in ranks)
 
 
-def measure_speed(world: World, settings: TrainConfig, min_seconds: float, note: Callable[[str], None]) -> Speed:
-    """Train alone, every rank at the same time, and together, in turn, window after window.
+def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progress: Callable[[str], None]) -> Speed:
+    """Times windows of independent training (all ranks at once) and of DDP training, alternately.
 
-    So warm-up, clocks and other load fall on both alike, and ranks share power, cooling and CPU in both cases: what is
-    left between the two is the cost of communication. One process on an idle machine would be faster than any of them
-    can be, and make scaling look worse than it is. The pairs of windows that ``max_steps`` fill are repeated until
-    ``min_seconds`` have passed.
+    Warm-up, clocks and other load affect both equally, and all ranks are busy in both: the difference is the cost of
+    communication. A single process on an idle machine would run faster and make scaling look worse. The windows of
+    ``max_steps`` steps are repeated until ``min_seconds`` have passed.
     """
     samples = max(MIN_SEQUENCES, 4 * world.size)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": samples})})
-    alone, together = create_trainer(settings, single_rank_world(world)), create_trainer(settings, world)
-    for one in (alone, together):
-        one.run_steps(UNTIMED_STEPS)
-    times: dict[Trainer, Windows] = {alone: [], together: []}
+    independent, ddp = create_trainer(settings, single_rank_world(world)), create_trainer(settings, world)
+    for trainer in (independent, ddp):
+        trainer.run_steps(UNTIMED_STEPS)
+    windows: dict[Trainer, Windows] = {independent: [], ddp: []}
     nonfinite = 0
     end = monotonic() + min_seconds
-    while not times[together] or any(world.gather(monotonic() < end)):  # the same on all ranks, so that none goes alone
+    while not windows[ddp] or any(world.gather(monotonic() < end)):  # the same decision on all ranks
         for number, steps in enumerate(window_lengths(settings.max_steps)):
-            note(f"speed: alone and together, pair {len(times[together]) + 1}")
-            for one in (alone, together) if number % 2 == 0 else (together, alone):  # so that a drift favours neither
+            progress(f"speed: independent and DDP, pair {len(windows[ddp]) + 1}")
+            # alternating order cancels drift
+            for trainer in (independent, ddp) if number % 2 == 0 else (ddp, independent):
                 world.barrier()
-                taken = one.run_steps(UNTIMED_STEPS_PER_WINDOW + steps)
-                times[one].append([step.seconds for step in taken[UNTIMED_STEPS_PER_WINDOW:]])
-                nonfinite += sum(not step.finite for step in taken)
+                window = trainer.run_steps(UNTIMED_STEPS_PER_WINDOW + steps)
+                windows[trainer].append([step.seconds for step in window[UNTIMED_STEPS_PER_WINDOW:]])
+                nonfinite += sum(not step.finite for step in window)
     return Speed(
         settings=settings,
-        independent_windows=world.gather(times[alone]),
-        ddp_windows=world.gather(times[together]),
+        independent_windows=world.gather(windows[independent]),
+        ddp_windows=world.gather(windows[ddp]),
         nonfinite_steps=sum(world.gather(nonfinite)),
-        model=together.built.model,
+        model=ddp.built.model,
     )
 
 
 def window_lengths(steps: int) -> list[int]:
-    """``steps`` in PAIRS windows of about the same length, none of them empty."""
+    """``steps`` split into at most WINDOW_PAIRS windows whose lengths differ by at most one."""
     count = min(WINDOW_PAIRS, steps)
     return [steps // count + (number < steps % count) for number in range(count)]
 
 
 def endless_training(device: str) -> Iterator[float]:
-    """Train a tiny model together, a step each time; the loss in nats. All ranks must take each step.
+    """Trains a tiny model with DDP, one step per iteration, and yields the loss in nats per token.
 
-    A loss that has arrived proves that every rank was in the loop.
+    Each step needs all ranks: a yielded loss proves that every rank took part.
     """
-    tiny = create_trainer(train_config.load(SMALL_CONFIG, TINIEST), current_world(device))
+    trainer = create_trainer(train_config.load(SMALL_CONFIG, TINY_OVERRIDES), current_world(device))
     while True:
-        yield tiny.run_steps(1)[0].loss
+        yield trainer.run_steps(1)[0].loss

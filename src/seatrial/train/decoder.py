@@ -1,7 +1,7 @@
-"""A decoder of the Llama, Mistral and Qwen2 family, from config.json; weights have Hugging Face's names.
+"""A decoder for the Llama, Mistral and Qwen2 architectures; weights have Hugging Face's names.
 
-Weights may be held in another type than they are used in: every use casts to the type of the activations, which does
-nothing where they agree. Logits are those of transformers (tests/train/test_decoder.py).
+Weights are cast to the dtype of the activations at each use. Logits equal those of transformers
+(tests/train/test_decoder.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seatrial.train.loss import summed_loss
 
 
 class Adapter(nn.Module):
-    """LoRA (arXiv 2106.09685): ``up(down(dropout(x)))``, scaled, is added to what a frozen layer makes of x."""
+    """The LoRA matrices A and B of a frozen layer (arXiv 2106.09685): adds scale · B(A(dropout(x))) to its output."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, alpha: float, dropout: float) -> None:
         super().__init__()
@@ -28,22 +28,22 @@ class Adapter(nn.Module):
         self.lora_B = nn.Parameter(torch.empty(outputs, rank))
         self.scale, self.dropout = alpha / rank, dropout
 
-    def up_project(self, low: Tensor) -> Tensor:
-        """[..., rank] → [..., out]."""
-        return F.linear(low, self.lora_B.to(low.dtype))
+    def up_project(self, x: Tensor) -> Tensor:
+        """Multiplies by B: [..., rank] → [..., out]."""
+        return F.linear(x, self.lora_B.to(x.dtype))
 
 
 class Linear(nn.Linear):
-    """x [..., in] → [..., out], with an adapter where one was attached."""
+    """A linear layer, x [..., in] → [..., out], with an optional LoRA adapter."""
 
-    fp8 = False  # the product is in 8 bits
+    fp8 = False  # whether the product is in fp8
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
         self.adapter: Adapter | None = None
 
     def base_forward(self, x: Tensor) -> Tensor:
-        """Without the adapter."""
+        """x [..., in] → [..., out] without the adapter."""
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         if self.fp8:
             return fp8.linear(x, weight) if bias is None else fp8.linear(x, weight) + bias
@@ -51,40 +51,40 @@ class Linear(nn.Linear):
 
 
 def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """What each of ``layers`` makes of the same x [batch, length, in].
+    """The outputs of ``layers`` for the same input x [batch, length, in].
 
-    Their adapters share one dropout mask and one product with all ``lora_A``: done apiece, layers of rank 8 spend more
-    time on reading x than on multiplying it.
+    Their adapters share the dropout mask and one product with all A matrices: separate products of rank 8 would be
+    bound by reading x.
     """
     adapters = [layer.adapter for layer in layers if layer.adapter is not None]
     if not adapters:
         return [layer.base_forward(x) for layer in layers]
-    # the small matrix is scaled, not the large result
-    down = torch.cat([adapter.lora_A * adapter.scale for adapter in adapters]).to(x.dtype)
+    # scaling the small matrix is cheaper than the result
+    all_a = torch.cat([adapter.lora_A * adapter.scale for adapter in adapters]).to(x.dtype)
     dropped = dropout(x, adapters[0].dropout if layers[0].training else 0.0)
-    shares = iter(torch.split(F.linear(dropped, down), [len(adapter.lora_A) for adapter in adapters], dim=-1))
+    parts = iter(torch.split(F.linear(dropped, all_a), [len(adapter.lora_A) for adapter in adapters], dim=-1))
     return [
         layer.base_forward(x)
         if layer.adapter is None
-        else layer.base_forward(x) + layer.adapter.up_project(next(shares))
+        else layer.base_forward(x) + layer.adapter.up_project(next(parts))
         for layer in layers
     ]
 
 
-def dropout(x: Tensor, share: float) -> Tensor:
-    """x with a ``share`` of its numbers made 0, and the others larger by as much.
+def dropout(x: Tensor, p: float) -> Tensor:
+    """x with elements set to 0 with probability ``p`` and the others scaled by 1/(1 - p).
 
-    Each number's fate is a hash (murmur3's, in int32) of its place and a seed from torch's generator: a tenth of the
-    arithmetic of F.dropout's generator, and a compiler makes the mask anew in backward where it had kept it.
+    The mask is a hash (murmur3, int32) of the element index and a seed from torch's generator: a tenth of the
+    operations of F.dropout's generator, and the compiler can recompute the mask in backward instead of saving it.
     """
-    if not share:
+    if not p:
         return x
     seed = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
-    mixed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed[0]
-    for odd in (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32):
-        mixed = (mixed ^ ((mixed >> 15) & 0x1FFFF)) * odd + seed[1]
-    kept = ((mixed >> 8) & 0xFFFFFF) >= round(share * 2**24)
-    return torch.where(kept, x * (1 / (1 - share)), 0.0)
+    hashed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed[0]
+    for factor in (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32):
+        hashed = (hashed ^ ((hashed >> 15) & 0x1FFFF)) * factor + seed[1]
+    kept = ((hashed >> 8) & 0xFFFFFF) >= round(p * 2**24)
+    return torch.where(kept, x * (1 / (1 - p)), 0.0)
 
 
 class RMSNorm(nn.Module):
@@ -98,28 +98,29 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal, with fewer heads for keys and values than for queries. No mask is built, so that fused kernels serve."""
+    """Causal grouped-query attention; without a mask tensor, so that fused kernels apply."""
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
-        queries, pairs = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, queries, bias=shape.attention_bias)
-        self.k_proj = Linear(shape.hidden_size, pairs, bias=shape.attention_bias)
-        self.v_proj = Linear(shape.hidden_size, pairs, bias=shape.attention_bias)
-        self.o_proj = Linear(queries, shape.hidden_size)
+        query_size = shape.num_attention_heads * shape.head_dim
+        key_value_size = shape.num_key_value_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, query_size, bias=shape.attention_bias)
+        self.k_proj = Linear(shape.hidden_size, key_value_size, bias=shape.attention_bias)
+        self.v_proj = Linear(shape.hidden_size, key_value_size, bias=shape.attention_bias)
+        self.o_proj = Linear(query_size, shape.hidden_size)
         self.head_dim = shape.head_dim
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         parts = apply_linears(x, (self.q_proj, self.k_proj, self.v_proj))
         queries, keys, values = (part.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             apply_rotary(queries, cosine, sine),
             apply_rotary(keys, cosine, sine),
             values,
             is_causal=True,
             enable_gqa=True,
         )
-        return apply_linears(mixed.transpose(1, 2).flatten(2), (self.o_proj,))[0]
+        return apply_linears(attended.transpose(1, 2).flatten(2), (self.o_proj,))[0]
 
 
 class MLP(nn.Module):
@@ -135,9 +136,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """``run`` does the work, and is what gets compiled: hooks of FSDP and checkpointing stay around it, in eager."""
+    """A transformer block. ``run`` is compiled; hooks of FSDP and activation checkpointing run eagerly around it."""
 
-    checkpoint_activations = False  # activations are computed again in backward, not kept
+    checkpoint_activations = False  # whether activations are recomputed in backward
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
@@ -157,9 +158,9 @@ class Block(nn.Module):
 
 
 class Output(nn.Module):
-    """The last norm and the head, with the loss: whole logits need never be in memory."""
+    """The last norm, the head and the chunked loss, which never holds all logits in memory."""
 
-    compiled = False  # the loss is
+    compiled = False  # whether the loss is compiled
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ class Output(nn.Module):
         self.lm_head = None if tied else Linear(shape.hidden_size, shape.vocab_size)
 
     def forward(self, x: Tensor, tied: Tensor | None, targets: Tensor | None, chunks: int) -> Tensor:
-        """``tied``: the embedding, where it is the head as well."""
+        """The logits, or with ``targets`` their summed loss; ``tied``: embedding weights shared with the head."""
         x = self.norm(x)
         weight = cast(Tensor, tied if self.lm_head is None else self.lm_head.weight).to(x.dtype)
         if targets is None:
@@ -179,8 +180,8 @@ class Output(nn.Module):
 class Decoder(nn.Module):
     """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
 
-    ``dtype`` is what it computes in. ``on_gradient`` is handed the gradient at the first block's output, as this rank
-    alone computed it: what goes wrong in any later block shows there.
+    Computes in ``dtype``. ``gradient_hook`` gets this rank's gradient at the first block's output, before gradient
+    communication: it shows errors of all later blocks.
     """
 
     def __init__(self, shape: Architecture, dtype: torch.dtype) -> None:
@@ -203,7 +204,7 @@ class Decoder(nn.Module):
         return cast(Tensor, self.output(x, tied, targets, chunks))
 
     def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [length, head_dim] of the rotary embedding (arXiv 2104.09864), kept for the next step."""
+        """Cosines and sines [length, head_dim] of the rotary embedding (arXiv 2104.09864), cached."""
         if self._angles is None or len(self._angles[0]) < length or self._angles[0].device != device:
             size = self.architecture.head_dim
             frequencies = self.architecture.rope_theta ** -(
@@ -215,11 +216,11 @@ class Decoder(nn.Module):
 
 
 def apply_rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Each pair (i, i + half) of x's last dimension, turned by the angle of its position."""
+    """x with each pair (i, i + half) of its last dimension rotated by the angle of its position."""
     left, right = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-right, left), dim=-1) * sine
 
 
 def parameter_count(parameters: Sequence[nn.Parameter]) -> int:
-    """Numbers in ``parameters``: of sharded ones, in the whole."""
+    """The number of elements of ``parameters``, unsharded."""
     return sum(parameter.numel() for parameter in parameters)

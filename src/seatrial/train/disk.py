@@ -1,4 +1,4 @@
-"""A disk without room: told as that, with whose it is and what is left of it, since it says nothing of who trains."""
+"""Detection of full disks: write errors become DiskFullError with host, filesystem, size and free space."""
 
 from __future__ import annotations
 
@@ -17,129 +17,131 @@ from seatrial.model import DiskFullError as DiskFullError
 from seatrial.model import format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
-# Where no number is told: in the system's words (safetensors, tokenizers, other programs) …
-_WORDS = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
-_RUST = re.compile(rf"(?:{_WORDS}) \(os error \d+\)")
-# … or in numpy's and torch.save's of a write that was cut short, whatever it was that cut it
+# Messages of errors without errno: the system's text (safetensors, tokenizers, other programs) …
+_DISK_FULL_TEXT = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
+_RUST = re.compile(rf"(?:{_DISK_FULL_TEXT}) \(os error \d+\)")
+# … or those of numpy and torch.save for a short write of any cause
 _SHORT = re.compile(
     r"\d+ requested and \d+ written|PytorchStreamWriter.*failed|inline_container.*unexpected pos"
     r"|ios::clear: iostream error"
 )
-_SAID = re.compile(rf"{_WORDS}|{_SHORT.pattern}")
-_PROBE = 2**20  # bytes: more than a full disk has left over
+_DISK_FULL = re.compile(rf"{_DISK_FULL_TEXT}|{_SHORT.pattern}")
+_PROBE_BYTES = 2**20  # more than a full disk has free
 
-REMEDY = "Make room there, or name a run directory on a larger one (--out)"
+REMEDY = "Free space there, or set --out to a run directory on a larger filesystem"
 
 
-def disk_full_error(error: BaseException, place: Path, what: str = "") -> DiskFullError | None:
-    """The same as one sentence, if it is for want of room that ``error`` came when ``place`` was written; else None.
+def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskFullError | None:
+    """A DiskFullError with filesystem usage if ``error``, raised while writing to ``path``, is due to a full disk.
 
-    ``what`` could not be done, in words.
+    Else None. ``action``: the failed action, by default "cannot write FILE".
     """
-    reason = disk_full_reason(error, place)
+    reason = disk_full_reason(error, path)
     if reason is None:
         return None
-    named = next((one.filename for one in _chain(error) if isinstance(one, OSError) and one.filename), None)
-    path = Path(os.fsdecode(named)) if isinstance(named, (str, bytes)) else place
-    return DiskFullError(f"{what or f'cannot write {path}'}: {reason}. {filesystem_usage(path)}. {REMEDY}")
+    filenames = (cause.filename for cause in _error_chain(error) if isinstance(cause, OSError) and cause.filename)
+    filename = next(filenames, None)
+    path = Path(os.fsdecode(filename)) if isinstance(filename, (str, bytes)) else path
+    return DiskFullError(f"{action or f'cannot write {path}'}: {reason}. {filesystem_usage(path)}. {REMEDY}")
 
 
 @contextmanager
 def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """``atomic_folder``, which raises NoRoom on a full disk: with what is free before that is given back."""
-    with atomic_folder(path) as making, convert_disk_full(path):
-        yield making
+    """``atomic_folder`` that raises DiskFullError, with the disk usage before the temporary folder is removed."""
+    with atomic_folder(path) as temporary, convert_disk_full(path):
+        yield temporary
 
 
 @contextmanager
-def convert_disk_full(place: Path) -> Iterator[None]:
-    """Within, what is raised for want of room when ``place`` is written becomes NoRoom."""
+def convert_disk_full(path: Path) -> Iterator[None]:
+    """Context manager: errors due to a full disk while writing to ``path`` are raised as DiskFullError."""
     try:
         yield
     except DiskFullError:
         raise
     except Exception as error:
-        if full := disk_full_error(error, place):
-            raise full from error
+        if disk_full := disk_full_error(error, path):
+            raise disk_full from error
         raise
 
 
-def disk_full_reason(error: BaseException, place: Path) -> str | None:
-    """What the disk said of a write that did not fit, if that is what ``error`` came of.
+def disk_full_reason(error: BaseException, path: Path) -> str | None:
+    """The message of the error in the chain of ``error`` that reports a full disk; None if there is none.
 
-    Where nobody told why, a broken disk's write is cut short like a full one's: whether ``place`` takes anything now
-    tells which it is.
+    A short write without errno also happens on a broken disk: it counts only if ``path`` is full now.
     """
-    short = ""
-    for one in _chain(error):
-        if isinstance(one, OSError) and one.errno:
-            return first_line(one) if one.errno in DISK_FULL else None
-        if _names_it(one):
-            return first_line(one)
-        short = short or (first_line(one) if is_short_write(one) else "")
-    return short if short and _is_full(place) else None
+    short_write = ""
+    for cause in _error_chain(error):
+        if isinstance(cause, OSError) and cause.errno:
+            return first_line(cause) if cause.errno in DISK_FULL else None
+        if _reports_disk_full(cause):
+            return first_line(cause)
+        short_write = short_write or (first_line(cause) if is_short_write(cause) else "")
+    return short_write if short_write and _is_full(path) else None
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of the message of ``error``, or its repr."""
     return (str(error) or repr(error)).splitlines()[0]
 
 
 def is_short_write(error: BaseException) -> bool:
-    """Whether it is what numpy or torch.save says of a file that could not be written to its end."""
+    """Whether ``error`` is numpy's or torch.save's for a file that was not fully written."""
     return isinstance(error, (OSError, RuntimeError)) and bool(_SHORT.search(str(error)))
 
 
-def is_disk_full_message(words: str) -> bool:
-    """Whether a process that is not ours ended for want of room, by its last words."""
-    return bool(_SAID.search(words))
+def is_disk_full_message(text: str) -> bool:
+    """Whether ``text``, the output of another program, reports a full disk."""
+    return bool(_DISK_FULL.search(text))
 
 
 def filesystem_usage(path: Path) -> str:
-    """The file system that ``path`` is on, or would be: where it is, its type, its size and what is free."""
-    there = _existing(path)
-    held = os.statvfs(there)
-    above = [one for one in psutil.disk_partitions(all=True) if there.is_relative_to(one.mountpoint)]
-    mount = max(reversed(above), key=lambda one: len(one.mountpoint), default=None)  # the last hides those before
-    name = f"{mount.mountpoint} ({mount.fstype})" if mount else f"the file system of {there}"
-    size, free = (format_bytes(blocks * held.f_frsize) for blocks in (held.f_blocks, held.f_bavail))
-    inodes = "; no inode is free" if held.f_files and not held.f_favail else ""
+    """Host, mount point, type, size and free space of the filesystem of ``path``, which need not exist."""
+    folder = _existing_folder(path)
+    usage = os.statvfs(folder)
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)  # the last one is visible
+    name = f"{mount.mountpoint} ({mount.fstype})" if mount else f"the filesystem of {folder}"
+    size, free = (format_bytes(blocks * usage.f_frsize) for blocks in (usage.f_blocks, usage.f_bavail))
+    inodes = "; no inode is free" if usage.f_files and not usage.f_favail else ""
     return f"On {socket.gethostname()}, {name} has {size}, {free} of it free{inodes}"
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """``error`` and what it came of."""
+def _error_chain(error: BaseException) -> list[BaseException]:
+    """``error``, its cause or context, and so on."""
     chain: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in chain:
-        chain.append(one)
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return chain
 
 
-def _names_it(error: BaseException) -> bool:
-    """NCCL's own errors are not: what it lacks room in is /dev/shm, and a matter of the machine.
+def _reports_disk_full(error: BaseException) -> bool:
+    """Whether the message of an error without errno is the system's text for a full disk.
 
-    tokenizers raises Exception itself, with nothing but the system's words.
+    Errors of NCCL do not count: they concern /dev/shm, a fault of the node. tokenizers raises a plain Exception.
     """
     if type(error) is Exception:
         return bool(_RUST.fullmatch(str(error)))
-    writes = isinstance(error, OSError) or type(error).__module__.startswith("safetensors")
-    return writes and bool(re.search(_WORDS, str(error)))
+    is_write_error = isinstance(error, OSError) or type(error).__module__.startswith("safetensors")
+    return is_write_error and bool(re.search(_DISK_FULL_TEXT, str(error)))
 
 
-def _is_full(place: Path) -> bool:
-    """Whether a file beside it is refused for want of room, too; where files have a limit of their own, it may be."""
+def _is_full(path: Path) -> bool:
+    """Whether writing a probe file next to ``path`` fails for lack of space; True if a file size limit is set."""
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return True
     try:
-        with tempfile.TemporaryFile(dir=_existing(place)) as file:
-            file.write(bytes(_PROBE))
-            os.fsync(file.fileno())  # some network file systems refuse no sooner
+        with tempfile.TemporaryFile(dir=_existing_folder(path)) as file:
+            file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())  # some network filesystems report the error only here
     except OSError as error:
         return error.errno in DISK_FULL
     return False
 
 
-def _existing(path: Path) -> Path:
-    """The folder that ``path`` is, is in, or would be in."""
-    return next(one for one in (path.absolute(), *path.absolute().parents) if one.is_dir()).resolve()
+def _existing_folder(path: Path) -> Path:
+    """``path`` or its closest parent that is an existing folder, resolved."""
+    candidates = (path.absolute(), *path.absolute().parents)
+    return next(candidate for candidate in candidates if candidate.is_dir()).resolve()

@@ -1,8 +1,8 @@
-"""Exposed communication: how much of a step ranks spend on nothing but exchanging data. It is what overlap leaves over.
+"""Exposed communication: the share of a step in which communication does not overlap with computation.
 
-By kernels: on each GPU, the time in which a kernel of NCCL ran and no other; waiting for a slower rank is part of it.
-By a control, under DDP: how much shorter a step is that exchanges no gradients. The two need not agree: NCCL's kernels
-take processors and memory bandwidth from the others as well, which only the control sees.
+From kernels: on each GPU, the time in which only NCCL kernels ran, including waits for slower ranks. From a control run
+(DDP): how much shorter a step without gradient all-reduce is. The two can differ: NCCL kernels also take SMs and memory
+bandwidth from compute kernels, which only the control run measures.
 """
 
 from __future__ import annotations
@@ -18,98 +18,99 @@ from torch.profiler import ProfilerActivity, profile
 
 from seatrial.train.parallel import World
 
-Interval = tuple[int, int]  # begin and end, in the same unit
-Take = Callable[[bool], object]  # queues a step, with the exchange of gradients or without
+Interval = tuple[int, int]  # start and end, in the same unit
+StepFunction = Callable[[bool], object]  # queues a step, with or without gradient communication
 NAMES = ("exposed_communication_percent", "exposed_communication_max_percent", "exposed_communication_control_percent")
 NOT_MEASURED: dict[str, Any] = dict.fromkeys([*NAMES, "exposed_communication_method"])
 
 
 def covered_length(intervals: Iterable[Interval]) -> int:
-    """Length of what ``intervals`` cover together; what several cover counts once."""
-    length, reached = 0, None
-    for begin, end in sorted(intervals):
-        begin = begin if reached is None else max(begin, reached)
-        if end > begin:
-            length, reached = length + end - begin, end
+    """The length of the union of ``intervals``."""
+    length, covered_until = 0, None
+    for start, end in sorted(intervals):
+        start = start if covered_until is None else max(start, covered_until)
+        if end > start:
+            length, covered_until = length + end - start, end
     return length
 
 
-def uncovered_length(some: Iterable[Interval], others: Iterable[Interval]) -> int:
-    """Length of what ``some`` cover and none of the ``others``."""
+def uncovered_length(intervals: Iterable[Interval], others: Iterable[Interval]) -> int:
+    """The length of the union of ``intervals`` minus the union of ``others``."""
     others = list(others)
-    return covered_length([*some, *others]) - covered_length(others)
+    return covered_length([*intervals, *others]) - covered_length(others)
 
 
-def exposed_percent(ran: Iterable[tuple[str, int, int]]) -> float | None:
-    """Percent of the time from the first kernel to the end of the last, by (name, begin, end); None without a kernel.
+def exposed_percent(kernels: Iterable[tuple[str, int, int]]) -> float | None:
+    """Percent of the time between the first kernel's start and the last one's end in which only NCCL kernels ran.
 
-    NCCL's kernels are called ncclDevKernel_…, of symmetric memory ncclSym…, before 2.19 ncclKernel_…; "nccl:…" are
-    torch's own marks. Copies and fills, of which some belong to an exchange, count as neither.
+    ``kernels``: (name, start, end); None without kernels. NCCL kernels are named ncclDevKernel_…, with symmetric memory
+    ncclSym…, before 2.19 ncclKernel_…; "nccl:…" are annotations of torch. Memcpy and Memset count as neither NCCL nor
+    computation, since some of them belong to collectives.
     """
-    exchange: list[Interval] = []
+    communication: list[Interval] = []
     compute: list[Interval] = []
-    for name, begin, end in ran:
+    for name, start, end in kernels:
         if not name.startswith(("Memcpy", "Memset", "nccl:")):
-            (exchange if name.startswith("nccl") else compute).append((begin, end))
-    every = [*exchange, *compute]
-    if not every:
+            (communication if name.startswith("nccl") else compute).append((start, end))
+    all_kernels = [*communication, *compute]
+    if not all_kernels:
         return None
-    span = max(end for _, end in every) - min(begin for begin, _ in every)
-    return 100 * uncovered_length(exchange, compute) / span if span else None
+    duration = max(end for _, end in all_kernels) - min(start for start, _ in all_kernels)
+    return 100 * uncovered_length(communication, compute) / duration if duration else None
 
 
 def gpu_kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
-    """Of torch's raw events (_KinetoEvent) what ran on a GPU: name, begin and end in ns."""
+    """Name, start and end in ns of the GPU kernels among torch's raw profiler events (_KinetoEvent)."""
     for event in events:
         if event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
             yield event.name(), event.start_ns(), event.end_ns()
 
 
-def measure(world: World, steps: int, take: Take, replicated: bool) -> dict[str, Any]:
-    """Take some more steps, which nobody counts; what they showed, under NAMES: median and maximum over the ranks.
+def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) -> dict[str, Any]:
+    """Runs additional, untimed steps; returns the exposed communication under NAMES, median and maximum over ranks.
 
-    All ranks call this, after all else: weights go on changing, and without exchange no longer together.
+    All ranks call this as the last action of the run: it changes the weights, and the control run makes them diverge.
     """
-    take(True)  # what was measured before has emptied caches
-    mine = _by_kernels(world, steps, take) if world.device.type == "cuda" else None
+    run_step(True)  # refills caches
+    rank_percent = _exposed_from_kernels(world, steps, run_step) if world.device.type == "cuda" else None
     control = None
     if replicated:
-        whole, without = (_seconds(world, steps, take, exchange) for exchange in (True, False))
-        control = max(0.0, 100 * (1 - without / whole))
-    method = f"kernels: NCCL's on a GPU, and no other, in {steps} steps after the measured ones"
+        with_communication, without = (_seconds(world, steps, run_step, communicate) for communicate in (True, False))
+        control = max(0.0, 100 * (1 - without / with_communication))
+    method = f"kernels: time with only NCCL kernels on the GPU, in {steps} steps after the measured ones"
     if world.device.type != "cuda":
-        mine, method = control, f"control: {steps} steps with and {steps} without exchange of gradients"
-    figures = world.gather(mine)
-    known = [figure for figure in figures if figure is not None]
-    if len(known) < world.size:
-        method = "not measured: the profiler saw no kernel" if world.device.type == "cuda" else "not measured on a CPU"
+        rank_percent, method = control, f"control run: {steps} steps with and {steps} without gradient communication"
+    percents = [percent for percent in world.gather(rank_percent) if percent is not None]
+    if len(percents) < world.size:
+        gpu = world.device.type == "cuda"
+        method = "not measured: the profiler recorded no kernels" if gpu else "not measured on a CPU"
         return NOT_MEASURED | {"exposed_communication_method": method, "exposed_communication_control_percent": control}
     return {
-        "exposed_communication_percent": median(known),
-        "exposed_communication_max_percent": max(known),
+        "exposed_communication_percent": median(percents),
+        "exposed_communication_max_percent": max(percents),
         "exposed_communication_control_percent": control,
         "exposed_communication_method": method,
     }
 
 
-def _by_kernels(world: World, steps: int, take: Take) -> float | None:
+def _exposed_from_kernels(world: World, steps: int, run_step: StepFunction) -> float | None:
     torch.cuda.synchronize(world.device)
     world.barrier()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(steps):
-            take(True)
+            run_step(True)
         torch.cuda.synchronize(world.device)
-    # the raw events: torch's own evaluation of them takes minutes
+    # raw events: torch's own aggregation takes minutes
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     return exposed_percent(gpu_kernels(results.events() if results is not None else []))
 
 
-def _seconds(world: World, steps: int, take: Take, exchange: bool) -> float:
-    """Of all steps, on the rank that took longest."""
+def _seconds(world: World, steps: int, run_step: StepFunction, communicate: bool) -> float:
+    """Seconds of all steps on the slowest rank."""
     world.barrier()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(steps):
-        take(exchange)
+        run_step(communicate)
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-    return max(world.gather(time.perf_counter() - began))
+    return max(world.gather(time.perf_counter() - start))

@@ -1,7 +1,7 @@
-"""One rank's failure ends all ranks, and one rank tells why.
+"""Failure propagation: the failure of one rank ends all ranks, and only that rank prints its error.
 
-A rank that fails says so in the store through which the ranks met. The others look there: when an exchange breaks for
-want of a peer, as gloo's do, and now and then besides, since NCCL waits for a peer that is gone until its time-out.
+The first rank that fails writes its name to the process group's store. The others read it when a collective
+fails, as gloo's do without a peer, and every POLL_INTERVAL_S, since NCCL waits for a lost peer until its timeout.
 """
 
 from __future__ import annotations
@@ -22,93 +22,94 @@ from seatrial.model import SeatrialError
 from seatrial.util import signals
 
 STORE_KEY = "seatrial/failed"
-LOOK_EVERY_S = 2.0
-GRACE_S = 5.0  # for the rank that tells: torchrun ends all ranks as soon as one has ended
-STUCK_S = 10.0  # longer than GRACE_S: a main thread that has not come to know of it by then never will
+POLL_INTERVAL_S = 2.0
+GRACE_S = 5.0  # the first rank exits earlier and prints its error: torchrun then ends all ranks
+STUCK_S = 10.0  # longer than GRACE_S: after that the main thread is blocked in a collective
 TEARDOWN_S = 30
-EXIT_INCOMPLETE = 3  # the command line's, for what could not be done
+EXIT_INCOMPLETE = 3  # exit code of the command line for an incomplete run
 
 
 class PeerFailed(SeatrialError):
-    """Another rank failed first, and says why."""
+    """Another rank failed first and reports the cause."""
 
 
 @contextmanager
 def propagate_failure() -> Iterator[None]:
-    """What is raised within ends all ranks of the default process group, where one is open by then.
+    """Context manager: an error of one rank ends all ranks of the default process group, if there is one.
 
-    The first rank to fail raises what it was; a broken exchange, which is a peer's end, as SeatrialError. The others
-    raise EndedWithAnother once the first has had time to tell; one that is stuck in an exchange ends at once.
+    The first rank to fail raises its error, or SeatrialError if a collective failed because a peer is lost. The others
+    raise PeerFailed GRACE_S later; a rank that is blocked in a collective exits.
     """
-    ended = threading.Event()
-    threading.Thread(target=_look, args=(ended,), name="failure", daemon=True).start()
+    finished = threading.Event()
+    threading.Thread(target=_watch_peers, args=(finished,), name="failure", daemon=True).start()
     try:
         yield
     except Exception as error:
-        first = _first_to_fail()
-        if first not in (None, _me()):
-            _leave_it_to_torchrun()
-            raise PeerFailed(f"{_me()} ended with {first}, which says why") from error
-        if _is_broken_exchange(error):
-            raise SeatrialError(_alone(error)) from error
+        first = _register_failure()
+        if first not in (None, _rank_name()):
+            _wait_for_torchrun()
+            raise PeerFailed(f"{_rank_name()} exits because {first} failed; see the error of that rank") from error
+        if _is_collective_error(error):
+            raise SeatrialError(_lost_peer_message(error)) from error
         raise
-    except KeyboardInterrupt:  # Ctrl-C or SIGTERM: to all ranks, or to this one
-        if _first_to_fail() in (None, _me()):
-            print("seatrial: interrupted. What is in checkpoints/ stays as it is", file=sys.stderr)
+    except KeyboardInterrupt:  # Ctrl-C or SIGTERM, sent to all ranks or only to this one
+        if _register_failure() in (None, _rank_name()):
+            print("seatrial: interrupted; complete checkpoints in checkpoints/ remain", file=sys.stderr)
         raise
     finally:
-        ended.set()
+        finished.set()
 
 
-def _me() -> str:
+def _rank_name() -> str:
     return f"rank {dist.get_rank() if dist.is_initialized() else 0} on {socket.gethostname()}"
 
 
-def _first_to_fail() -> str | None:
-    """Says that this rank has failed, unless another was first; who that was. None where no others can be told."""
+def _register_failure() -> str | None:
+    """Registers this rank as failed unless another rank was first; returns the first. None without reachable peers."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    # torch may wait for peers that have gone while the interpreter is torn down
+    # at interpreter shutdown torch may wait for peers that have exited
     signal.alarm(TEARDOWN_S)
     try:
-        return str(_get_default_store().compare_set(STORE_KEY, "", _me()).decode())
-    except RuntimeError:  # the store went with the rank that held it
+        return str(_get_default_store().compare_set(STORE_KEY, "", _rank_name()).decode())
+    except RuntimeError:  # the rank that hosts the store has exited
         return None
 
 
-def _leave_it_to_torchrun() -> None:
-    """Wait, so that the rank that tells ends first; torchrun then ends this one, without a word."""
+def _wait_for_torchrun() -> None:
+    """Sleeps GRACE_S so that the first failed rank exits first; torchrun then ends this rank without a message."""
     signals.end_on_sigterm()
     time.sleep(GRACE_S)
 
 
-def _look(ended: threading.Event) -> None:
-    """End this process where another has failed, and the main thread does not come to know of it."""
-    while not ended.wait(LOOK_EVERY_S):
-        if (first := _failed_already()) and not ended.wait(STUCK_S):
-            print(f"seatrial: {_me()} ended with {first}", file=sys.stderr, flush=True)
+def _watch_peers(finished: threading.Event) -> None:
+    """Exits this process if another rank has failed and the main thread has not finished STUCK_S later."""
+    while not finished.wait(POLL_INTERVAL_S):
+        if (first := _failed_rank()) and not finished.wait(STUCK_S):
+            print(f"seatrial: {_rank_name()} exits because {first} failed", file=sys.stderr, flush=True)
             os._exit(EXIT_INCOMPLETE)
 
 
-def _failed_already() -> str | None:
+def _failed_rank() -> str | None:
+    """The rank that registered a failure, or the host of the store if that is lost; else None."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     try:
         store = _get_default_store()
         return str(store.get(STORE_KEY).decode()) if store.check([STORE_KEY]) else None
     except RuntimeError:
-        return "the rank that held the store, which is gone"
-    except (ValueError, KeyError):  # the group was closed meanwhile
+        return "the rank that hosts the store"
+    except (ValueError, KeyError):  # the group has been closed
         return None
 
 
-def _is_broken_exchange(error: Exception) -> bool:
+def _is_collective_error(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
-def _alone(error: Exception) -> str:
-    said = str(error).strip().splitlines()[0]
+def _lost_peer_message(error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0]
     return (
-        f"{_me()} lost a peer that said nothing: {said}. Such a rank was killed or its machine is gone: torchrun's "
-        f"list of failures names it, and the kernel's log (dmesg) says whether memory ran out"
+        f"{_rank_name()}: a peer disconnected without an error: {reason}. It was killed, or its node is down: see "
+        f"torchrun's list of failures for the rank, and dmesg for an out-of-memory kill"
     )

@@ -1,10 +1,10 @@
-"""Linear layers whose products are in 8 bits (arXiv 2209.05433): e4m3 forward, e5m2 for gradients, one scale a tensor.
+"""Linear layers with fp8 matrix products (arXiv 2209.05433): e4m3 forward, e5m2 gradients, one scale per tensor.
 
-A tensor is divided by its scale, so that its largest number is the type's largest, and the product is multiplied by
-both scales. They are taken anew from every tensor: nothing is remembered from step to step. Weights stay as they were.
+Dynamic scaling: a tensor is divided by its scale, so that its largest absolute value becomes the largest of the dtype,
+and the product is multiplied by both scales. No scale is kept between steps. Weights keep their dtype.
 
-torchao's Float8Linear (0.18) computes the same for weights that train. For LoRA's frozen ones it keeps x and takes
-three products in place of two, as it computes a gradient that nobody needs; and a layer with an adapter cannot be one.
+torchao's Float8Linear (0.18) computes the same for trained weights. For LoRA's frozen weights it saves x and computes
+three products instead of two, one for a gradient that is not needed; and it does not support a layer with an adapter.
 """
 
 from __future__ import annotations
@@ -17,71 +17,78 @@ from torch import Tensor
 from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
-FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # precise, up to 448; coarse, up to 57,344
-_MULTIPLE = 16  # torch._scaled_mm: of the second matrix's sides, and of what is summed over
-_CAPABILITY = (8, 9)  # Ada; before it, tensor cores know no 8-bit floats
+FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # max 448; max 57,344
+_MULTIPLE = 16  # required by torch._scaled_mm, of the second matrix's sizes and the inner one
+_CAPABILITY = (8, 9)  # Ada: the first tensor cores with fp8
 
 
 def require_support(device: torch.device, shape: Architecture) -> None:
-    """Raises UsageError where ``device`` or the model's sizes do not let products be in 8 bits."""
+    """Raises UsageError if ``device`` or a layer size of the model does not support fp8 products."""
     if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
-        found = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
-        raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, and {found}: set fp8 to false")
-    pairs = shape.num_key_value_heads * shape.head_dim
-    sizes = (shape.hidden_size, shape.num_attention_heads * shape.head_dim, pairs, shape.intermediate_size)
-    if odd := [size for size in sizes if size % _MULTIPLE]:
-        raise UsageError(f"fp8 needs layers whose sizes are multiples of {_MULTIPLE}, and one has {odd[0]}")
+        actual = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
+        raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, {actual}: set fp8 to false")
+    key_value_size = shape.num_key_value_heads * shape.head_dim
+    sizes = (shape.hidden_size, shape.num_attention_heads * shape.head_dim, key_value_size, shape.intermediate_size)
+    if unsupported := [size for size in sizes if size % _MULTIPLE]:
+        raise UsageError(f"fp8 needs layer sizes that are multiples of {_MULTIPLE}, the model has {unsupported[0]}")
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., in] @ ``weight`` [out, in]ᵀ, in the type of x. The gradients' products are in 8 bits as well.
+    """x [..., in] @ ``weight`` [out, in]ᵀ → [..., out] in the dtype of x; forward and gradient products are in fp8.
 
-    A frozen weight has no gradient, and for it x is not kept.
+    For a frozen weight, x is not saved for backward.
     """
     rows = cast(Tensor, _Linear.apply(x.flatten(0, -2), weight))  # type: ignore[no-untyped-call]
     return rows.view(*x.shape[:-1], -1)
 
 
-def tensor_scale(value: Tensor, kind: torch.dtype) -> Tensor:
-    """What ``value`` is to be divided by, fp32 []. Of a value that is no number it is none, and so is the product."""
-    return value.abs().amax().float().clamp(min=1e-12) / torch.finfo(kind).max
+def tensor_scale(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scale of ``value``: largest absolute value ÷ largest of ``dtype``, fp32 []; NaN if ``value`` contains NaN."""
+    return value.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
 
 
-def quantize(value: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
-    """``value`` over ``scale`` as ``kind``; beyond its largest number, which rounding may reach, e4m3 has only NaN."""
-    most = torch.finfo(kind).max
-    return (value.float() / scale).clamp(-most, most).to(kind)
+def quantize(value: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``value`` ÷ ``scale`` as ``dtype``, clamped to its largest value: beyond it e4m3 gives NaN."""
+    largest = torch.finfo(dtype).max
+    return (value.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-def _product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
-    """a [m, k] @ b [k, n] with their scales. The kernels want a by rows and b by columns.
+def _scaled_product(
+    a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, fast_accumulation: bool
+) -> Tensor:
+    """a [m, k] @ b [k, n] times both scales → [m, n] of ``dtype``. The kernels need a row-major and b column-major.
 
-    ``fast`` sums in fewer bits than fp32: good enough for values, and not for gradients, which vary more in size.
+    ``fast_accumulation`` sums with less than fp32 precision: enough forward, not for gradients.
     """
-    columns = b.t().contiguous().t()
-    return torch._scaled_mm(a.contiguous(), columns, of_a, of_b, out_dtype=dtype, use_fast_accum=fast)
+    column_major = b.t().contiguous().t()
+    return torch._scaled_mm(
+        a.contiguous(), column_major, scale_a, scale_b, out_dtype=dtype, use_fast_accum=fast_accumulation
+    )
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        of_x, of_weight = tensor_scale(x, FORWARD_DTYPE), tensor_scale(weight, FORWARD_DTYPE)
-        kept = (x, of_x) if ctx.needs_input_grad[1] else (None, None)
-        ctx.save_for_backward(*kept, weight, of_weight)
-        narrow_x, narrow_weight = quantize(x, of_x, FORWARD_DTYPE), quantize(weight, of_weight, FORWARD_DTYPE)
-        return _product(narrow_x, of_x, narrow_weight.t(), of_weight, x.dtype, fast=True)
+        x_scale, weight_scale = tensor_scale(x, FORWARD_DTYPE), tensor_scale(weight, FORWARD_DTYPE)
+        saved_x = (x, x_scale) if ctx.needs_input_grad[1] else (None, None)
+        ctx.save_for_backward(*saved_x, weight, weight_scale)
+        x_fp8, weight_fp8 = quantize(x, x_scale, FORWARD_DTYPE), quantize(weight, weight_scale, FORWARD_DTYPE)
+        return _scaled_product(x_fp8, x_scale, weight_fp8.t(), weight_scale, x.dtype, fast_accumulation=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         (gradient,) = gradients
-        x, of_x, weight, of_weight = ctx.saved_tensors
-        of_gradient = tensor_scale(gradient, GRADIENT_DTYPE)
-        narrow_gradient, narrow_weight = (
-            quantize(gradient, of_gradient, GRADIENT_DTYPE),
-            quantize(weight, of_weight, FORWARD_DTYPE),
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        scale = tensor_scale(gradient, GRADIENT_DTYPE)
+        gradient_fp8 = quantize(gradient, scale, GRADIENT_DTYPE)
+        weight_fp8 = quantize(weight, weight_scale, FORWARD_DTYPE)
+        x_gradient = _scaled_product(
+            gradient_fp8, scale, weight_fp8, weight_scale, weight.dtype, fast_accumulation=False
         )
-        to_x = _product(narrow_gradient, of_gradient, narrow_weight, of_weight, weight.dtype, fast=False)
         if x is None:
-            return to_x, None
-        narrow_x = quantize(x, of_x, FORWARD_DTYPE)
-        return to_x, _product(narrow_gradient.t(), of_gradient, narrow_x, of_x, weight.dtype, fast=False)
+            return x_gradient, None
+        x_fp8 = quantize(x, x_scale, FORWARD_DTYPE)
+        weight_gradient = _scaled_product(
+            gradient_fp8.t(), scale, x_fp8, x_scale, weight.dtype, fast_accumulation=False
+        )
+        return x_gradient, weight_gradient

@@ -1,4 +1,4 @@
-"""What must hold in a distributed training run, counted from what every rank reported. No communication in here."""
+"""Consistency of a distributed training run, computed from the reports of all ranks, without communication."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch import nn
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one process says of itself: to torch, in torchrun's environment, and by the device that it holds."""
+    """Rank, environment, node, GPU and cores of one training process."""
 
     rank: int
     world_size: int
     local_rank: int
-    environment: dict[str, str | None]  # RANK, WORLD_SIZE, LOCAL_RANK as they are set
+    environment: dict[str, str | None]  # RANK, WORLD_SIZE, LOCAL_RANK
     node: str
-    gpu_name: str | None  # as NVML calls the model
-    gpu_uuid: str | None  # as nvidia-smi -L writes it
-    cpus: str  # the cores that it may run on, as in "0-3,8"
+    gpu_name: str | None  # NVML's model name
+    gpu_uuid: str | None  # in the format of nvidia-smi -L
+    cpus: str  # the affinity mask, such as "0-3,8"
 
 
 def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, device: str) -> RankInfo:
-    """This process, as torch.distributed and the worker know it."""
+    """The RankInfo of this process."""
     gpu = torch.cuda.get_device_properties(device) if torch.device(device).type == "cuda" else None
     return RankInfo(
         rank=rank,
@@ -43,38 +43,38 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 
 
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
-    """Rank → what is wrong with it: it contradicts the environment, is missing, or claimed twice."""
-    faults: dict[int, list[str]] = {}
+    """Rank → its inconsistencies: with the environment or world size, missing, or used twice."""
+    problems: dict[int, list[str]] = {}
     size = len(processes)
-    claims = Counter(process.rank for process in processes)
-    seats = Counter((process.node, process.local_rank) for process in processes)
+    processes_per_rank = Counter(process.rank for process in processes)
+    local_ranks = Counter((process.node, process.local_rank) for process in processes)
     for process in processes:
-        found = faults.setdefault(process.rank, [])
-        known = {"RANK": process.rank, "WORLD_SIZE": size, "LOCAL_RANK": process.local_rank}
-        for name, value in known.items():
+        rank_problems = problems.setdefault(process.rank, [])
+        expected = {"RANK": process.rank, "WORLD_SIZE": size, "LOCAL_RANK": process.local_rank}
+        for name, value in expected.items():
             if process.environment[name] != str(value):
-                found.append(f"{name} is {process.environment[name]}, torch has {value}")
+                rank_problems.append(f"{name} is {process.environment[name]} in the environment, {value} in torch")
         if process.world_size != size:
-            found.append(f"torch counts {process.world_size} ranks, {size} answered")
-        if claims[process.rank] > 1:
-            found.append(f"{claims[process.rank]} processes are rank {process.rank}")
-        if seats[process.node, process.local_rank] > 1:
-            found.append(f"local rank {process.local_rank} of {process.node} is taken twice")
-    missing = set(range(size)) - set(claims)
-    return {rank: "; ".join(found) for rank, found in faults.items() if found} | dict.fromkeys(missing, "missing")
+            rank_problems.append(f"world size {process.world_size} in torch, but {size} ranks reported")
+        if processes_per_rank[process.rank] > 1:
+            rank_problems.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
+        if local_ranks[process.node, process.local_rank] > 1:
+            rank_problems.append(f"local rank {process.local_rank} of {process.node} is used twice")
+    missing = set(range(size)) - set(processes_per_rank)
+    return {rank: "; ".join(texts) for rank, texts in problems.items() if texts} | dict.fromkeys(missing, "missing")
 
 
 def shared_gpus(processes: Sequence[RankInfo]) -> dict[str, list[int]]:
-    """GPU UUID → the ranks on it, for every GPU that more than one process holds."""
-    holders: dict[str, list[int]] = {}
+    """GPU UUID → its ranks, for each GPU that several processes use."""
+    ranks_by_gpu: dict[str, list[int]] = {}
     for process in processes:
         if process.gpu_uuid is not None:
-            holders.setdefault(process.gpu_uuid, []).append(process.rank)
-    return {uuid: ranks for uuid, ranks in holders.items() if len(ranks) > 1}
+            ranks_by_gpu.setdefault(process.gpu_uuid, []).append(process.rank)
+    return {uuid: ranks for uuid, ranks in ranks_by_gpu.items() if len(ranks) > 1}
 
 
 def core_list(cores: Iterable[int]) -> str:
-    """Cores as the kernel writes them: {0, 1, 2, 8} → ``0-2,8``."""
+    """Cores in the kernel's list format: {0, 1, 2, 8} → ``0-2,8``."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and core == runs[-1][-1] + 1:
@@ -86,24 +86,24 @@ def core_list(cores: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the ranks' shares of an epoch add up to its samples."""
+    """Counts of samples of an epoch over all ranks."""
 
-    missing: int  # samples that nobody got, besides those left out
-    duplicates: int  # samples given out more than once
-    left_out: int  # so that every rank gets as many: size mod ranks
+    missing: int  # read by no rank, besides those left out
+    duplicates: int  # read more than once
+    left_out: int  # size mod ranks: all ranks read equally many
 
 
 def coverage(shares: Sequence[Sequence[int]], size: int) -> Coverage:
-    """Compare what each rank was given, of samples 0 to ``size`` - 1, with what ``data.order`` promises."""
-    given = Counter(chain.from_iterable(shares))
+    """The Coverage of ``shares``, the sample indices (0 to ``size`` - 1) that each rank reads."""
+    reads = Counter(chain.from_iterable(shares))
     left_out = size % len(shares)
     return Coverage(
-        missing=max(0, size - left_out - len(given)), duplicates=given.total() - len(given), left_out=left_out
+        missing=max(0, size - left_out - len(reads)), duplicates=reads.total() - len(reads), left_out=left_out
     )
 
 
 def parameter_digest(models: Iterable[nn.Module]) -> str:
-    """SHA-256 over the bytes of every parameter and buffer, in order: one bit changes it."""
+    """SHA-256 over the bytes of all parameters and buffers, in order."""
     digest = hashlib.sha256()
     for model in models:
         for tensor in model.state_dict().values():
@@ -112,8 +112,8 @@ def parameter_digest(models: Iterable[nn.Module]) -> str:
 
 
 def mismatched_ranks(digests: Sequence[str]) -> list[int]:
-    """The ranks that do not hold what most hold; all of them where no majority says who is right."""
-    most, count = Counter(digests).most_common(1)[0]
+    """The ranks whose digest differs from the majority's; all ranks if there is no majority."""
+    majority, count = Counter(digests).most_common(1)[0]
     if 2 * count <= len(digests):
         return list(range(len(digests)))
-    return [rank for rank, digest in enumerate(digests) if digest != most]
+    return [rank for rank, digest in enumerate(digests) if digest != majority]

@@ -1,4 +1,4 @@
-"""Low-rank adapters: attached to a decoder, the only thing that trains, kept in a file of their own like peft's."""
+"""LoRA adapters: attached to a frozen decoder, trained, and saved in peft's file format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 
 
 def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dropout: float) -> None:
-    """Give every linear layer named in ``targets`` an adapter, in fp32, and freeze all else. Adapters get no values."""
+    """Adds an uninitialized fp32 adapter to every linear layer in ``targets`` and freezes all other parameters."""
     model.requires_grad_(False)
     for name, layer in model.layers.named_modules():
         if isinstance(layer, Linear) and name.rpartition(".")[2] in targets:
@@ -27,33 +27,34 @@ def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dr
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapters' parameters, under peft's names."""
+    """The adapters' parameters by peft name."""
     return {peft_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
 
 
 def peft_name(name: str) -> str:
+    """peft's name of the adapter parameter ``name``."""
     return f"{_PREFIX}{name.replace('.adapter.', '.')}.weight"
 
 
 def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters whole, on the CPU, under peft's names. Where they are sharded, every rank must take part."""
-    found = {}
+    """The unsharded adapters on the CPU, by peft name. With sharded adapters all ranks must call this."""
+    weights = {}
     for name, parameter in adapter_parameters(model).items():
-        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found[name] = whole.detach().cpu().contiguous()
-    return found
+        tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        weights[name] = tensor.detach().cpu().contiguous()
+    return weights
 
 
 def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) -> None:
-    """Write what ``gather`` gave as a folder that peft reads. Raises OSError."""
+    """Writes the weights from ``gather_adapters`` to ``folder`` in peft's format; ``base``: model name."""
     from safetensors.torch import save
 
-    found = [
+    modules = [
         (name.rpartition(".")[2], layer.adapter)
         for name, layer in model.named_modules()
         if isinstance(layer, Linear) and layer.adapter is not None
     ]
-    first = found[0][1]
+    first = modules[0][1]
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -61,7 +62,7 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
         "r": len(first.lora_A),
         "lora_alpha": first.scale * len(first.lora_A),
         "lora_dropout": first.dropout,
-        "target_modules": sorted({name for name, _ in found}),
+        "target_modules": sorted({name for name, _ in modules}),
         "bias": "none",
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,37 +71,37 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
 
 
 def verify_export(weights: dict[str, Tensor], folder: Path) -> str:
-    """What reading ``export``'s file again showed. Raises SeatrialError where it is not what was trained."""
+    """Reads the exported file again and returns the result. Raises SeatrialError if it differs from ``weights``."""
     from safetensors.torch import load_file
 
-    found = load_file(folder / WEIGHTS_FILE)
-    wrong = [name for name, tensor in weights.items() if name not in found or not torch.equal(found[name], tensor)]
-    if wrong or len(found) != len(weights):
-        raise SeatrialError(f"{folder / WEIGHTS_FILE} does not hold what was trained: {len(wrong)} adapters differ")
+    path = folder / WEIGHTS_FILE
+    saved = load_file(path)
+    different = [name for name, tensor in weights.items() if name not in saved or not torch.equal(saved[name], tensor)]
+    if different or len(saved) != len(weights):
+        raise SeatrialError(
+            f"{path} has {len(saved)} tensors, {len(different)} of {len(weights)} trained ones differ or are missing"
+        )
     return "loaded; equal bit by bit"
 
 
 @torch.no_grad()
 def load(model: nn.Module, folder: Path) -> None:
-    """Put back what ``export`` (or peft) wrote. Raises UsageError where adapters are missing, too many or of another
-    shape.
-    """
+    """Loads adapters that ``export`` or peft wrote. Raises UsageError if a name or shape does not match the model."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        found = load_file(folder / WEIGHTS_FILE)
+        saved = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"cannot read the adapters in {folder}: {error}") from error
-    own = adapter_parameters(model)
-    if own.keys() != found.keys():
-        odd = sorted(own.keys() ^ found.keys())
+    parameters = adapter_parameters(model)
+    if unmatched := sorted(parameters.keys() ^ saved.keys()):
         raise UsageError(
-            f"{folder / WEIGHTS_FILE} is not of this model: {len(odd)} adapters differ, {odd[0]} the first"
+            f"{folder / WEIGHTS_FILE} belongs to another model: {len(unmatched)} names differ, first {unmatched[0]}"
         )
-    for name, parameter in own.items():
-        if parameter.shape != found[name].shape:
+    for name, parameter in parameters.items():
+        if parameter.shape != saved[name].shape:
             raise UsageError(
-                f"{folder / WEIGHTS_FILE}: {name} is {list(found[name].shape)}, not {list(parameter.shape)}"
+                f"{folder / WEIGHTS_FILE}: {name} has shape {list(saved[name].shape)}, expected {list(parameter.shape)}"
             )
-        parameter.copy_(found[name])
+        parameter.copy_(saved[name])

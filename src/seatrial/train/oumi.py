@@ -1,12 +1,12 @@
-"""A training config in the words of Oumi, which pins versions of its own and so trains as a program of its own.
+"""Converts a training config to Oumi's format. Oumi pins its own package versions and runs as a separate program.
 
 Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,training}_params.py for the keys,
-src/oumi/core/configs/training_config.py for what goes with what (mixed precision wants weights in float32),
+src/oumi/core/configs/training_config.py for valid combinations (mixed precision requires float32 weights),
 src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py for ``oumi train -c FILE``.
 
-Rows always go through text_sft_jsonl. Oumi passes a data set of the Hub that it has no class for to TRL as it is:
-no_robots has a column ``prompt`` beside ``messages``, for which TRL expects a ``completion`` (KeyError 'completion').
-Oumi's HuggingFaceDataset reads ``messages``, but refuses the role system (src/oumi/datasets/sft/huggingface.py).
+All rows use the dataset text_sft_jsonl. Oumi passes a Hub dataset without a class of its own to TRL unchanged:
+no_robots has the columns ``prompt`` and ``messages``, and TRL then expects ``completion`` (KeyError 'completion').
+Oumi's HuggingFaceDataset reads ``messages``, but rejects the role system (src/oumi/datasets/sft/huggingface.py).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from seatrial.model import UsageError
 from seatrial.train.hf import rows
 from seatrial.train.train_config import HUB_PREFIX, TrainConfig
 
-MODEL_FOLDER, ROWS_FILE, OUTPUT_FOLDER = "model", "rows.jsonl", "trained"  # beside the config
+MODEL_FOLDER, ROWS_FILE, OUTPUT_FOLDER = "model", "rows.jsonl", "trained"  # in the config's folder
 _LAYOUTS = ("no_robots", "alpaca")
-_HEADER = "# What seatrial has `oumi train -c` do. Every token counts in its loss, those of the prompt as well.\n"
+_HEADER = "# Written by seatrial for `oumi train -c`. The loss includes prompt tokens.\n"
 
 
 def render(config: TrainConfig, folder: Path) -> str:
-    """Oumi's YAML for ``config``. Pure: names files below ``folder``, and makes none.
+    """Oumi's YAML for ``config``; creates no files.
 
-    The rows, from wherever they come, are in ``folder``/rows.jsonl, a model with random weights in ``folder``/model;
-    the result goes to ``folder``/trained. Raises UsageError for what is not rendered here.
+    Rows are read from ``folder``/rows.jsonl, a model with random weights from ``folder``/model; the trained model goes
+    to ``folder``/trained. Raises UsageError for settings that cannot be converted.
     """
-    _refuse(config)
+    _check_supported(config)
     text = yaml.safe_dump(
         {"model": _model(config, folder), "data": _data(folder), "training": _training(config, folder)},
         sort_keys=False,
@@ -41,36 +41,38 @@ def render(config: TrainConfig, folder: Path) -> str:
 
 
 def convert_row(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """``row`` of no_robots or alpaca, with only the keys that Oumi's text_sft_jsonl reads. Raises ValueError."""
+    """The keys of a no_robots or alpaca ``row`` that Oumi's text_sft_jsonl reads. Raises ValueError for a bad row."""
     if layout == "alpaca":
         rows.prompt_and_output(row)
         return {"instruction": row["instruction"], "input": row.get("input") or "", "output": row["output"]}
     return {"messages": rows.conversation(row).messages}
 
 
-def _refuse(config: TrainConfig) -> None:
-    wrong = {
-        f"data.layout {config.data.layout}: expected {' or '.join(_LAYOUTS)}": config.data.layout not in _LAYOUTS,
-        "use_lora: only a full fine-tune is": config.use_lora,
-        f"parallel.strategy {config.parallel.strategy}: one GPU is": config.parallel.strategy != "ddp",
-        "data.packing: rows one by one are": config.data.packing,
-        "learning_rate.floor: only a rate that ends at 0 is": bool(config.learning_rate.min_ratio),
+def _check_supported(config: TrainConfig) -> None:
+    unsupported = {
+        f"data.layout {config.data.layout}, expected {' or '.join(_LAYOUTS)}": config.data.layout not in _LAYOUTS,
+        "use_lora true, expected false": config.use_lora,
+        f"parallel.strategy {config.parallel.strategy}, expected ddp": config.parallel.strategy != "ddp",
+        "data.packing true, expected false": config.data.packing,
+        f"learning_rate.min_ratio {config.learning_rate.min_ratio:g}, expected 0": config.learning_rate.min_ratio > 0,
     }
-    if reason := next((reason for reason, holds in wrong.items() if holds), None):
-        raise UsageError(f"{config.run_name} cannot be rendered for Oumi: {reason} rendered")
+    if reason := next((reason for reason, applies in unsupported.items() if applies), None):
+        raise UsageError(f"cannot convert {config.run_name} for Oumi: {reason}")
 
 
 def _model(config: TrainConfig, folder: Path) -> dict[str, Any]:
     weights = config.model.weights
-    trained_low = config.bf16 and config.master_dtype == "bf16"
-    found = {
+    bf16_weights = config.bf16 and config.master_dtype == "bf16"
+    fields = {
         "model_name": str(folder / MODEL_FOLDER) if weights == "random" else weights.removeprefix(HUB_PREFIX),
         "model_max_length": config.seq_len,
-        "torch_dtype_str": "bfloat16" if trained_low else "float32",
+        "torch_dtype_str": "bfloat16" if bf16_weights else "float32",
         "attn_implementation": "sdpa",
         "load_pretrained_weights": weights != "random",
     }
-    return found | ({"tokenizer_name": config.data.tokenizer.removeprefix(HUB_PREFIX)} if config.data.tokenizer else {})
+    if config.data.tokenizer:
+        fields["tokenizer_name"] = config.data.tokenizer.removeprefix(HUB_PREFIX)
+    return fields
 
 
 def _data(folder: Path) -> dict[str, Any]:
@@ -102,8 +104,8 @@ def _training(config: TrainConfig, folder: Path) -> dict[str, Any]:
         "seed": config.seed,
         "data_seed": config.seed,
         "logging_steps": 1,
-        "save_steps": config.checkpoint.every,  # 0: none on the way
-        "save_final_model": True,  # trainer_state.json comes with it
+        "save_steps": config.checkpoint.every,  # 0: no intermediate checkpoints
+        "save_final_model": True,  # writes trainer_state.json too
         "enable_tensorboard": config.tensorboard,
         "enable_wandb": False,
     }

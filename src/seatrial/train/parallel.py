@@ -1,4 +1,4 @@
-"""Who trains together, and how a model is spread over them: one process, DDP, FSDP2, or several replicas of FSDP2."""
+"""The process group and the parallelism of a model: single process, DDP, FSDP2 or HSDP (FSDP2 with replicas)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from seatrial.train.train_config import TrainConfig
 
 T = TypeVar("T")
 _AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
-_TYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together."""
+    """Rank and device of this process, and the number of ranks."""
 
     rank: int
     size: int
@@ -45,15 +45,15 @@ class World:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank, on every rank. One that is alone needs no group."""
+        """The ``value`` of every rank, by rank, on all ranks; a single rank needs no process group."""
         return [value] if self.size == 1 else rank.gather(value)
 
     def barrier(self) -> None:
-        """Wait for all, without a kernel: a GPU may be busy, or not be there."""
+        """Waits for all ranks without a GPU kernel."""
         self.gather(None)
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
-        """The sum over ranks, in place; queued on the device, not waited for. One that is alone needs no group."""
+        """``value`` summed over ranks in place, queued on the device; a single rank needs no process group."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
@@ -61,34 +61,34 @@ class World:
 
 @contextmanager
 def process_group(timeout_s: float) -> Iterator[World]:
-    """The group that is open, or that torchrun's environment describes; without one, a group of this process alone.
+    """Context manager: the World of the open process group, or of a new one for torchrun's ranks or this process alone.
 
-    NCCL where there are GPUs, one a process, and gloo beside it for what is on the CPU: checkpoints and offloading.
+    Backends: NCCL with one GPU per process, and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
     gpus = torch.cuda.device_count()
     if gpus and local_rank >= gpus:
-        raise SeatrialError(f"local rank {local_rank}, but this machine has {gpus} GPUs: start one process a GPU")
+        raise SeatrialError(f"local rank {local_rank}, but this node has {gpus} GPUs: start one process per GPU")
     device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     else:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
-    # no device_id: it would be handed down to the checkpoints' group, which is gloo's
-    theirs = dist.is_initialized()  # of who has opened it: a check, in train.child
-    if not theirs:
-        dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **alone)
+    single_rank: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
+    # no device_id: the gloo group of checkpoints would inherit it
+    already_open = dist.is_initialized()  # by a check, in train.child
+    if not already_open:
+        dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **single_rank)
     world = World(rank, size, device, socket.gethostname())
-    world.all_reduce_sum(torch.ones((), device=device))  # NCCL connects at the first use: not in the first step
+    world.all_reduce_sum(torch.ones((), device=device))  # NCCL connects on first use: now, not in the first step
     if gpus:
         torch.cuda.synchronize()
     yield world
-    # Not after an error: others may never come, and torchrun ends what is left of them.
+    # Not after an error: peers may be gone, and torchrun ends the others.
     if gpus:
         torch.cuda.synchronize()
-    if not theirs:
+    if not already_open:
         dist.destroy_process_group()
 
 
@@ -97,11 +97,11 @@ _ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def prepare_kernels(settings: TrainConfig) -> None:
-    """Choose kernels for the whole process. One of attention that cannot serve is an error then, not a slower one."""
+    """Selects the kernels of this process. There is no fallback from the configured attention kernel."""
     if not settings.bf16:
-        torch.set_float32_matmul_precision("highest")  # some containers set TF32 by a variable: that is not fp32
+        torch.set_float32_matmul_precision("highest")  # some containers enable TF32 by an environment variable
     if settings.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # or cuBLAS may choose otherwise the next time
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # makes cuBLAS deterministic
     torch.use_deterministic_algorithms(settings.deterministic)
     if settings.attention != "auto":
         torch.backends.cuda.enable_flash_sdp(settings.attention == "flash")
@@ -112,7 +112,7 @@ def prepare_kernels(settings: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """``model`` holds the weights; ``call`` is what trains it, which under DDP is another module around it."""
+    """``model``: the weights; ``train_module``: the module to call in training, with DDP a wrapper of ``model``."""
 
     model: Decoder
     train_module: nn.Module
@@ -120,20 +120,20 @@ class BuiltModel:
 
 
 def build(settings: TrainConfig, world: World) -> BuiltModel:
-    """The model that ``settings`` describe, spread and filled with its first weights.
+    """The model of ``settings``, parallelized, with its initial weights.
 
-    What is frozen is held in the type that is computed in; what trains, in ``master_dtype``.
+    Frozen weights have the compute dtype, trained ones ``master_dtype``.
     """
-    shape, compute = settings.architecture(), _TYPES["bf16" if settings.bf16 else "fp32"]
-    master = _TYPES[settings.master_dtype]
+    architecture, compute_dtype = settings.architecture(), _DTYPES["bf16" if settings.bf16 else "fp32"]
+    master_dtype = _DTYPES[settings.master_dtype]
     if settings.fp8:
-        fp8.require_support(world.device, shape)
-    model = weights.build_on_meta(shape, compute, compute if settings.use_lora else master)
+        fp8.require_support(world.device, architecture)
+    model = weights.build_on_meta(architecture, compute_dtype, compute_dtype if settings.use_lora else master_dtype)
     if settings.use_lora:
         dropout = settings.lora_dropout
         lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
         for adapter in lora.adapter_parameters(model).values():
-            adapter.data = adapter.data.to(master)
+            adapter.data = adapter.data.to(master_dtype)
     compiled = settings.compile and world.device.type == "cuda"
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
@@ -146,30 +146,32 @@ def build(settings: TrainConfig, world: World) -> BuiltModel:
     model.output.compiled = compiled
     sharded = settings.parallel.strategy == "fsdp2"
     if sharded:
-        shard(model, settings, world, compute)
+        shard(model, settings, world, compute_dtype)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
-    drawn = weights.random_weights(settings.seed, shape.initializer_range)
+    random_weights = weights.random_weights(settings.seed, architecture.initializer_range)
     folder = settings.model.weights
-    weights.fill(model, drawn if folder == "random" else weights.from_folder(folder, drawn), world.device)
-    call = model if sharded or world.size == 1 else replicate(model, settings, world)
-    return BuiltModel(model, call, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    source = random_weights if folder == "random" else weights.from_folder(folder, random_weights)
+    weights.fill(model, source, world.device)
+    train_module = model if sharded or world.size == 1 else replicate(model, settings, world)
+    return BuiltModel(model, train_module, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
 def blocks(model: Decoder) -> list[Block]:
+    """The transformer blocks of ``model``."""
     return [cast(Block, block) for block in model.layers]
 
 
-def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dtype) -> None:
-    """FSDP2: a group for each block, one for norm and head, which backward needs first, one for the embedding.
+def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: torch.dtype) -> None:
+    """Applies FSDP2 to ``model``: one group per block, one for the last norm and head, and the root with the embedding.
 
-    With tied weights head and embedding are one, in the outermost group. Raises UsageError where ranks do not divide
-    into replicas.
+    With tied weights the head belongs to the root group. Raises UsageError if parallel.replicas does not divide the
+    number of ranks.
     """
     parallel = settings.parallel
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     options: dict[str, Any] = {
         "mesh": _mesh(world, parallel.replicas),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_TYPES[parallel.reduce_dtype]),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=_DTYPES[parallel.reduce_dtype]),
         "offload_policy": offload if parallel.cpu_offload else OffloadPolicy(),
     }
     groups: list[nn.Module] = [*blocks(model)]
@@ -179,28 +181,30 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute: torch.dt
         fully_shard(model.output, reshard_after_forward=False, **options)
         groups.append(model.output)
     fully_shard(model, reshard_after_forward=False, **options)
-    if ahead := parallel.prefetch:  # while a group computes, the weights of the next are gathered, in both directions
-        wrapped = cast("list[FSDPModule]", groups)
-        for place, group in enumerate(wrapped):
-            group.set_modules_to_forward_prefetch(wrapped[place + 1 : place + 1 + ahead])
-            group.set_modules_to_backward_prefetch(wrapped[max(0, place - ahead) : place][::-1])
+    if depth := parallel.prefetch:  # all-gather the next groups while one computes, forward and backward
+        fsdp_groups = cast("list[FSDPModule]", groups)
+        for index, group in enumerate(fsdp_groups):
+            group.set_modules_to_forward_prefetch(fsdp_groups[index + 1 : index + 1 + depth])
+            group.set_modules_to_backward_prefetch(fsdp_groups[max(0, index - depth) : index][::-1])
 
 
 def _mesh(world: World, replicas: int) -> DeviceMesh:
-    """One dimension, over which weights are spread; with replicas (HSDP) a dimension of them before it.
+    """A mesh (ranks,), or with replicas (HSDP) (replicas, ranks per replica).
 
-    Ranks that follow one another share a replica: torchrun and srun number those of a node so.
+    Consecutive ranks form a replica: torchrun and srun number the ranks of a node consecutively.
     """
     if replicas == 1:
         return init_device_mesh(world.device.type, (world.size,))
     shards, rest = divmod(world.size, replicas)
     if rest or shards == 1:
-        raise UsageError(f"parallel.replicas {replicas} must divide {world.size} ranks, and leave each two or more")
+        raise UsageError(
+            f"parallel.replicas {replicas}: expected a divisor of {world.size} ranks, at least 2 ranks each"
+        )
     return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
 def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
-    """DDP: every rank the whole model, gradients averaged."""
+    """``model`` wrapped in DistributedDataParallel."""
     replica = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -212,35 +216,35 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
 
 
 def tensor_counts(model: nn.Module) -> dict[str, int]:
-    """How many parameter tensors there are, and how many of them are sharded, by FSDP2 or by ZeRO-3 (``ds_id``)."""
-    found = list(model.parameters())
-    sharded = sum(isinstance(one, DTensor) or hasattr(one, "ds_id") for one in found)
-    return {"parameter_tensors": len(found), "sharded_tensors": sharded}
+    """The numbers of parameter tensors and of those sharded by FSDP2 or ZeRO-3 (``ds_id``)."""
+    parameters = list(model.parameters())
+    sharded = sum(isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") for parameter in parameters)
+    return {"parameter_tensors": len(parameters), "sharded_tensors": sharded}
 
 
 def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
-    """What is not spread as FSDP2 promises: every parameter by its rows, and no rank with more than its share.
+    """The parameters whose sharding differs from FSDP2's: by rows over the ``ranks`` ÷ ``replicas`` ranks of a replica.
 
-    ``ranks`` in all; each of ``replicas`` is spread over as many as it has.
+    Also those of which this rank has more rows than its part.
     """
-    faults = []
+    errors = []
     shards = ranks // replicas
     sizes, placements = ((shards,), (Shard(0),)) if replicas == 1 else ((replicas, shards), (Replicate(), Shard(0)))
     for name, parameter in model.named_parameters():
         rows = -(-parameter.shape[0] // shards)
         if not isinstance(parameter, DTensor):
-            faults.append(f"{name} is whole")
+            errors.append(f"{name} is not sharded")
         elif parameter.placements != placements or parameter.device_mesh.shape != sizes:
-            faults.append(
+            errors.append(
                 f"{name} is {parameter.placements} over {' × '.join(map(str, parameter.device_mesh.shape))} ranks"
             )
         elif len(parameter.to_local()) > rows:
-            faults.append(f"{name}: {len(parameter.to_local())} of {parameter.shape[0]} rows here, at most {rows} due")
-    return faults
+            errors.append(f"{name}: {len(parameter.to_local())} of {parameter.shape[0]} rows, expected at most {rows}")
+    return errors
 
 
 def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim.AdamW:
-    """Fused AdamW. Call it after sharding: it must hold the shares, not the whole weights."""
+    """Fused AdamW for ``trained``, which must be sharded before."""
     options = settings.optimizer
     return torch.optim.AdamW(
         trained,
@@ -253,15 +257,15 @@ def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim
 
 
 @contextmanager
-def gradient_sync(call: nn.Module, last: bool) -> Iterator[None]:
-    """Within, DDP exchanges gradients in the ``last`` micro-batch only. FSDP2 does in each: it has no room to wait."""
-    if isinstance(call, DistributedDataParallel) and not last:
-        with call.no_sync():
+def gradient_sync(train_module: nn.Module, enabled: bool) -> Iterator[None]:
+    """Context manager: DDP all-reduces gradients only if ``enabled``; FSDP2 always reduces, to save memory."""
+    if isinstance(train_module, DistributedDataParallel) and not enabled:
+        with train_module.no_sync():
             yield
     else:
         yield
 
 
 def unshard(value: Tensor) -> Tensor:
-    """A sharded result, such as a norm, as every rank needs it."""
+    """``value``, gathered from all ranks if it is a DTensor."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,4 +1,4 @@
-"""How a training run goes on: a JSON line a step, curves, a line for a person now and then; what the start cost."""
+"""Progress of a training run: steps.jsonl, TensorBoard curves, progress lines, and durations of the startup phases."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from seatrial.util import journal
 from seatrial.util.files import write_json
 
 STEPS_FILE = "steps.jsonl"
-LIVE_S = 1.0  # on a terminal the line is renewed so often: a person looks at it
+TERMINAL_INTERVAL_S = 1.0  # of the progress line on a terminal
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step, of all ranks together but for the times, which are this rank's. None is what the stack does not know.
+    """One step of all ranks; times are those of this rank. None: unknown to the stack.
 
-    ``loss`` in nats a trained token. ``tokens`` are the positions of all sequences, padding among them;
-    ``trained_tokens`` those that the loss is taken of.
+    ``loss``: nats per trained token. ``tokens``: all positions, including padding; ``trained_tokens``: those with a
+    loss.
     """
 
     step: int
@@ -42,12 +42,12 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient are numbers."""
+        """Whether loss and gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm or 0.0)
 
 
 class StartupPhases:
-    """Where the time went before the first step was done: seconds by phase, from the start of the process."""
+    """Seconds by phase from the start of the process to the end of the first step."""
 
     def __init__(self, started: float, phase: str) -> None:
         self._started = self._last = started
@@ -56,13 +56,13 @@ class StartupPhases:
         self.end_phase(phase)
 
     def end_phase(self, phase: str) -> None:
-        """``phase`` has just ended."""
+        """Records that ``phase`` ends now."""
         self._ends[phase] = time.time()
         self.seconds[phase] = self._ends[phase] - self._last
         self._last = self._ends[phase]
 
     def end_first_step(self) -> None:
-        """A step has been seen to be done; only the first counts, and holds what had to be compiled for it."""
+        """Records the end of the first step, compilation included; later calls have no effect."""
         if "first_step" not in self.seconds:
             self.end_phase("first_step")
             self.seconds["time_to_first_step"] = self._last - self._started
@@ -73,116 +73,117 @@ class StartupPhases:
 
 
 class StepLog:
-    """Steps as they become known: on the first rank each is a line of ``out``/steps.jsonl.
+    """Writes each step to ``out``/steps.jsonl, TensorBoard and stderr, on rank 0.
 
-    Lines of the ``done`` steps of a run that is resumed stay; what came after them is overwritten. Raises UsageError
-    where a run that is not resumed finds some: another has begun there since ``claim``; or where one still writes.
+    A resumed run keeps the lines of its ``done`` steps and overwrites later ones. Raises UsageError if another run has
+    created the file since ``create_run_folder``, or is still writing it.
     """
 
     def __init__(self, settings: TrainConfig, world: World, out: Path, done: int) -> None:
         self._settings, self._world = settings, world
-        self._file = _lines(out / STEPS_FILE, done, settings.checkpoint.resume) if world.is_rank0 else None
-        # of stack hf the Trainer writes its own, under the same names
-        ours = world.is_rank0 and settings.tensorboard and settings.stack == "native"
-        self._board: Any = _board(out, done) if ours else None
-        self._live = sys.stderr.isatty()
-        self._every = min(LIVE_S, settings.log_every_s) if self._live else settings.log_every_s
-        self._said = time.monotonic()
+        self._file = _open_steps_file(out / STEPS_FILE, done, settings.checkpoint.resume) if world.is_rank0 else None
+        # with stack hf the Trainer writes these curves
+        writes_curves = world.is_rank0 and settings.tensorboard and settings.stack == "native"
+        self._tensorboard: Any = _open_tensorboard(out, done) if writes_curves else None
+        self._is_terminal = sys.stderr.isatty()
+        self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
+        self._last_print = time.monotonic()
         self._first: tuple[int, float] | None = None
 
     def write(self, record: Step) -> Step:
+        """Writes ``record`` and returns it."""
         if self._file is not None:
             self._file.write(json.dumps(asdict(record)) + "\n")
-            self._tell(record)
-        if self._board is not None:
-            self._draw(record)
+            self._print_progress(record)
+        if self._tensorboard is not None:
+            self._write_curves(record)
         return record
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
-    def _draw(self, record: Step) -> None:
+    def _write_curves(self, record: Step) -> None:
         curves = {name: getattr(record, name) for name in ("loss", "grad_norm", "learning_rate", "epoch")}
         curves["tokens_per_second_per_gpu"] = record.tokens / record.seconds / self._world.size
         for name, value in curves.items():
-            self._board.add_scalar(f"train/{name}", value, record.step)
+            self._tensorboard.add_scalar(f"train/{name}", value, record.step)
 
-    def _tell(self, record: Step) -> None:
+    def _print_progress(self, record: Step) -> None:
         now = time.monotonic()
         self._first = self._first or (record.step, now)
-        last = record.step == self._settings.max_steps
-        if now - self._said < self._every and not last:
+        is_last = record.step == self._settings.max_steps
+        if now - self._last_print < self._interval_s and not is_last:
             return
-        self._said = now
-        start, end = ("\r\033[K", "\n" if last else "") if self._live else ("", "\n")
-        print(start + self._line(record, self._left(record, now)), end=end, file=sys.stderr, flush=True)
+        self._last_print = now
+        start, end = ("\r\033[K", "\n" if is_last else "") if self._is_terminal else ("", "\n")
+        print(start + self._line(record, self._remaining_s(record, now)), end=end, file=sys.stderr, flush=True)
 
-    def _left(self, record: Step, now: float) -> float:
-        """Seconds, at the pace since the first step: that one alone is slow."""
-        first, then = self._first or (record.step, now)
-        pace = (now - then) / (record.step - first) if record.step > first else record.seconds
-        return pace * (self._settings.max_steps - record.step)
+    def _remaining_s(self, record: Step, now: float) -> float:
+        """Estimated seconds to the last step, from the time per step after the first, which is slow."""
+        first_step, first_time = self._first or (record.step, now)
+        per_step = (now - first_time) / (record.step - first_step) if record.step > first_step else record.seconds
+        return per_step * (self._settings.max_steps - record.step)
 
-    def _line(self, record: Step, left: float) -> str:
-        said = [f"step {record.step}/{self._settings.max_steps}", f"loss {record.loss:.4f}"]
-        said += [] if record.grad_norm is None else [f"grad norm {record.grad_norm:.3f}"]
-        said += [] if record.learning_rate is None else [f"lr {record.learning_rate:.2e}"]
-        said.append(f"{record.tokens / record.seconds / self._world.size:,.0f} tok/s/GPU")
-        said += [] if record.data_wait_s is None else [f"data {record.data_wait_s / record.seconds:.1%}"]
-        return "  ".join([*said, f"{left:.0f} s left"])
+    def _line(self, record: Step, remaining_s: float) -> str:
+        parts = [f"step {record.step}/{self._settings.max_steps}", f"loss {record.loss:.4f}"]
+        parts += [] if record.grad_norm is None else [f"grad norm {record.grad_norm:.3f}"]
+        parts += [] if record.learning_rate is None else [f"lr {record.learning_rate:.2e}"]
+        parts.append(f"{record.tokens / record.seconds / self._world.size:,.0f} tok/s/GPU")
+        parts += [] if record.data_wait_s is None else [f"data {record.data_wait_s / record.seconds:.1%}"]
+        return "  ".join([*parts, f"{remaining_s:.0f} s left"])
 
 
 def create_run_folder(settings: TrainConfig, out: Path) -> None:
-    """Make ``out`` the folder of this run, with the resolved config in it; the first rank's.
+    """Creates the run folder ``out`` with the resolved config in config.json; called on rank 0.
 
-    Raises UsageError where it holds another run, one is at work in it, or it cannot be written to.
+    Raises UsageError if it contains another run, a run is writing to it, or it is not writable.
     """
     if not settings.checkpoint.resume and (out / STEPS_FILE).exists():
-        raise _holds_a_run(out)
+        raise _existing_run_error(out)
     try:
-        if (out / STEPS_FILE).exists():  # of a run that goes on at this moment the config stays what it is
+        if (out / STEPS_FILE).exists():  # the config of a running training must not change
             with (out / STEPS_FILE).open("a", encoding="utf-8") as steps:
-                _have_alone(steps, out)
+                _lock(steps, out)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", settings.model_dump(mode="json"))
     except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
+        raise UsageError(f"cannot write to {out}: {error.strerror}; set --out to another folder") from error
 
 
 def require_tensorboard(settings: TrainConfig) -> None:
-    """Raises UsageError where logs for TensorBoard are wanted, and it is not installed: before anything is trained."""
+    """Raises UsageError if ``tensorboard`` is true and the package is not installed."""
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError("tensorboard: true needs tensorboard, which is not installed: pip install tensorboard")
+        raise UsageError("tensorboard: true requires the package tensorboard: pip install tensorboard")
 
 
-def _board(out: Path, done: int) -> Any:
-    """Curves of a run that is resumed go on behind its ``done`` steps."""
-    from torch.utils.tensorboard import SummaryWriter  # slow to import, and not part of torch
+def _open_tensorboard(out: Path, done: int) -> Any:
+    """A SummaryWriter for ``out``/tensorboard; a resumed run discards events after its ``done`` steps."""
+    from torch.utils.tensorboard import SummaryWriter  # slow to import; requires the package tensorboard
 
     writer: Any = SummaryWriter
     return writer(str(out / "tensorboard"), purge_step=done + 1 if done else None)
 
 
-def _holds_a_run(out: Path) -> UsageError:
-    return UsageError(f"{out} holds a run: name another --out, or go on with --set checkpoint.resume=true")
+def _existing_run_error(out: Path) -> UsageError:
+    return UsageError(f"{out} contains a run: set another --out, or resume it with --set checkpoint.resume=true")
 
 
-def _have_alone(file: TextIO, out: Path) -> None:
+def _lock(file: TextIO, out: Path) -> None:
     if not journal.lock(file.fileno(), out):
         file.close()
-        raise UsageError(f"another training is at work in {out}: end it first, or wait until it is done")
+        raise UsageError(f"another training is running in {out}: stop it or wait for its end")
 
 
-def _lines(path: Path, done: int, resumed: bool) -> TextIO:
-    """The file that steps are written to, which is ours alone until this process ends."""
-    try:  # of two that were started at once, one alone makes the file; the other has saved nothing by then
+def _open_steps_file(path: Path, done: int, resumed: bool) -> TextIO:
+    """The open steps file, locked until this process ends."""
+    try:  # of two runs started at the same time, one creates the file; the other fails before it saves anything
         file = path.open("a+" if resumed else "x", buffering=1, encoding="utf-8")
     except FileExistsError as error:
-        raise _holds_a_run(path.parent) from error
-    _have_alone(file, path.parent)
+        raise _existing_run_error(path.parent) from error
+    _lock(file, path.parent)
     if resumed:
         file.seek(0)
         kept = file.read().splitlines()[:done]

@@ -1,4 +1,4 @@
-"""How long a step takes, as the device sees it."""
+"""Durations of training steps, measured on the device, and the device's GEMM rate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-MATRIX = 8192  # rows and columns: large enough for any GPU to be busy
-PRODUCTS = 600  # 0.9 s at 750 TFLOP/s: long enough for the power limit to bite
+MATRIX = 8192  # rows and columns: enough to occupy all SMs of any GPU
+PRODUCTS = 600  # 0.9 s at 750 TFLOP/s: long enough to reach the power limit
 
 
 def gemm_tflops(device: torch.device) -> float | None:
-    """bf16 TFLOP/s of plain matrix products on this device as warm as training left it; None without a GPU, or room.
+    """The bf16 GEMM rate in TFLOP/s right after training, at operating temperature; None without a GPU or free memory.
 
-    What training reaches of it says how good the software is; what it is of the peak, how good the GPU.
+    Training ÷ GEMM rate measures the efficiency of the software, GEMM rate ÷ peak that of the GPU.
     """
     if device.type != "cuda":
         return None
@@ -36,10 +36,10 @@ def gemm_tflops(device: torch.device) -> float | None:
 
 
 class StepTimer:
-    """Marks are CUDA events, for which the CPU need not wait, or readings of its clock.
+    """Times steps with CUDA events, without synchronizing the CPU, or with the CPU clock if there is no GPU.
 
-    A step lasts from the end of the one before: what its start waits for is part of it. Its forward time lasts from
-    ``begin`` to ``forward_done`` of the first micro-batch: under DDP that is this rank's own pace.
+    A step lasts from the end of the previous step to its own end, waiting included. Its forward time lasts from
+    ``begin`` to the first ``end_forward``, of the first micro-batch: under DDP it does not depend on other ranks.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,29 +48,29 @@ class StepTimer:
         self.reset()
 
     def reset(self) -> None:
-        """What lies between two steps here is not the next one's."""
-        self._last = self._mark()
+        """Starts the next step now: the time since the previous step is not counted."""
+        self._previous_end = self._now()
 
     def begin(self) -> None:
-        self._begun, self._forward = self._mark(), None
+        self._start, self._forward = self._now(), None
 
     def end_forward(self) -> None:
-        self._forward = self._forward or self._mark()
+        self._forward = self._forward or self._now()
 
     def end(self) -> None:
-        ended = self._mark()
-        self._steps.append((self._last, self._begun, self._forward, ended))
-        self._last = ended
+        end = self._now()
+        self._steps.append((self._previous_end, self._start, self._forward, end))
+        self._previous_end = end
 
     def read(self) -> tuple[float, float]:
-        """Seconds of the oldest step not read yet, and of its forward pass; waits until it is done."""
-        last, begun, forward, ended = self._steps.popleft()
+        """Seconds of the oldest unread step and of its forward pass; waits for the step to finish."""
+        previous_end, start, forward, end = self._steps.popleft()
         if self._device.type == "cuda":
-            ended.synchronize()
-            return last.elapsed_time(ended) / 1e3, begun.elapsed_time(forward) / 1e3  # it counts milliseconds
-        return ended - last, forward - begun
+            end.synchronize()
+            return previous_end.elapsed_time(end) / 1e3, start.elapsed_time(forward) / 1e3  # elapsed_time is in ms
+        return end - previous_end, forward - start
 
-    def _mark(self) -> Any:
+    def _now(self) -> Any:
         if self._device.type != "cuda":
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Rows of text or instructions from a local file, and the tokens they become."""
+"""Reads rows of text or instructions from a local file and tokenizes them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from seatrial.model import UsageError
 
-END_TOKEN = "<|end|>"  # behind each row, of a tokenizer that is trained here
-# What files call the end of a text; the first that a tokenizer knows is taken
-_ENDS = (END_TOKEN, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
-MAX_TRAINED_VOCABULARY = 8192  # words of a tokenizer trained here: more take longer and teach no more
+END_TOKEN = "<|end|>"  # ends each row, with a tokenizer trained here
+# Common end tokens; the first one in the tokenizer's vocabulary is used
+_END_TOKENS = (END_TOKEN, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
+MAX_TRAINED_VOCABULARY = 8192  # of a tokenizer trained here; a larger one takes longer without benefit
 
 
-def read_rows(path: Path, most: int | None) -> list[str]:
-    """The first ``most`` rows as text. Raises UsageError, naming file and row, for one that is none."""
+def read_rows(path: Path, max_rows: int | None) -> list[str]:
+    """The first ``max_rows`` rows as text. Raises UsageError with file and row number for an invalid row."""
     try:
-        rows = list(islice(_rows(path), most))
+        rows = list(islice(_rows(path), max_rows))
     except OSError as error:
         raise UsageError(f"cannot read the data {path}: {error.strerror or error}") from error
     if not rows:
-        raise UsageError(f"{path} holds no rows")
+        raise UsageError(f"{path} has no rows")
     return [_text(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
 
 
@@ -41,10 +41,10 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def _list(path: Path) -> list[Any]:
-    """A JSON list of rows, as alpaca-cleaned and glaive-function-calling-v2 are published."""
+    """The rows of a JSON list, the format of alpaca-cleaned and glaive-function-calling-v2."""
     rows = _json(path.read_bytes(), str(path))
     if not isinstance(rows, list):
-        raise UsageError(f"{path}: expected a JSON list of rows; JSON lines are to be called .jsonl")
+        raise UsageError(f"{path}: expected a JSON list of rows; rename a file of JSON lines to .jsonl")
     return rows
 
 
@@ -54,7 +54,7 @@ def _json(raw: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not UTF-8: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is no JSON: {error}") from error
+        raise UsageError(f"{where} is not valid JSON: {error}") from error
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -62,25 +62,27 @@ def _parquet(path: Path) -> Iterator[Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise UsageError(f"{path}: parquet needs pyarrow, which is not installed; .jsonl needs nothing") from error
+        raise UsageError(
+            f"{path}: parquet requires pyarrow: pip install pyarrow, or convert the file to .jsonl"
+        ) from error
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
             yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
-        raise UsageError(f"{path} is no whole parquet file: {error}") from error
+        raise UsageError(f"{path} is not a valid parquet file: {error}") from error
 
 
 def _text(row: Any, where: str) -> str:
-    text = _said(row, where)
+    text = _extract_text(row, where)
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON may escape half of a pair, which tokenizers refuse
-        raise UsageError(f"{where} holds half a character ({text[error.start]!r})") from error
+    except UnicodeEncodeError as error:  # JSON may contain a lone surrogate, which tokenizers reject
+        raise UsageError(f"{where} contains a lone surrogate ({text[error.start]!r})") from error
     return text
 
 
-def _said(row: Any, where: str) -> str:
-    """A row's text: its own, or instruction (input) and output, as alpaca-cleaned has them; or messages' contents."""
+def _extract_text(row: Any, where: str) -> str:
+    """The text of a row with text, with instruction, input and output (alpaca-cleaned), or with messages."""
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str) and row["text"]:
             return str(row["text"])
@@ -88,21 +90,25 @@ def _said(row: Any, where: str) -> str:
             parts = {"Instruction": row["instruction"], "Input": row.get("input"), "Response": row["output"]}
             return "\n\n".join(f"### {name}:\n{part}" for name, part in parts.items() if part)
         if isinstance(row.get("messages"), list) and row["messages"]:
-            return "\n\n".join(_turn(turn, where) for turn in row["messages"])
+            return "\n\n".join(_message_text(message, where) for message in row["messages"])
     keys = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-    raise UsageError(f"{where}: expected text; instruction and output; or messages (got {keys or 'nothing'})")
+    raise UsageError(f"{where}: expected text, or instruction and output, or messages (got {keys or 'nothing'})")
 
 
-def _turn(turn: Any, where: str) -> str:
-    if not (isinstance(turn, Mapping) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)):
-        raise UsageError(f"{where}: a message needs role and content, both text (got {str(turn)[:80]})")
-    return f"### {turn['role'].capitalize()}:\n{turn['content']}"
+def _message_text(message: Any, where: str) -> str:
+    if not (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    ):
+        raise UsageError(f"{where}: a message needs role and content, both text (got {str(message)[:80]})")
+    return f"### {message['role'].capitalize()}:\n{message['content']}"
 
 
 def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
-    """The tokenizer.json at ``path``; without one, byte-level BPE trained on ``rows``, of at most ``vocabulary`` words.
+    """The tokenizer.json at ``path``, or byte-level BPE of at most ``vocabulary`` tokens, trained on ``rows``.
 
-    Raises UsageError where it cannot be read.
+    Raises UsageError if the file cannot be read or ``vocabulary`` is too small.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -113,7 +119,7 @@ def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> An
             raise UsageError(f"cannot read the tokenizer {path}: {error}") from error
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocabulary <= len(alphabet):
-        raise UsageError(f"a vocabulary of {vocabulary} is too small for text: {len(alphabet) + 1} at least")
+        raise UsageError(f"vocab_size {vocabulary}: expected at least {len(alphabet) + 1} for text")
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
@@ -128,12 +134,12 @@ def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> An
 
 
 def encode(encoder: Any, rows: Sequence[str]) -> list[list[int]]:
-    """Each row's tokens, ended by the tokenizer's own token for it. Raises UsageError where it knows none, or fails."""
-    end = next((found for word in _ENDS if (found := encoder.token_to_id(word)) is not None), None)
+    """The token ids of each row with an end token. Raises UsageError if the tokenizer has none, or fails."""
+    end = next((token_id for token in _END_TOKENS if (token_id := encoder.token_to_id(token)) is not None), None)
     if end is None:
-        raise UsageError(f"the tokenizer knows none of {', '.join(_ENDS)}: rows could not be told apart")
+        raise UsageError(f"the tokenizer has no end token: expected one of {', '.join(_END_TOKENS)}")
     try:
         encoded = encoder.encode_batch(list(rows), add_special_tokens=False)
     except Exception as error:  # tokenizers raises nothing more specific
-        raise UsageError(f"the tokenizer cannot read the rows: {error}") from error
-    return [[*one.ids, end] for one in encoded]
+        raise UsageError(f"the tokenizer cannot encode the rows: {error}") from error
+    return [[*encoding.ids, end] for encoding in encoded]

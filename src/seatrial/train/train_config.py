@@ -1,6 +1,6 @@
-"""What a training config may say: the schema of configs/*.yaml. The reason for a default stands beside it.
+"""The schema of training configs, configs/*.yaml. Comments state the reason for a default.
 
-The keys of the first group have the names that training scripts have as flags, the same on both stacks.
+The first group of keys of TrainConfig has the names of common training script flags, the same for both stacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
 HUB_PREFIX = "hub:"  # before OWNER/NAME
 _LOCAL = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
-_NEAR = 3  # names that are suggested for one that is unknown
+_MAX_SUGGESTIONS = 3  # for an unknown config name
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -34,59 +34,61 @@ class Model(Frozen):
         default="random", description="random, or a folder with *.safetensors; with stack hf also hub:OWNER/NAME"
     )
 
-    layers: int | None = Field(default=None, gt=0, description="so many blocks of the model's; random weights only")
+    layers: int | None = Field(
+        default=None, gt=0, description="number of layers instead of the model's; random weights only"
+    )
     width: int | None = Field(
-        default=None, gt=0, description="another hidden size, with more or fewer heads of the same; random weights only"
+        default=None, gt=0, description="hidden size instead of the model's, by number of heads; random weights only"
     )
 
     @model_validator(mode="after")
-    def _only_random_weights_can_be_resized(self) -> Model:
+    def _check_resized_weights_are_random(self) -> Model:
         for key in ("layers", "width"):
             if getattr(self, key) is not None and self.weights != "random":
-                raise ValueError(f"{key} goes with weights: random")
+                raise ValueError(f"{key} requires weights: random")
         return self
 
     def architecture(self) -> Architecture:
-        """Raises UsageError where ``name`` is neither, or ``width`` does not fit its heads."""
+        """The resized architecture of ``name``. Raises UsageError for an unknown name or an invalid width."""
         return architecture.load(self.name).resize(self.layers, self.width)
 
 
 class Data(Frozen):
-    """Rows of a local file, or walks through a Markov chain, whose entropy is known."""
+    """Training data: rows of a file, or generated sequences of a Markov chain with known entropy."""
 
     path: str | None = Field(
         default=None,
-        description="rows in .json, .jsonl or .parquet; with stack hf also hub:OWNER/NAME; else generated",
+        description=".json, .jsonl or .parquet file; with stack hf also hub:OWNER/NAME; null: generated data",
     )
     tokenizer: str | None = Field(
         default=None,
-        description="a tokenizer.json; with stack hf also a folder, or hub:OWNER/NAME; else trained on the rows",
+        description="tokenizer.json; with stack hf also a folder or hub:OWNER/NAME; null: trained on the rows",
     )
-    samples: int | None = Field(default=None, gt=0, description="rows to read; of generated ones, sequences to make")
-    cache: str | None = Field(default=None, description="a folder that all nodes share; else it lies in --out")
-    layout: Literal["walks", "no_robots", "alpaca", "toolcalls"] = Field(
-        default="walks", description="stack hf: of the rows, read or generated; walks are the Markov chain's"
+    samples: int | None = Field(default=None, gt=0, description="number of rows to read or sequences to generate")
+    cache: str | None = Field(default=None, description="folder for prepared data, shared by all nodes; null: in --out")
+    layout: Literal["markov_chain", "no_robots", "alpaca", "function_calling"] = Field(
+        default="markov_chain", description="stack hf: layout of the rows, read or generated"
     )
-    packing: bool = Field(default=False, description="stack hf: several rows a sequence, where one would be padding")
+    packing: bool = Field(default=False, description="stack hf: pack several rows into a sequence instead of padding")
     variable_length: bool = Field(
-        default=False, description="stack native: generated sequences of unequal lengths; padding counts nothing"
+        default=False, description="stack native: generated sequences of different lengths; padding has no loss"
     )
 
     @model_validator(mode="after")
-    def _only_what_is_generated_is_unequal(self) -> Data:
+    def _check_variable_length_is_generated(self) -> Data:
         if self.variable_length and self.path is not None:
-            raise ValueError("unequal goes with generated data: rows of a file are packed into whole sequences")
+            raise ValueError("variable_length requires generated data: rows of a file are packed into full sequences")
         return self
 
 
 class _Finite(Frozen):
-    """Infinity and NaN are above 0, and no rate or time: JSON has no word for them."""
+    """Base of models that reject infinity and NaN, which JSON does not support."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Schedule(_Finite):
-    """The learning rate: up in a line for ``warmup_steps``, then down to ``floor`` times the peak at the last step."""
+    """Learning rate: linear warm-up for ``warmup_steps``, then decay to ``min_ratio`` × ``peak`` at the last step."""
 
     peak: float = Field(default=5e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
@@ -94,14 +96,14 @@ class Schedule(_Finite):
     min_ratio: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _constant_has_no_floor(self) -> Schedule:
+    def _check_constant_schedule(self) -> Schedule:
         if self.schedule == "constant" and self.min_ratio:
-            raise ValueError("a constant rate has no floor")
+            raise ValueError("min_ratio requires the schedule linear or cosine")
         return self
 
 
 class Optimizer(_Finite):
-    """AdamW, as transformers sets it by default."""
+    """AdamW with the defaults of transformers."""
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -111,71 +113,74 @@ class Optimizer(_Finite):
 
 
 class Parallel(Frozen):
-    """How ranks share the work. ddp: every rank holds the model. fsdp2: every rank holds its share of each weight.
+    """Parallelism. ddp: the full model on each rank. fsdp2: each weight sharded over the ranks.
 
-    zero3: DeepSpeed's way of the latter, with stack hf; where DeepSpeed is not installed it is fsdp2, and called so.
+    zero3: DeepSpeed's sharding, with stack hf; without DeepSpeed installed it runs as fsdp2 and is reported as fsdp2.
     """
 
     strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
     deepspeed: str | None = Field(
-        default=None, description="zero3: DeepSpeed's own config file, JSON; beside this file, or from where you are"
+        default=None, description="zero3: DeepSpeed's JSON config; path relative to this file or the working directory"
     )
-    # HSDP: weights are gathered among size / replicas ranks that follow one another, such as those of a node; between
-    # the replicas only gradients travel, a share of them each rank
-    replicas: int = Field(default=1, gt=0, description="fsdp2, native: copies of the model, each spread over its ranks")
+    # HSDP: weights are all-gathered within a replica of consecutive ranks, such as those of a node; sharded gradients
+    # are all-reduced between replicas
+    replicas: int = Field(
+        default=1, gt=0, description="fsdp2, native: number of model copies, each sharded over its ranks"
+    )
     cpu_offload: bool = False
-    # sums of bf16 lose small gradients as ranks are added; bf16 halves what goes over the wire
+    # bf16 sums lose small gradients with many ranks; bf16 halves the traffic
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
-    reshard_after_forward: bool = Field(default=True, description="false keeps gathered weights until backward: ZeRO-2")
-    prefetch: int = Field(
-        default=1, ge=0, le=8, description="blocks whose weights are gathered ahead; 0 leaves it to torch"
+    reshard_after_forward: bool = Field(
+        default=True, description="false: keep gathered weights until backward (ZeRO-2)"
     )
+    prefetch: int = Field(default=1, ge=0, le=8, description="number of blocks to all-gather ahead; 0: torch's default")
 
     @model_validator(mode="after")
-    def _only_fsdp_offloads(self) -> Parallel:
+    def _check_strategy(self) -> Parallel:
         if self.strategy == "ddp" and (self.cpu_offload or not self.reshard_after_forward):
-            raise ValueError("cpu_offload and reshard_after_forward go with strategy fsdp2")
+            raise ValueError("cpu_offload and reshard_after_forward=false require strategy fsdp2")
         if self.strategy != "fsdp2" and self.replicas > 1:
-            raise ValueError("replicas go with strategy fsdp2: ddp has as many as ranks")
+            raise ValueError("replicas requires strategy fsdp2")
         return self
 
     @model_validator(mode="after")
-    def _zero3_has_its_file(self) -> Parallel:
+    def _check_deepspeed(self) -> Parallel:
         if (self.strategy == "zero3") != (self.deepspeed is not None):
-            raise ValueError("strategy zero3 and a deepspeed file go together, such as configs/deepspeed/zero3.json")
+            raise ValueError(
+                "strategy zero3 and a deepspeed file require each other, such as configs/deepspeed/zero3.json"
+            )
         return self
 
 
 class Checkpoint(Frozen):
-    """Off by default: a throughput run has nothing to keep."""
+    """Checkpoints; off by default, for throughput runs."""
 
-    every: int = Field(default=0, ge=0, description="steps between two; 0: none. The last step saves as well")
+    every: int = Field(default=0, ge=0, description="steps between saves, and a save after the last step; 0: never")
     asynchronous: bool = False
-    keep: int = Field(default=2, gt=0, description="the newest so many stay")
-    resume: bool = Field(default=False, description="go on from the newest whole checkpoint in --out, if there is one")
+    keep: int = Field(default=2, gt=0, description="number of newest checkpoints to keep")
+    resume: bool = Field(default=False, description="resume from the newest complete checkpoint in --out, if any")
 
 
 class Evaluation(_Finite):
-    """Of function calling: what `seatrial evaluate` asks the model before and after the training."""
+    """Function calling evaluation by `seatrial evaluate`, before and after training."""
 
-    cases: int = Field(default=200, gt=0, description="at most so many of each split")
+    cases: int = Field(default=200, gt=0, description="maximum number of cases per split")
     bsz: int = Field(default=16, gt=0)
     max_new_tokens: int = Field(default=256, gt=0)
-    # one-sided sign test of the cases that only one of the two got right: an improvement that chance would explain
-    # one time in 20 is none
+    # one-sided sign test over the cases that only one of the two models answers correctly
     significance: float = Field(default=0.05, gt=0, lt=1)
 
 
 class TrainConfig(_Finite):
-    """A resolved training run."""
+    """A resolved training config."""
 
     run_name: str = Field(min_length=1, pattern=r"^[^/\s]+$")
     max_steps: int = Field(default=10, gt=0)
     seq_len: int = Field(default=512, gt=1)
-    bsz: int = Field(default=1, gt=0, description="sequences a rank and micro-batch")
-    grad_accum: int = Field(default=1, gt=0, description="micro-batches a step")
+    bsz: int = Field(default=1, gt=0, description="sequences per rank and micro-batch")
+    grad_accum: int = Field(default=1, gt=0, description="micro-batches per step")
     bf16: bool = Field(default=True, description="compute in bf16; else in fp32")
-    fp8: bool = Field(default=False, description="products of the blocks' linear layers in 8 bits; native, GPUs only")
+    fp8: bool = Field(default=False, description="fp8 products in the blocks' linear layers; native, GPUs only")
     gradient_checkpointing: bool = False
     use_lora: bool = False
     lora_r: int = Field(default=8, gt=0)
@@ -192,116 +197,121 @@ class TrainConfig(_Finite):
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
-    export: bool = Field(default=True, description="final/: of LoRA the adapters, with stack hf else the whole model")
-    tensorboard: bool = Field(default=False, description="logs for TensorBoard in --out")
-    # Adam's updates are far below bf16's resolution of the weights (8 bits): they would mostly be lost
-    master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="of trained weights and their Adam state")
-    compile: bool = Field(default=True, description="torch.compile, block by block; GPUs only")
-    autotune: bool = Field(default=False, description="compile by trying kernels out: minutes, for a few percent")
+    export: bool = Field(default=True, description="write final/: the LoRA adapters, or with stack hf the model")
+    tensorboard: bool = Field(default=False, description="write TensorBoard logs to --out")
+    # most Adam updates are below the resolution of bf16 weights (8 bits) and would be lost
+    master_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="dtype of trained weights and Adam state")
+    compile: bool = Field(default=True, description="torch.compile of each block; GPUs only")
+    autotune: bool = Field(default=False, description="max-autotune compilation: takes minutes, gains a few percent")
     deterministic: bool = Field(
-        default=False, description="stack native: the same bits in each run on as many ranks; slower kernels"
+        default=False, description="stack native: bitwise reproducible on equally many ranks; slower kernels"
     )
-    attention: Literal["auto", "flash", "cudnn"] = Field(default="auto", description="torch's kernel; GPUs only")
-    loss_chunks: int = Field(default=4, gt=0, description="parts of a micro-batch whose logits are in memory at once")
+    attention: Literal["auto", "flash", "cudnn"] = Field(
+        default="auto", description="attention kernel of torch; GPUs only"
+    )
+    loss_chunks: int = Field(
+        default=4, gt=0, description="parts of a micro-batch whose logits are computed one at a time"
+    )
     seed: int = Field(default=0, ge=0, lt=2**31)
-    # DDP lays its buckets out anew after the first; allocator and clocks settle in the next ones
-    untimed_steps: int = Field(default=3, ge=0, description="first steps, that speed is not measured in")
+    # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones
+    untimed_steps: int = Field(default=3, ge=0, description="first steps, excluded from speed")
     profile_steps: int = Field(
         default=3,
         ge=0,
-        description="of several ranks, behind the others, for exposed communication; 0: not measured",
+        description="additional steps to measure exposed communication of several ranks; 0: not measured",
     )
-    log_every_s: float = Field(default=10.0, gt=0, description="rank 0 writes a line so often")
-    timeout_s: float = Field(default=600.0, gt=0, description="a rank that waits longer for its peers gives up")
+    log_every_s: float = Field(default=10.0, gt=0, description="interval of rank 0's progress lines")
+    timeout_s: float = Field(default=600.0, gt=0, description="timeout of a collective")
 
     @model_validator(mode="after")
-    def _steps_are_left_to_measure(self) -> TrainConfig:
+    def _check_measured_steps(self) -> TrainConfig:
         if self.untimed_steps >= self.max_steps:
-            raise ValueError(f"untimed_steps {self.untimed_steps} leave none of {self.max_steps} steps to measure")
+            raise ValueError(f"untimed_steps {self.untimed_steps}: expected less than max_steps {self.max_steps}")
         return self
 
     @model_validator(mode="after")
-    def _the_stack_can(self) -> TrainConfig:
+    def _check_stack(self) -> TrainConfig:
         if self.stack == "native" and self.parallel.strategy == "zero3":
-            raise ValueError("strategy zero3 goes with stack hf")
+            raise ValueError("strategy zero3 requires stack hf")
         if self.stack == "hf" and self.parallel.replicas > 1:
-            raise ValueError("parallel.replicas go with stack native")
+            raise ValueError("parallel.replicas requires stack native")
         if self.stack == "hf" and (self.deterministic or self.data.variable_length):
-            raise ValueError("deterministic and data.unequal go with stack native")
+            raise ValueError("deterministic and data.variable_length require stack native")
         return self
 
     @model_validator(mode="after")
-    def _eight_bits_go(self) -> TrainConfig:
+    def _check_fp8(self) -> TrainConfig:
         if self.fp8 and not (self.bf16 and self.stack == "native"):
-            raise ValueError("fp8 goes with bf16=true and stack=native")
+            raise ValueError("fp8 requires bf16=true and stack=native")
         if self.fp8 and (tokens := self.bsz * self.seq_len) % 16:
-            raise ValueError(f"fp8 goes with bsz × seq_len that is a multiple of 16 (got {tokens})")
+            raise ValueError(f"fp8 requires that bsz × seq_len is a multiple of 16 (got {tokens})")
         return self
 
     def architecture(self) -> Architecture:
-        """The model's, once it is known to take ``seq_len`` tokens. Raises UsageError."""
-        found = self.model.architecture()
-        found.validate_seq_len(self.seq_len)
-        return found
+        """The model's architecture. Raises UsageError if it does not support ``seq_len`` tokens."""
+        model_architecture = self.model.architecture()
+        model_architecture.validate_seq_len(self.seq_len)
+        return model_architecture
 
 
 def shipped_configs() -> list[str]:
-    """The configs that come with seatrial, by name: those of tiny/ rehearse the others on two CPU cores."""
+    """The names of the shipped configs, sorted; those in tiny/ run on two CPU cores."""
     return sorted(str(path.relative_to(CONFIGS_FOLDER).with_suffix("")) for path in CONFIGS_FOLDER.rglob("*.yaml"))
 
 
 def config_path(config: Path | str) -> Path:
-    """The file of a training config: one that ships, by its name, or the one at that path. Raises UsageError."""
+    """The file of a shipped config by name, or of the config at path ``config``. Raises UsageError."""
     if str(config) in shipped_configs():
         return CONFIGS_FOLDER / f"{config}.yaml"
     if not str(config).endswith((".yaml", ".yml")):
-        raise UsageError(_unknown(str(config)))
+        raise UsageError(_unknown_config_message(str(config)))
     return Path(config)
 
 
-def _unknown(name: str) -> str:
+def _unknown_config_message(name: str) -> str:
     names = shipped_configs()
-    holding = [one for one in names if name in one] if name else []
-    near = [*dict.fromkeys([*holding, *difflib.get_close_matches(name, names, cutoff=0.5)])][:_NEAR]
-    meant = f"; did you mean {' or '.join(near)}?" if near else "."
-    # further lines of a message are indented
-    there = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return f"no training config called {name!r}{meant} Name a .yaml file, or one of\n{there}"
+    containing = [candidate for candidate in names if name in candidate] if name else []
+    similar = [*dict.fromkeys([*containing, *difflib.get_close_matches(name, names, cutoff=0.5)])][:_MAX_SUGGESTIONS]
+    suggestion = f"; did you mean {' or '.join(similar)}?" if similar else "."
+    # continuation lines of a message are indented
+    listing = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"unknown training config {name!r}{suggestion} Expected a .yaml file, or one of\n{listing}"
 
 
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The config that ``find`` finds, with ``overrides`` such as ``parallel.strategy=ddp``, in rising priority.
+    """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``; the last one wins.
 
-    Raises UsageError that names the file (or override), the key and what was expected.
+    Raises UsageError with the file or override, the key and the expected value.
     """
     path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
-    loaded = load_as(TrainConfig, str(path), assignments)
-    _refuse_hub(loaded)
-    loaded.architecture()
-    return _with_deepspeed_of(path.parent, loaded)
+    train_config = load_as(TrainConfig, str(path), assignments)
+    _check_hub_names(train_config)
+    train_config.architecture()
+    return _with_deepspeed_of(path.parent, train_config)
 
 
-def _refuse_hub(loaded: TrainConfig) -> None:
-    """Raises UsageError where the Hub is named to the stack that reads local files alone."""
-    named = {
-        "model.weights": loaded.model.weights,
-        "data.path": loaded.data.path,
-        "data.tokenizer": loaded.data.tokenizer,
+def _check_hub_names(train_config: TrainConfig) -> None:
+    """Raises UsageError if stack native, which reads local files only, is given a Hub name."""
+    names = {
+        "model.weights": train_config.model.weights,
+        "data.path": train_config.data.path,
+        "data.tokenizer": train_config.data.tokenizer,
     }
-    for key, name in named.items() if loaded.stack == "native" else ():
+    for key, name in names.items() if train_config.stack == "native" else ():
         if name and name.startswith(HUB_PREFIX):
             options = " --repo-type dataset" if key == "data.path" else ""
             raise UsageError(
-                f"{key}={name}: only stack=hf asks the Hub. For stack native, `hf download {name.removeprefix(HUB_PREFIX)}"
-                f"{options} --local-dir DIR` on a machine with network, then {key}={_LOCAL[key]}"
+                f"{key}={name}: only stack hf reads from the Hub. For stack native run `hf download "
+                f"{name.removeprefix(HUB_PREFIX)}{options} --local-dir DIR` on a machine with network access, then set "
+                f"{key}={_LOCAL[key]}"
             )
 
 
-def _with_deepspeed_of(folder: Path, loaded: TrainConfig) -> TrainConfig:
-    """DeepSpeed's file is the one beside the config, if it is there; else the one at that path."""
-    beside = folder / (loaded.parallel.deepspeed or "")
-    if not beside.is_file():
-        return loaded
-    parallel = loaded.parallel.model_copy(update={"deepspeed": str(beside.resolve())})
-    return loaded.model_copy(update={"parallel": parallel})
+def _with_deepspeed_of(folder: Path, train_config: TrainConfig) -> TrainConfig:
+    """``train_config`` with DeepSpeed's file relative to the config's ``folder``, if it exists there."""
+    path = folder / (train_config.parallel.deepspeed or "")
+    if not path.is_file():
+        return train_config
+    parallel = train_config.parallel.model_copy(update={"deepspeed": str(path.resolve())})
+    return train_config.model_copy(update={"parallel": parallel})

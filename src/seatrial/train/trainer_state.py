@@ -1,7 +1,7 @@
-"""The steps and losses of a training that another program ran: trainer_state.json, as transformers' Trainer writes it.
+"""Reads steps and losses from trainer_state.json, which the Trainer of transformers writes.
 
-TrainerState.save_to_json of transformers/trainer_callback.py; its log_history has an entry for every logged step, and
-after the last one a summary with train_runtime (transformers/trainer.py). Numbers may be NaN, as Python writes them.
+TrainerState.save_to_json of transformers/trainer_callback.py; log_history has an entry for each logged step and,
+after the last one, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN, as in Python's json.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from seatrial.model import SeatrialError, first_validation_error
 
 FILE_NAME = "trainer_state.json"
-MAX_BYTES = 64 * 2**20  # a step takes 200 B: this is 300,000 of them
-_EXPECTED = "expected what transformers' Trainer writes there"
+MAX_BYTES = 64 * 2**20  # 300,000 steps of 200 B
+_EXPECTED = "expected a file written by the Trainer of transformers"
 
 
 class _Entry(BaseModel):
-    """A file of another program: other keys are ignored, the keys that are read must have the right type."""
+    """Base: ignores unknown keys and checks the types of known ones strictly."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
 class Step(_Entry):
+    """A logged step."""
+
     step: int = Field(ge=0)
     loss: float
     grad_norm: float | None = None
@@ -40,6 +42,8 @@ class Step(_Entry):
 
 
 class Summary(_Entry):
+    """The summary at the end of training."""
+
     step: int = Field(ge=0)
     train_runtime: float = Field(gt=0, allow_inf_nan=False)
     train_loss: float
@@ -47,7 +51,7 @@ class Summary(_Entry):
 
 
 class TrainerState(_Entry):
-    """``summary`` is None where the training did not end."""
+    """The content of trainer_state.json. ``summary``: None if the training did not finish."""
 
     global_step: int = Field(ge=0)
     max_steps: int
@@ -56,41 +60,41 @@ class TrainerState(_Entry):
 
     @property
     def first_last_third_loss(self) -> tuple[float, float] | None:
-        """The median loss of the first and of the last third; None under three steps with a finite one."""
+        """The median losses of the first and of the last third of the steps; None with fewer than three finite ones."""
         losses = [step.loss for step in self.steps if math.isfinite(step.loss)]
         third = len(losses) // 3
         return (median(losses[:third]), median(losses[-third:])) if third else None
 
 
 def read(path: Path) -> TrainerState:
-    """Raises SeatrialError for a file that is missing, truncated or not of the Trainer's layout."""
-    found = _object(path)
-    history = found.get("log_history")
+    """The content of the file at ``path``. Raises SeatrialError if it is missing or invalid."""
+    content = _read_object(path)
+    history = content.get("log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise SeatrialError(f"{path}: log_history is no list of objects; {_EXPECTED}")
-    ends = [entry for entry in history if "train_runtime" in entry]
-    fields = {name: found[name] for name in ("global_step", "max_steps") if name in found}
+        raise SeatrialError(f"{path}: log_history is not a list of objects; {_EXPECTED}")
+    summaries = [entry for entry in history if "train_runtime" in entry]
+    fields = {name: content[name] for name in ("global_step", "max_steps") if name in content}
     steps = tuple(entry for entry in history if "loss" in entry)
     try:
-        state = TrainerState.model_validate({**fields, "steps": steps, "summary": ends[-1] if ends else None})
+        state = TrainerState.model_validate({**fields, "steps": steps, "summary": summaries[-1] if summaries else None})
     except ValidationError as error:
         raise SeatrialError(f"{path}: {first_validation_error(error)}; {_EXPECTED}") from error
     numbers = [step.step for step in state.steps]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > state.global_step):
-        raise SeatrialError(f"{path}: the steps of log_history do not rise to global_step; {_EXPECTED}")
+        raise SeatrialError(f"{path}: the steps of log_history are not ascending up to global_step; {_EXPECTED}")
     return state
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise SeatrialError(f"{path} has {size} bytes, more than the {MAX_BYTES} that are read; {_EXPECTED}")
-        found = json.loads(path.read_text(encoding="utf-8"))
+            raise SeatrialError(f"{path} has {size} bytes, at most {MAX_BYTES} are supported; {_EXPECTED}")
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
     except (ValueError, RecursionError) as error:
-        raise SeatrialError(f"{path} is no JSON, or not all of it: {error}; {_EXPECTED}") from error
-    if not isinstance(found, dict):
-        raise SeatrialError(f"{path}: a {type(found).__name__} and no object; {_EXPECTED}")
-    return found
+        raise SeatrialError(f"{path} is not valid JSON: {error}; {_EXPECTED}") from error
+    if not isinstance(content, dict):
+        raise SeatrialError(f"{path} contains a {type(content).__name__}, not an object; {_EXPECTED}")
+    return content

@@ -1,8 +1,7 @@
-"""Several trainings in one process, and faults put into them on purpose: ``python -m seatrial.train.variants TASK``.
+"""Several short training runs in one process, optionally with an injected fault.
 
-The checks of correctness train a few steps at a time, over and over; a start of torch and NCCL takes longer than all of
-them. No config and no option asks for a fault: only a check that wants to see what becomes of it does, in a process of
-its own.
+``python -m seatrial.train.variants TASK``. Correctness checks run a few steps many times; starting torch and NCCL takes
+longer than all these runs. No config key injects a fault: only a check does, in a child process.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from seatrial.train.train_config import TrainConfig
 
 
 class InjectedFault(Frozen):
-    """``kill_in_save``: SIGKILL when this rank has written its files, and the checkpoint is not whole yet.
+    """A fault of one rank at one step.
 
-    ``nan``: what this rank computes as a gradient is no number.
+    ``kill_in_save``: SIGKILL after the rank has written its files, before the checkpoint is complete.
+    ``nan``: the rank's gradient is NaN.
     """
 
     kind: Literal["kill_in_save", "nan"]
@@ -42,7 +42,7 @@ class InjectedFault(Frozen):
 
 
 class Variant(Frozen):
-    """A training into ``out``. ``refused``: it is to end in an error, and all ranks are to have it."""
+    """A training run with results in ``out``. ``expect_error``: it must end in an error on all ranks."""
 
     settings: TrainConfig
     out: Path
@@ -52,7 +52,7 @@ class Variant(Frozen):
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank is, and how many seconds the acts of one start may take."""
+    """Device and local rank, and the time limit in seconds for all variants of one start."""
 
     device: str
     local_rank: int
@@ -60,142 +60,144 @@ class RankPlacement:
 
 
 def run_variants(
-    acts: Sequence[Variant],
-    seat: RankPlacement,
+    variants: Sequence[Variant],
+    placement: RankPlacement,
     out: Path,
     groups: Sequence[Sequence[int]] | None = None,
     killed_rank: int | None = None,
 ) -> list[str]:
-    """Carry out ``acts`` one after the other beside the ranks: the error of each, "" without one.
+    """Runs ``variants`` in order in child processes of the ranks; returns each one's error message, "" if none.
 
-    The same on all ranks, which call this together; names of the start's files begin with ``out``. ``killed``: the rank
-    whose fault it is to end all by; then there is no answer. Raises SeatrialError where it went otherwise.
+    All ranks call this and get the same result. ``out`` is the prefix of the files of this start. ``killed_rank``: the
+    rank that the injected fault kills; the result is then empty. Raises SeatrialError on any other failure.
     """
-    answers = child_ranks.run_child_ranks(
+    results = child_ranks.run_child_ranks(
         "seatrial.train.variants",
-        {"acts": [act.model_dump(mode="json") for act in acts]},
+        {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(out.with_name(f"nccl.{out.name}.%h.%p.log"))},
-        device=seat.device,
-        local_rank=seat.local_rank,
+        device=placement.device,
+        local_rank=placement.local_rank,
         file_prefix=out,
-        limit_s=seat.limit_s,
+        limit_s=placement.limit_s,
         groups=groups,
     )
-    if killed_rank is not None and answers[killed_rank].exit_code == -signal.SIGKILL:
+    if killed_rank is not None and results[killed_rank].exit_code == -signal.SIGKILL:
         return []
-    failed = {rank: answer for rank, answer in enumerate(answers) if answer.error}
+    failed = {rank: result for rank, result in enumerate(results) if result.error}
     if failed:
         first = child_ranks.first_failed_rank(failed)
-        raise SeatrialError(f"{out.name}: {child_ranks.failure_text(first, answers[first])}")
+        raise SeatrialError(f"{out.name}: {child_ranks.failure_text(first, results[first])}")
     if killed_rank is not None:
-        raise SeatrialError(f"{out.name}: rank {killed_rank} was to be killed while it saved, and was not")
-    told: list[str] = answers[groups[0][0] if groups else 0].value
-    return told
+        raise SeatrialError(f"{out.name}: rank {killed_rank} was not killed during its save, as expected")
+    errors: list[str] = results[groups[0][0] if groups else 0].value
+    return errors
 
 
 def create_folder(parent: Path, shared: bool = False) -> Path:
-    """An empty folder in ``parent``, the same for all ranks, which call this together: an earlier attempt's stays.
+    """Creates ``parent``/attemptN and returns its path, the same on all ranks; all ranks call this.
 
-    A node that does not share the first rank's gets one of its own; ``shared``: raises SeatrialError there.
+    A node that does not share rank 0's filesystem creates its own folder; with ``shared`` this raises SeatrialError.
     """
-    made, own = None, ""
+    rank0_folder, creating_host = None, ""
     if dist.get_rank() == 0:
         number = 1 + sum(1 for _ in parent.glob("attempt*"))
-        made = parent / f"attempt{number}"
-        made.mkdir()
-    (path, *_) = gather(made)
+        rank0_folder = parent / f"attempt{number}"
+        rank0_folder.mkdir()
+    (path, *_) = gather(rank0_folder)
     assert path is not None
     if dist.get_rank():
         with contextlib.suppress(FileExistsError):
             path.mkdir()
-            own = socket.gethostname()
-    apart = sorted({node for node in gather(own) if node})
-    if shared and apart:
-        raise SeatrialError(f"{', '.join(apart)} does not share {parent} with the first rank: --out on what all do")
+            creating_host = socket.gethostname()
+    unshared = sorted({host for host in gather(creating_host) if host})
+    if shared and unshared:
+        hosts = ", ".join(unshared)
+        raise SeatrialError(f"{parent} is not shared between rank 0 and {hosts}: set --out to a shared folder")
     return path
 
 
-def run_variant(act: Variant) -> str:
-    """The error that ``act`` ended in; empty without one. Raises it where there was to be none."""
-    said = ""
-    # shared with the others, a failure is for good: one rank tells, and watchers end the rest, in the next act too
-    train = loop.train_with_rank_errors if act.expect_error else loop.train
+def run_variant(variant: Variant) -> str:
+    """Runs ``variant``; returns its error message, or "". Raises the error unless ``expect_error``."""
+    message = ""
+    # loop.train ends all ranks of the process group on an error, including those of later variants
+    train = loop.train_with_rank_errors if variant.expect_error else loop.train
     try:
-        with injected_fault(act.fault):
-            train(act.settings, act.out)
+        with injected_fault(variant.fault):
+            train(variant.settings, variant.out)
     except SeatrialError as error:
-        if not act.expect_error:
+        if not variant.expect_error:
             raise
-        said = str(error)
-    gc.collect()  # a model that is wrapped refers to itself
+        message = str(error)
+    gc.collect()  # wrapped models contain reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return said
+    return message
 
 
 def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
-    """Within, the training of this process has ``fault``."""
+    """Context manager: training in this process has ``fault``."""
     faults: dict[str, Callable[[InjectedFault], AbstractContextManager[Any]]] = {
-        "kill_in_save": _killed_in_save,
-        "nan": _no_number,
+        "kill_in_save": _kill_in_save,
+        "nan": _nan_gradient,
     }
     return contextlib.nullcontext() if fault is None else faults[fault.kind](fault)
 
 
 @contextmanager
-def _killed_in_save(fault: InjectedFault) -> Iterator[None]:
-    real = checkpoint.Checkpointer._finalize
+def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
+    original = checkpoint.Checkpointer._finalize
 
-    def seal(
-        self: checkpoint.Checkpointer, kind: str, beside: Path, place: Path, step: int, *more: Any
+    def finalize(
+        self: checkpoint.Checkpointer, kind: str, incomplete: Path, folder: Path, step: int, *arguments: Any
     ) -> checkpoint.CheckpointTiming:
         if (self._world.rank, step) == (fault.rank, fault.step):
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, kind, beside, place, step, *more)
+        return original(self, kind, incomplete, folder, step, *arguments)
 
-    with _in_place(checkpoint.Checkpointer, "_seal", seal):
+    with _patched(checkpoint.Checkpointer, "_finalize", finalize):
         yield
 
 
 @contextmanager
-def _no_number(fault: InjectedFault) -> Iterator[None]:
-    real = loop.Trainer.step
+def _nan_gradient(fault: InjectedFault) -> Iterator[None]:
+    original = loop.Trainer.step
 
     def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.PendingStep:
-        look = self.built.model.gradient_hook
+        hook = self.built.model.gradient_hook
 
-        def broken(gradient: Tensor) -> Tensor:
-            wrong = gradient * math.nan
-            if look is not None:
-                look(wrong)
-            return wrong
+        def nan_hook(gradient: Tensor) -> Tensor:
+            nan_gradient = gradient * math.nan
+            if hook is not None:
+                hook(nan_gradient)
+            return nan_gradient
 
         if (self.world.rank, number) != (fault.rank, fault.step):
-            return real(self, number, batches)
-        self.built.model.gradient_hook = broken
-        taken = real(self, number, batches)
-        self.built.model.gradient_hook = look
-        return taken
+            return original(self, number, batches)
+        self.built.model.gradient_hook = nan_hook
+        pending = original(self, number, batches)
+        self.built.model.gradient_hook = hook
+        return pending
 
-    with _in_place(loop.Trainer, "step", step):
+    with _patched(loop.Trainer, "step", step):
         yield
 
 
 @contextmanager
-def _in_place(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    real = getattr(owner, name)
+def _patched(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
     setattr(owner, name, method)
     try:
         yield
     finally:
-        setattr(owner, name, real)
+        setattr(owner, name, original)
 
 
 def run(task: Mapping[str, Any]) -> list[str]:
-    acts = [Variant.model_validate(act) for act in task["acts"]]
-    with disk.convert_disk_full(acts[0].out):
+    """Runs the task's variants on this rank; returns the error message of each, "" if none."""
+    variants = [Variant.model_validate(fields) for fields in task["variants"]]
+    with disk.convert_disk_full(variants[0].out):
         child_ranks.open_child_group(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)
-        return [run_variant(act) for act in acts]
+        return [run_variant(variant) for variant in variants]
 
 
 if __name__ == "__main__":

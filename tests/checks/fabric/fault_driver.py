@@ -1,4 +1,4 @@
-"""Faults of a fabric, put in for real among four processes; see tests.bench.cluster."""
+"""Faults injected into a group of four processes; see tests.bench.cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from seatrial.bench import buffers
 from tests.bench import cluster
 
 RANKS = 4
-LATE_S = 0.05  # far more than an exchange of 64 KiB takes on a busy machine
+LATE_S = 0.05  # much longer than a 64 KiB transfer on a busy machine
 WRONG_OFFSET = 7
-LINK_S = 0.1  # by a link that is shared, with one pair on it at a time: far more than processes are apart
-SHARING = ({0, 3}, {1, 2})  # the pairs of the first round
+LINK_S = 0.1  # transfer time of one pair on the shared link; much longer than the skew between processes
+SHARING = ({0, 3}, {1, 2})  # pairs of the first round
 
 _exchange = dist.batch_isend_irecv
 
@@ -37,31 +37,31 @@ def _corrupt(operations: list[Any]) -> Any:
 
 
 def _over_links(operations: list[Any]) -> Any:
-    """Every exchange takes as long as its link does; of two that share one, twice as long while both are at work."""
+    """Delay a transfer by LINK_S, and by twice as much while the other pair on a shared link is active."""
     me, peer = dist.get_rank(), operations[0].peer
-    together = {me, peer} in SHARING and _is_at_work(me, [rank for rank in range(RANKS) if rank not in (me, peer)])
-    time.sleep(2 * LINK_S if together else LINK_S)
+    concurrent = {me, peer} in SHARING and _is_link_busy(me, [rank for rank in range(RANKS) if rank not in (me, peer)])
+    time.sleep(2 * LINK_S if concurrent else LINK_S)
     return _exchange(operations)
 
 
-def _is_at_work(me: int, others: list[int]) -> bool:
-    """Whether one of the others has been on the link since an exchange could have ended; says that ``me`` is."""
+def _is_link_busy(me: int, others: list[int]) -> bool:
+    """Whether another rank used the link recently; record that ``me`` uses it."""
     folder = Path(os.environ[cluster.FOLDER])
     (folder / f"link{me}").touch()
     marks = [folder / f"link{rank}" for rank in others]
     return any(mark.exists() and time.time() - mark.stat().st_mtime < 2.5 * LINK_S for mark in marks)
 
 
-def _refused(*_: Any) -> Any:
+def _out_of_memory(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
 
-ROOM = 2**14  # bytes
+FREE_BYTES = 2**14  # bytes
 _empty = buffers.TorchAllocator.empty
 
 
-def _with_little_room(source: buffers.TorchAllocator, count: int, dtype: torch.dtype, device: torch.device) -> Any:
-    return _empty(source, count, dtype, device) if count * dtype.itemsize <= ROOM else _refused()
+def _little_memory(source: buffers.TorchAllocator, count: int, dtype: torch.dtype, device: torch.device) -> Any:
+    return _empty(source, count, dtype, device) if count * dtype.itemsize <= FREE_BYTES else _out_of_memory()
 
 
 _all_reduce = dist.all_reduce
@@ -76,8 +76,8 @@ def _wrong_sum(tensor: torch.Tensor, **more: Any) -> Any:
 
 FAULTS = {
     "wrong_sums": cluster.on(2, dist, "all_reduce", _wrong_sum),
-    "no_memory": cluster.on(1, buffers.TorchAllocator, "empty", _refused),
-    "little_memory": cluster.on(2, buffers.TorchAllocator, "empty", _with_little_room),
+    "no_memory": cluster.on(1, buffers.TorchAllocator, "empty", _out_of_memory),
+    "little_memory": cluster.on(2, buffers.TorchAllocator, "empty", _little_memory),
     "late": cluster.on(2, dist, "batch_isend_irecv", _late),
     "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),
     "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_links),

@@ -1,4 +1,4 @@
-"""What NCCL chose for each operation, by its log; which are asked for, and of whom, is in test_path.py."""
+"""NCCL's choices parsed from its log; the requests are tested in test_transport.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES = (
 )
 
 
-def ask(operation: str, size: int) -> dict[str, Any]:
+def request(operation: str, size: int) -> dict[str, Any]:
     return {"operation": operation, "size": size, "dtype": "float32", "buffers": "torch"}
 
 
@@ -25,15 +25,15 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "nccl.log"
 
 
-def test_each_size_has_what_stands_between_its_offsets_upwards(log: Path) -> None:
+def test_choices_are_read_from_log_ranges_and_sorted_by_size(log: Path) -> None:
     first, end = len(LINES[0]), len("".join(LINES))
-    wanted = [ask("all_reduce", 2**20), ask("all_reduce", 8)]
-    found = parse_answer(wanted, {"log": str(log), "told": [[2**20, 0, first], [8, first, end]]})
-    assert list(found["all_reduce"]["by_size"].items()) == [
+    requested = [request("all_reduce", 2**20), request("all_reduce", 8)]
+    choices = parse_answer(requested, {"log": str(log), "log_ranges": [[2**20, 0, first], [8, first, end]]})
+    assert list(choices["all_reduce"]["by_size"].items()) == [
         ("8B", {"bytes": 8, "algorithm": "TREE", "protocol": "LL", "channels": 1}),
         ("1MiB", {"bytes": 2**20, "algorithm": "NVLS", "protocol": "SIMPLE", "channels": 16}),
     ]
-    assert found["all_reduce"]["dtype"] == "float32"
+    assert choices["all_reduce"]["dtype"] == "float32"
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,10 @@ def test_each_size_has_what_stands_between_its_offsets_upwards(log: Path) -> Non
     [
         ("send_receive", [0, 0], "point to point"),
         ("all_to_all", [0, 0], "point to point"),
-        ("all_reduce", [0, 0], "not told"),
+        ("all_reduce", [0, 0], "not logged"),
         ("all_reduce", [], "not measured: no memory"),
     ],
 )
-def test_a_choice_that_no_line_tells_is_not_guessed(
-    operation: str, lines: list[int], algorithm: str, log: Path
-) -> None:
-    found = parse_answer([ask(operation, 8)], {"log": str(log), "told": [[8, *lines]]})
-    assert found[operation]["by_size"] == {"8B": {"bytes": 8, "algorithm": algorithm}}
+def test_missing_log_line_gives_no_algorithm(operation: str, lines: list[int], algorithm: str, log: Path) -> None:
+    choices = parse_answer([request(operation, 8)], {"log": str(log), "log_ranges": [[8, *lines]]})
+    assert choices[operation]["by_size"] == {"8B": {"bytes": 8, "algorithm": algorithm}}

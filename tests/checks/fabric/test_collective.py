@@ -1,4 +1,4 @@
-"""Which sizes and modes the checks of collectives measure; on real ranks: test_all_reduce.py."""
+"""Sizes and modes of the collective checks; real ranks: test_all_reduce.py."""
 
 from __future__ import annotations
 
@@ -34,55 +34,55 @@ def modes(device: str, **options: object) -> _Modes:
         artifacts_dir=Path("/nowhere"),
         run_dir=Path("/nowhere"),
     )
-    asked = CollectiveOptions.model_validate(options)
-    return _Modes(OPERATIONS["all_gather"], default_sizes("all_gather"), asked, context, ["node0/rank0", "node0/rank1"])
+    requested = CollectiveOptions.model_validate(options)
+    return _Modes(
+        OPERATIONS["all_gather"], default_sizes("all_gather"), requested, context, ["node0/rank0", "node0/rank1"]
+    )
 
 
-def test_a_sweep_goes_up_by_its_factor_and_never_past_its_end() -> None:
+def test_size_sweep_multiplies_by_factor_up_to_its_end() -> None:
     assert expand_size_sweep({"from": "8B", "to": "1KiB", "factor": 4}) == [8, 32, 128, 512]
     assert expand_size_sweep({"from": "8B", "to": "32B"}) == [8, 16, 32]
     assert expand_size_sweep(["8B"]) == ["8B"]
 
 
-def test_sizes_are_those_of_the_trial_else_of_the_device_downwards() -> None:
+def test_sizes_are_from_the_trial_or_the_device_in_descending_order() -> None:
     sizes, default = default_sizes("all_gather"), CollectiveOptions()
-    assert sizes.for_mode("parity", default, gpu=True) == sorted(GPU_SIZES, reverse=True)
-    assert sizes.for_mode("parity", default, gpu=False) == sorted(CPU_SIZES, reverse=True)
-    assert sizes.for_mode("device", default, gpu=True) == sorted(CUDA_GRAPH_SIZES, reverse=True)
-    asked = CollectiveOptions.model_validate({"sizes": ["8B", "1KiB", "8B"]})
-    assert sizes.for_mode("parity", asked, gpu=True) == [1024, 8]
-    assert max(default_sizes("all_reduce").gpu) == 2**33, "published acceptance figures are of 8 GiB"
+    assert sizes.for_mode("back_to_back", default, gpu=True) == sorted(GPU_SIZES, reverse=True)
+    assert sizes.for_mode("back_to_back", default, gpu=False) == sorted(CPU_SIZES, reverse=True)
+    assert sizes.for_mode("cuda_graph", default, gpu=True) == sorted(CUDA_GRAPH_SIZES, reverse=True)
+    requested = CollectiveOptions.model_validate({"sizes": ["8B", "1KiB", "8B"]})
+    assert sizes.for_mode("back_to_back", requested, gpu=True) == [1024, 8]
+    assert max(default_sizes("all_reduce").gpu) == 2**33, "published acceptance values use 8 GiB"
 
 
-def test_cpus_have_no_mode_of_the_device() -> None:
-    wanted = {"modes": ["parity", "device"]}
-    assert modes("cuda:0", **wanted).done == ["parity", "device"]
-    assert modes("cpu", **wanted).done == ["parity"]
+def test_cpus_have_no_mode_cuda_graph() -> None:
+    requested = {"modes": ["back_to_back", "cuda_graph"]}
+    assert modes("cuda:0", **requested).applicable == ["back_to_back", "cuda_graph"]
+    assert modes("cpu", **requested).applicable == ["back_to_back"]
 
 
 @pytest.mark.parametrize(
-    ("options", "left_out"),
+    ("options", "omitted"),
     [
         ({}, None),
         ({"sizes": ["64KiB", "1MiB"]}, {"busbw.10MiB"}),
-        ({"modes": ["distribution"]}, {"busbw.64KiB", "busbw.1MiB", "busbw.10MiB"}),
+        ({"modes": ["percentiles"]}, {"busbw.64KiB", "busbw.1MiB", "busbw.10MiB"}),
     ],
 )
-def test_default_sizes_that_a_trial_leaves_out_are_recorded(
-    options: dict[str, object], left_out: set[str] | None
-) -> None:
-    facts = {one.name: one.value for one in modes("cpu", **options).left_out() if isinstance(one, Fact)}
+def test_omitted_default_sizes_are_recorded(options: dict[str, object], omitted: set[str] | None) -> None:
+    facts = {fact.name: fact.value for fact in modes("cpu", **options).not_requested() if isinstance(fact, Fact)}
     value = facts.get(NOT_REQUESTED)
-    assert (set(value) if isinstance(value, dict) else None) == left_out
+    assert (set(value) if isinstance(value, dict) else None) == omitted
 
 
-def test_a_check_of_an_operation_judges_data_memory_and_what_it_is_given() -> None:
+def test_collective_check_judges_data_memory_and_given_rules() -> None:
     check = collective_check("all_gather", "t", rules=(busbw_rule("all_gather", "1GiB"),))
-    figures = {"busbw.1GiB": 1.0, "wrong_elements": 0, "sizes_not_allocated": 0}
-    nobody_knows = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1}
-    assert outcomes(check, figures, **nobody_knows) == {
+    values = {"busbw.1GiB": 1.0, "wrong_elements": 0, "sizes_not_allocated": 0}
+    no_reference = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1}
+    assert outcomes(check, values, **no_reference) == {
         "busbw.1GiB": Outcome.UNJUDGED,
         "wrong_elements": Outcome.PASS,
         "sizes_not_allocated": Outcome.PASS,
     }
-    assert outcomes(check, figures, backend="gloo")["busbw.1GiB"] is Outcome.SKIP
+    assert outcomes(check, values, backend="gloo")["busbw.1GiB"] is Outcome.SKIP

@@ -1,4 +1,4 @@
-"""The checks of this folder that only declare an operation: each has the rules that all collectives share."""
+"""Checks that only declare an operation: each has the rules that all collectives share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seatrial.checks.fabric import all_gather, all_to_all, broadcast, reduce, re
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
-# operation → its module, and whether figures of it are published, so that a GPU without one leaves it unjudged
+# operation → its module, and whether a missing reference value leaves it UNJUDGED (else SKIP)
 DECLARED = {
     "all_gather": (all_gather, True),
     "all_to_all": (all_to_all, True),
@@ -22,18 +22,18 @@ DECLARED = {
     "send_receive": (send_receive, False),
 }
 GOOD = {"busbw.1GiB": 400.0, "wrong_elements": 0, "sizes_not_allocated": 0}
-ON_NVLINK = {"backend": "nccl", "gpu": "a GPU that nobody knows", "world_size": 8, "nodes": 1}
+ON_NVLINK = {"backend": "nccl", "gpu": "unknown GPU", "world_size": 8, "nodes": 1}
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_the_check_is_in_the_catalog_by_the_name_of_its_operation(name: str) -> None:
+def test_check_is_in_the_catalog_under_its_operation(name: str) -> None:
     module, _ = DECLARED[name]
     assert catalog()[f"collectives.{name}"] is module.CHECK
     assert name in OPERATIONS
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_corrupt_data_fails_and_a_size_without_memory_is_an_error(name: str) -> None:
+def test_wrong_data_fails_and_size_not_allocated_is_an_error(name: str) -> None:
     check = DECLARED[name][0].CHECK
     judged = outcomes(check, {**GOOD, "wrong_elements": 1, "sizes_not_allocated": 1}, **ON_NVLINK)
     assert judged["wrong_elements"] is Outcome.FAIL
@@ -41,20 +41,20 @@ def test_corrupt_data_fails_and_a_size_without_memory_is_an_error(name: str) -> 
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_bandwidth_without_a_reference_is_never_a_pass(name: str) -> None:
-    module, published = DECLARED[name]
+def test_bandwidth_without_reference_never_passes(name: str) -> None:
+    module, required = DECLARED[name]
     judged = outcomes(module.CHECK, GOOD, **ON_NVLINK)
     assert judged["wrong_elements"] is judged["sizes_not_allocated"] is Outcome.PASS
-    assert judged["busbw.1GiB"] is (Outcome.UNJUDGED if published else Outcome.SKIP)
+    assert judged["busbw.1GiB"] is (Outcome.UNJUDGED if required else Outcome.SKIP)
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_a_slow_bandwidth_is_measured_again_before_it_fails(name: str) -> None:
+def test_performance_metrics_are_retried_before_they_fail(name: str) -> None:
     check = DECLARED[name][0].CHECK
-    for metric, again in (
+    for metric, is_retried in (
         ("busbw.1GiB", True),
         ("rank_time.1GiB", True),
         ("p99.1GiB", True),
         ("wrong_elements", False),
     ):
-        assert any(fnmatchcase(metric, family) for family in check.performance) is again, metric
+        assert any(fnmatchcase(metric, pattern) for pattern in check.performance_metrics) is is_retried, metric

@@ -1,4 +1,4 @@
-"""What each node's own all-reduce is held to; real groups are in test_scenes.py."""
+"""Verdicts on the all-reduce within each node; real groups: test_real_groups.py."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from seatrial.checks.fabric.each_node import CHECK, REFERENCE_METRIC, EachNodeOp
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
-FACTS = {"gpu": "a GPU that nobody knows", "world_size": 8, "nodes": 1}
+FACTS = {"gpu": "unknown GPU", "world_size": 8, "nodes": 1}
 
 
-def test_an_unknown_gpu_is_unjudged_and_a_cpu_is_skipped() -> None:
+def test_unknown_gpu_is_unjudged_and_cpu_is_skipped() -> None:
     figures = {f"{REFERENCE_METRIC} node0": 400.0, "wrong_elements node0": 0, "sizes_not_allocated node0": 0}
     assert outcomes(CHECK, figures, backend="nccl", **FACTS)[REFERENCE_METRIC] is Outcome.UNJUDGED
     assert outcomes(CHECK, figures, backend="gloo", **FACTS)[REFERENCE_METRIC] is Outcome.SKIP
 
 
-def test_wrong_data_of_a_node_fails_and_a_size_without_memory_is_an_error() -> None:
+def test_wrong_data_fails_and_size_not_allocated_is_an_error() -> None:
     figures = {f"{REFERENCE_METRIC} node0": 400.0, "wrong_elements node0": 1, "sizes_not_allocated node0": 2}
     judged = outcomes(CHECK, figures, backend="nccl", **FACTS)
     assert (judged["wrong_elements"], judged["sizes_not_allocated"]) == (Outcome.FAIL, Outcome.ERROR)
 
 
 @pytest.mark.parametrize("size", ["6B", "0B"])
-def test_a_size_is_a_whole_number_of_elements(size: str) -> None:
+def test_size_must_be_a_whole_number_of_elements(size: str) -> None:
     with pytest.raises(ValidationError, match="size"):
         EachNodeOptions.model_validate({"size": size})

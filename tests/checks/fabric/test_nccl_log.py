@@ -1,4 +1,4 @@
-"""Transports by NCCL's own logs; those of all ranks are added up in test_all_reduce.py."""
+"""Transports from NCCL logs; the sum over all ranks is tested in test_all_reduce.py."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOG = FIXTURES / "nccl" / "h200-nvlink-2.28.9.log"
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The log of a process that is the only rank."""
+    """The log of a single rank."""
     path = tmp_path / "nccl.log"
     monkeypatch.setattr(group, "nccl_log_path", lambda: path)
     monkeypatch.setattr(rank, "gather", lambda value: [value])
     return path
 
 
-def test_only_what_was_written_since_counts(log: Path) -> None:
+def test_only_connections_after_the_offset_count(log: Path) -> None:
     log.write_bytes(LOG.read_bytes())
     assert _nccl_log.log_size("cuda:0") == LOG.stat().st_size
     first = _nccl_log.connections_by_transport("cuda:0")
@@ -33,7 +33,7 @@ def test_only_what_was_written_since_counts(log: Path) -> None:
     assert _nccl_log.connections_by_transport("cuda:0") == {"P2P/CUMEM": 2 * first["P2P/CUMEM"]}
 
 
-def test_without_a_log_or_a_gpu_nothing_is_made_up(log: Path) -> None:
+def test_no_log_or_no_gpu_gives_no_transports(log: Path) -> None:
     assert _nccl_log.connections_by_transport("cuda:0") == {}
     log.write_bytes(LOG.read_bytes())
     assert _nccl_log.connections_by_transport("cpu") == {}

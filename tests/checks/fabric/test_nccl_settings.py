@@ -1,4 +1,4 @@
-"""What the contrasts come to. The processes are not there (tests/bench/test_anew.py has real ones), NCCL's logs are."""
+"""Metrics of the NCCL settings from fake child processes and real NCCL logs; real children: tests/bench."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from seatrial.bench import child_ranks, collectives, rank, subgroups
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Context
-from seatrial.checks.fabric import nccl_settings as collectives_contrast
+from seatrial.checks.fabric import nccl_settings
 from seatrial.checks.fabric.nccl_settings import CHECK, SETTINGS, _nvlink, applicable_settings
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, NvLink
@@ -27,72 +27,74 @@ TWO_NODES = {"n0": (0, 1), "n1": (2, 3)}
 OPTIONS = {"size": "1GiB", "path_sizes": ["1MiB", "8GiB"]}
 
 
-def told(size: int, algorithm: str) -> str:
+def log_line(size: int, algorithm: str) -> str:
     return (
         f"n0:9:9 [0] NCCL INFO AllReduce: {size} Bytes -> Algo {algorithm} proto SIMPLE channel{{Lo..Hi}}={{0..23}}\n"
     )
 
 
 @dataclass(frozen=True)
-class Made:
-    """What the children of one contrast find."""
+class ChildOutput:
+    """Output of the child processes of one setting."""
 
     busbw: float
     algorithm: str = "RING"
-    inside: float | None = None
-    wrong: int = 0
-    problem: str = ""
+    per_node: float | None = None
+    wrong_elements: int = 0
+    error: str = ""
 
     def answer(self, log: Path) -> ChildResult:
-        if self.problem:
-            return ChildResult(error=self.problem)
-        ours, of_another_group = LOG + told(2**30, self.algorithm), told(2**30, "TREE")
-        log.write_text(ours + of_another_group)
-        groups = {"all": [[self.busbw] * 8]}
-        if self.inside:
-            groups["inside"] = [[self.inside] * 8, [self.inside / 2] * 8]
+        if self.error:
+            return ChildResult(error=self.error)
+        own_group, other_group = LOG + log_line(2**30, self.algorithm), log_line(2**30, "TREE")
+        log.write_text(own_group + other_group)
+        groups = {"all_ranks": [[self.busbw] * 8]}
+        if self.per_node:
+            groups["per_node"] = [[self.per_node] * 8, [self.per_node / 2] * 8]
         value = {
             "busbw": groups,
-            "wrong": self.wrong,
+            "wrong_elements": self.wrong_elements,
             "log": str(log),
-            "log_bytes": len(ours),
+            "log_bytes": len(own_group),
             "not_allocated": [2**33],
         }
         return ChildResult(value)
 
 
-GOOD = {"default": Made(363.0), "ring": Made(362.0), "no_p2p": Made(24.0)}
+GOOD = {"default": ChildOutput(363.0), "ring": ChildOutput(362.0), "no_p2p": ChildOutput(24.0)}
 
 
-def a_place(out: Path, device: str = "cuda:0") -> Context:
+def make_context(out: Path, device: str = "cuda:0") -> Context:
     return Context(
         node="n0", rank=0, world_size=2, local_rank=0, device=device, expected_gpus=None, artifacts_dir=out, run_dir=out
     )
 
 
 class Fabric:
-    """The group, the driver and the children of one trial on GPUs."""
+    """Fakes of process group, driver and child processes of a trial on GPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.answers: Mapping[str, Made] = GOOD
+        self.tasks: list[dict[str, Any]] = []
+        self.answers: Mapping[str, ChildOutput] = GOOD
         self.nodes: Mapping[str, tuple[int, ...]] = ONE_NODE
         self.folder = folder
         path = {"backend": "nccl", "world_size": 2}
         monkeypatch.setattr(collectives, "describe_group", lambda: path)
         monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: self.nodes)
         monkeypatch.setattr(rank, "gather", lambda value: [value])
-        monkeypatch.setattr(child_ranks, "run_child_ranks", self._ask)
-        monkeypatch.setattr(collectives_contrast, "_nvlink", lambda _place: "yes")
+        monkeypatch.setattr(child_ranks, "run_child_ranks", self._run_child_ranks)
+        monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context: "yes")
         monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
 
-    def _ask(self, module: str, task: Mapping[str, Any], env: Mapping[str, str], **where: Any) -> list[ChildResult]:
+    def _run_child_ranks(
+        self, module: str, task: Mapping[str, Any], env: Mapping[str, str], **where: Any
+    ) -> list[ChildResult]:
         assert (module, where["device"], where["local_rank"]) == ("seatrial.bench.nccl_settings", "cuda:0", 0)
-        self.asked.append({**task, "env": env})
-        return [self.answers[where["out"].name].answer(self.folder / "nccl.log")] * 2
+        self.tasks.append({**task, "env": env})
+        return [self.answers[where["file_prefix"].name].answer(self.folder / "nccl.log")] * 2
 
     def measured(self) -> Measurement:
-        return measure(CHECK, a_place(self.folder), OPTIONS)
+        return measure(CHECK, make_context(self.folder), OPTIONS)
 
 
 @pytest.fixture
@@ -101,28 +103,29 @@ def fabric(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fabric:
 
 
 def outcomes(measured: Measurement) -> dict[str, Outcome]:
-    return {one.metric: one.outcome for one in judge_check(CHECK, [measured], {}, "t")}
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
 
 
-def test_a_good_fabric_passes_and_says_by_which_way(fabric: Fabric) -> None:
+def test_good_fabric_passes_and_records_the_default_path(fabric: Fabric) -> None:
     measured = fabric.measured()
     assert set(outcomes(measured).values()) == {Outcome.PASS}
     values = {metric.name: metric.value for metric in measured.metrics}
     assert (values["busbw_default.1GiB"], values["busbw_ring.1GiB"], values["busbw_no_p2p.1GiB"]) == (363, 362, 24)
     assert values["p2p_gain"] == pytest.approx(363 / 24)
-    how = str(measured.facts["how"])
-    assert "by default RING, SIMPLE, 24 channels, over P2P/CUMEM; two ranks have no tree" in how
+    method = str(measured.facts["method"])
+    for value in ("RING", "SIMPLE", "24 channels", "P2P/CUMEM", "no tree"):
+        assert value in method
 
 
-def test_the_way_stands_beside_every_size(fabric: Fabric) -> None:
+def test_path_is_recorded_for_every_size(fabric: Fabric) -> None:
     by_size = fabric.measured().facts["path_by_size"]
     assert isinstance(by_size, dict)
     assert set(by_size) == {"default", "ring", "no_p2p"}
     assert by_size["default"] == {
         "1MiB": {
-            "algorithm": "not told",
-            "protocol": "not told",
-            "channels": "not told",
+            "algorithm": "not logged",
+            "protocol": "not logged",
+            "channels": "not logged",
             "transport": "P2P/CUMEM",
         },
         "1GiB": {"algorithm": "RING", "protocol": "SIMPLE", "channels": 24, "transport": "P2P/CUMEM"},
@@ -130,32 +133,33 @@ def test_the_way_stands_beside_every_size(fabric: Fabric) -> None:
     }
 
 
-def test_sums_of_the_switches_are_a_way_of_their_own(fabric: Fabric) -> None:
-    fabric.answers = {**GOOD, "default": Made(480.0, algorithm="NVLS")}
-    assert "over NVLS + P2P/CUMEM" in str(fabric.measured().facts["how"])
+def test_nvls_is_part_of_the_transport(fabric: Fabric) -> None:
+    fabric.answers = {**GOOD, "default": ChildOutput(480.0, algorithm="NVLS")}
+    by_size: Any = fabric.measured().facts["path_by_size"]
+    assert by_size["default"]["1GiB"]["transport"] == "NVLS + P2P/CUMEM"
 
 
-def test_nvlinks_that_make_nothing_faster_fail(fabric: Fabric) -> None:
-    fabric.answers = {**GOOD, "default": Made(24.5), "ring": Made(24.4)}
+def test_unused_nvlinks_fail(fabric: Fabric) -> None:
+    fabric.answers = {**GOOD, "default": ChildOutput(24.5), "ring": ChildOutput(24.4)}
     assert outcomes(fabric.measured())["p2p_gain"] is Outcome.FAIL
 
 
-def test_a_ring_faster_than_the_default_warns(fabric: Fabric) -> None:
-    fabric.answers = {**GOOD, "default": Made(300.0)}
+def test_ring_faster_than_default_warns(fabric: Fabric) -> None:
+    fabric.answers = {**GOOD, "default": ChildOutput(300.0)}
     assert outcomes(fabric.measured())["default_vs_ring"] is Outcome.WARN
 
 
-def test_wrong_sums_fail(fabric: Fabric) -> None:
-    fabric.answers = {**GOOD, "ring": Made(362.0, wrong=1)}
+def test_wrong_data_fails(fabric: Fabric) -> None:
+    fabric.answers = {**GOOD, "ring": ChildOutput(362.0, wrong_elements=1)}
     assert outcomes(fabric.measured())["wrong_elements"] is Outcome.FAIL
 
 
-def test_peers_are_judged_inside_each_node_whatever_the_network_does(fabric: Fabric) -> None:
+def test_p2p_gain_is_judged_per_node(fabric: Fabric) -> None:
     fabric.nodes = TWO_NODES
     fabric.answers = {
-        "default": Made(1.0, inside=360.0),
-        "ring": Made(1.0, inside=360.0),
-        "no_p2p": Made(1.0, inside=24.0),
+        "default": ChildOutput(1.0, per_node=360.0),
+        "ring": ChildOutput(1.0, per_node=360.0),
+        "no_p2p": ChildOutput(1.0, per_node=24.0),
     }
     measured = fabric.measured()
     assert {metric.subject for metric in measured.metrics if metric.name == "p2p_gain"} == {"n0", "n1"}
@@ -164,21 +168,21 @@ def test_peers_are_judged_inside_each_node_whatever_the_network_does(fabric: Fab
         "n0": 360,
         "n1": 180,
     }
-    assert fabric.asked[0]["groups"] == {"all": [[0, 1, 2, 3]], "inside": [[0, 1], [2, 3]]}
+    assert fabric.tasks[0]["groups"] == {"all_ranks": [[0, 1, 2, 3]], "per_node": [[0, 1], [2, 3]]}
     assert set(outcomes(measured).values()) == {Outcome.PASS}
 
 
-def test_each_contrast_changes_one_thing_and_tells_its_way(fabric: Fabric) -> None:
+def test_each_setting_changes_its_variables_and_enables_the_log(fabric: Fabric) -> None:
     fabric.measured()
-    for asked, name in zip(fabric.asked, ("default", "ring", "no_p2p"), strict=True):
-        own = {key: value for key, value in asked["env"].items() if not key.startswith("NCCL_DEBUG")}
-        assert own == SETTINGS[name].env
-        assert "TUNING" in asked["env"]["NCCL_DEBUG_SUBSYS"]
-        assert asked["env"]["NCCL_DEBUG_FILE"] == str(fabric.folder / f"nccl.{name}.%h.%p.log")
+    for task, name in zip(fabric.tasks, ("default", "ring", "no_p2p"), strict=True):
+        changed = {key: value for key, value in task["env"].items() if not key.startswith("NCCL_DEBUG")}
+        assert changed == SETTINGS[name].env
+        assert "TUNING" in task["env"]["NCCL_DEBUG_SUBSYS"]
+        assert task["env"]["NCCL_DEBUG_FILE"] == str(fabric.folder / f"nccl.{name}.%h.%p.log")
 
 
-def test_one_that_could_not_be_measured_is_an_error_and_the_others_are_kept(fabric: Fabric) -> None:
-    fabric.answers = {**GOOD, "no_p2p": Made(0, problem="ended by signal 9")}
+def test_failed_setting_is_an_error_and_others_are_kept(fabric: Fabric) -> None:
+    fabric.answers = {**GOOD, "no_p2p": ChildOutput(0, error="ended by signal 9")}
     measured = fabric.measured()
     assert "no_p2p" in str(measured.error)
     assert "ended by signal 9" in str(measured.error)
@@ -186,34 +190,34 @@ def test_one_that_could_not_be_measured_is_an_error_and_the_others_are_kept(fabr
     assert "p2p_gain" not in outcomes(measured)
 
 
-def test_nvls_is_never_switched_on_and_single_ranks_have_no_peers() -> None:
-    assert not any(contrast.env.get("NCCL_NVLS_ENABLE", "0") != "0" for contrast in SETTINGS.values())
-    names, left_out = applicable_settings(ONE_NODE, {"NCCL_NVLS_ENABLE": "0"})
+def test_nvls_is_never_enabled_and_single_ranks_have_no_p2p() -> None:
+    assert not any(setting.env.get("NCCL_NVLS_ENABLE", "0") != "0" for setting in SETTINGS.values())
+    names, not_applicable = applicable_settings(ONE_NODE, {"NCCL_NVLS_ENABLE": "0"})
     assert names == ["default", "ring", "no_p2p"]
-    assert set(left_out) == {"no_nvls"}
+    assert set(not_applicable) == {"no_nvls"}
     assert applicable_settings({"n0": (0,), "n1": (1,)}, {})[0] == ["default", "ring", "no_nvls"]
 
 
-def test_without_nvlink_or_peers_nothing_is_asked_of_them(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric.answers = {**GOOD, "default": Made(24.5), "ring": Made(24.4)}
-    for told_of in ("no", "unknown"):
-        monkeypatch.setattr(collectives_contrast, "_nvlink", lambda _place, told_of=told_of: told_of)
+def test_p2p_gain_is_skipped_without_nvlink_or_p2p(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric.answers = {**GOOD, "default": ChildOutput(24.5), "ring": ChildOutput(24.4)}
+    for state in ("no", "unknown"):
+        monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context, state=state: state)
         assert outcomes(fabric.measured())["p2p_gain"] is Outcome.SKIP
     fabric.nodes = {"n0": (0,), "n1": (1,)}
     assert outcomes(fabric.measured())["p2p_gain"] is Outcome.SKIP
 
 
 @pytest.mark.parametrize(
-    ("links", "told_of"), [((True, False), "yes"), ((False, False), "no"), ((), "no"), ((True, None), "unknown")]
+    ("links", "state"), [((True, False), "yes"), ((False, False), "no"), ((), "no"), ((True, None), "unknown")]
 )
-def test_nvlinks_are_what_the_driver_says_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: tuple[bool | None, ...], told_of: str
+def test_nvlink_state_is_from_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: tuple[bool | None, ...], state: str
 ) -> None:
     nvlinks = tuple(NvLink(link=index, active=active) for index, active in enumerate(links))
     monkeypatch.setattr(gpu, "read", lambda _root: gpu.GpuFacts(gpus=(Gpu(index=0, nvlinks=nvlinks),)))
     monkeypatch.setattr(rank, "gather", lambda value: [value, ("yes", False), ("yes", True)])
-    assert _nvlink(a_place(tmp_path)) == told_of
+    assert _nvlink(make_context(tmp_path)) == state
 
 
-def test_gloo_has_no_contrasts(tmp_path: Path) -> None:
-    assert "NCCL" in str(measure(CHECK, a_place(tmp_path, "cpu"), {}).skipped)
+def test_gloo_is_skipped(tmp_path: Path) -> None:
+    assert "NCCL" in str(measure(CHECK, make_context(tmp_path, "cpu"), {}).skipped)

@@ -1,4 +1,4 @@
-"""Figures, facts and rules that the checks of collectives share; more of them, on real ranks, in test_all_reduce.py."""
+"""Metrics, facts and rules that the collective checks share; on real ranks: test_all_reduce.py."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ WRONG = Mismatch(7, 5, "1.0", "2.0", "0x1")
 
 
 def timings(*seconds: float) -> Timings:
-    """Windows of two ranks, of which the second takes 1 ms longer."""
-    return Timings(windows=tuple((one, one + 0.001) for one in seconds), per_window=1, warmup=1)
+    """Windows of two ranks; the second takes 1 ms longer."""
+    return Timings(windows=tuple((window, window + 0.001) for window in seconds), per_window=1, warmup=1)
 
 
-def test_parity_has_nccl_tests_figures_of_the_median_window() -> None:
-    operation = OPERATIONS["all_gather"]  # of two ranks: busbw is half of algbw
+def test_back_to_back_metrics_are_of_the_median_window() -> None:
+    operation = OPERATIONS["all_gather"]  # with two ranks busbw is half of algbw
     result = CollectiveResult(size=10**9, timings=timings(0.009, 0.019, 0.029), mismatches={})
-    found = {one.name: one for one in _results.back_to_back_metrics(2**30, result, operation)}
-    assert found.keys() == {"busbw.1GiB", "algbw.1GiB", "latency.1GiB", "latency_max.1GiB"}
-    assert found["algbw.1GiB"].value == pytest.approx(1e9 / 0.0195 / 1e9)
-    assert found["busbw.1GiB"].value == pytest.approx(found["algbw.1GiB"].value / 2)
-    assert found["latency.1GiB"].value == pytest.approx(19_500)
-    assert found["latency_max.1GiB"].value == pytest.approx(20_000)  # of the slower rank
-    assert len(found["busbw.1GiB"].samples) == 3
+    by_name = {metric.name: metric for metric in _results.back_to_back_metrics(2**30, result, operation)}
+    assert by_name.keys() == {"busbw.1GiB", "algbw.1GiB", "latency.1GiB", "latency_max.1GiB"}
+    assert by_name["algbw.1GiB"].value == pytest.approx(1e9 / 0.0195 / 1e9)
+    assert by_name["busbw.1GiB"].value == pytest.approx(by_name["algbw.1GiB"].value / 2)
+    assert by_name["latency.1GiB"].value == pytest.approx(19_500)
+    assert by_name["latency_max.1GiB"].value == pytest.approx(20_000)  # of the slower rank
+    assert len(by_name["busbw.1GiB"].samples) == 3
 
 
-def test_a_percentile_is_the_least_time_that_so_many_do_not_exceed_and_needs_enough_of_them() -> None:
+def test_percentiles_need_enough_samples() -> None:
     few, enough = (
         CollectiveResult(size=8, timings=timings(*[number / 1000 for number in range(count)]), mismatches={})
         for count in (58, 100)
     )
-    assert {one.name for one in _results.percentile_metrics(8, few)} == {"p50.8B", "cv.8B"}
-    found = {one.name: one.value for one in _results.percentile_metrics(8, enough)}  # 1 to 100 ms, on the slower rank
-    assert found.keys() == {"p50.8B", "p95.8B", "cv.8B"}
-    assert found["p50.8B"] == pytest.approx(50_500)
-    assert found["p95.8B"] == pytest.approx(95_000)
+    assert {metric.name for metric in _results.percentile_metrics(8, few)} == {"p50.8B", "cv.8B"}
+    values = {
+        metric.name: metric.value for metric in _results.percentile_metrics(8, enough)
+    }  # 1 to 100 ms, on the slower rank
+    assert values.keys() == {"p50.8B", "p95.8B", "cv.8B"}
+    assert values["p50.8B"] == pytest.approx(50_500)
+    assert values["p95.8B"] == pytest.approx(95_000)
 
 
-def test_a_ranks_own_time_is_in_microseconds_with_its_samples() -> None:
+def test_rank_time_is_in_microseconds_with_samples() -> None:
     metric = _results.rank_time_metric("node0/gpu1", 2**20, (0.002, 0.004))
     assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")
     assert metric.samples == pytest.approx((2000, 4000))
     assert metric.value == pytest.approx(3000)
 
 
-def test_wrong_data_counts_every_element_and_says_where_it_was() -> None:
+def test_wrong_data_counts_elements_and_locates_them() -> None:
     metric, fact = _results.wrong_data_results([({"rank": 1}, WRONG), ({"rank": 2}, WRONG)])
     assert isinstance(metric, Metric)
     assert isinstance(fact, Fact)
@@ -62,7 +64,7 @@ def test_wrong_data_counts_every_element_and_says_where_it_was() -> None:
     assert metric.value == 0
 
 
-def test_wrong_data_of_an_exchange_names_sender_and_receiver() -> None:
+def test_wrong_data_of_a_pair_names_sender_and_receiver() -> None:
     lines = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
     subjects = ("node0/gpu0", "node1/gpu0")
     _, fact = _results.pair_wrong_data_results(PairResults(lines, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
@@ -73,19 +75,26 @@ def test_wrong_data_of_an_exchange_names_sender_and_receiver() -> None:
     assert (entry["from"], entry["to"], entry["wrong"]) == ("node0/gpu0", "node1/gpu0", 7)
 
 
-def test_the_rules_that_all_collectives_share() -> None:
-    intact, fit = _results.wrong_data_rule("see the fact"), _results.allocation_rule("all_gather", "sizes=[1MiB]")
-    assert intact.expect
-    assert fit.expect
-    assert (intact.expect.is_met_by(0), intact.expect.is_met_by(1), intact.outcome_if_violated) == (
+def test_shared_rules() -> None:
+    wrong_data, allocation = (
+        _results.wrong_data_rule("see the fact"),
+        _results.allocation_rule("all_gather", "sizes=[1MiB]"),
+    )
+    assert wrong_data.expect
+    assert allocation.expect
+    assert (wrong_data.expect.is_met_by(0), wrong_data.expect.is_met_by(1), wrong_data.outcome_if_violated) == (
         True,
         False,
         Outcome.FAIL,
     )
-    assert (fit.expect.is_met_by(0), fit.expect.is_met_by(1), fit.outcome_if_violated) == (True, False, Outcome.ERROR)
+    assert (allocation.expect.is_met_by(0), allocation.expect.is_met_by(1), allocation.outcome_if_violated) == (
+        True,
+        False,
+        Outcome.ERROR,
+    )
 
 
-def test_the_carrier_is_what_the_log_tells_and_never_a_guess() -> None:
+def test_transport_text_is_from_the_log() -> None:
     nccl = {"backend": "nccl", "nccl_version": "2.28.9"}
     assert _results.transport_text({**nccl, "transports": {"P2P/CUMEM": 8, "NET/IB": 2}}) == (
         "NCCL 2.28.9 over P2P/CUMEM + NET/IB"

@@ -1,4 +1,4 @@
-"""The path by NCCL's own word; the logs are real ones, the group is not there."""
+"""Transports from real NCCL logs with a fake process group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from seatrial.bench import child_ranks, group, rank
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Context
-from seatrial.checks.fabric import transport as collectives_path
+from seatrial.checks.fabric import transport
 from seatrial.checks.fabric._algorithms import requests
 from seatrial.checks.fabric.transport import CHECK, RankTransport, TransportOptions
 from seatrial.discover import nccl_log
@@ -26,7 +26,7 @@ LOGS = FIXTURES / "nccl"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Context:
+def context(tmp_path: Path) -> Context:
     return Context(
         node="n0",
         rank=0,
@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Context:
     )
 
 
-def found(context: Context, monkeypatch: pytest.MonkeyPatch, log: Path, **options: bool) -> Measurement:
+def run_check(context: Context, monkeypatch: pytest.MonkeyPatch, log: Path, **options: bool) -> Measurement:
     monkeypatch.setattr(group, "connect_all_ranks", lambda _device: None)
     monkeypatch.setattr(group, "nccl_log_path", lambda: log)
     monkeypatch.setattr(rank, "gather", lambda value: [value, ("n0/gpu1", value[1])])
@@ -48,80 +48,76 @@ def found(context: Context, monkeypatch: pytest.MonkeyPatch, log: Path, **option
 
 
 def outcomes(measurement: Measurement) -> dict[str, Outcome]:
-    return {one.metric: one.outcome for one in judge_check(CHECK, [measurement], {}, "t")}
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
 
 
-def active_port(root: Path) -> None:
+def add_active_port(root: Path) -> None:
     port = root / "sys/class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
 
 
-def test_nvlink_is_a_good_path_and_told_of(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = found(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log")
-    assert outcomes(measured) == {"socket_despite_rdma": Outcome.PASS, "rdma_without_gpudirect": Outcome.PASS}
-    assert str(measured.facts["how"]).startswith("112 connections by P2P/CUMEM, as NCCL 2.28.9+cuda13.0 wrote")
+def test_nvlink_passes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    measurement = run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log")
+    assert outcomes(measurement) == {"socket_despite_rdma": Outcome.PASS, "rdma_without_gpudirect": Outcome.PASS}
+    assert (measurement.facts["transports"], measurement.facts["nccl_version"]) == (
+        {"P2P/CUMEM": 112},
+        "2.28.9+cuda13.0",
+    )
 
 
-def test_sockets_fail_where_a_port_for_rdma_is_up_and_only_there(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sockets_fail_only_with_an_active_rdma_port(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LOGS / "h200-sockets-2.28.9.log"
     (context.root / "sys/class").mkdir(parents=True)
-    assert outcomes(found(context, monkeypatch, log))["socket_despite_rdma"] is Outcome.PASS
-    active_port(context.root)
-    measured = found(context, monkeypatch, log)
-    assert outcomes(measured)["socket_despite_rdma"] is Outcome.FAIL
-    (verdict,) = [one for one in judge_check(CHECK, [measured], {}, "t") if one.outcome is Outcome.FAIL]
+    assert outcomes(run_check(context, monkeypatch, log))["socket_despite_rdma"] is Outcome.PASS
+    add_active_port(context.root)
+    measurement = run_check(context, monkeypatch, log)
+    assert outcomes(measurement)["socket_despite_rdma"] is Outcome.FAIL
+    (verdict,) = [verdict for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.outcome is Outcome.FAIL]
     assert "mlx5_0/1" in verdict.evidence
-    assert outcomes(found(context, monkeypatch, log, sockets=True))["socket_despite_rdma"] is Outcome.SKIP
+    assert outcomes(run_check(context, monkeypatch, log, sockets_expected=True))["socket_despite_rdma"] is Outcome.SKIP
 
 
-def test_sockets_are_an_error_where_no_port_can_be_read(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_are_an_error_where_ports_cannot_be_read(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LOGS / "h200-sockets-2.28.9.log"
     (context.root / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
-    measured = found(context, monkeypatch, log)
-    assert "whether a port for RDMA is active cannot be read" in str(measured.error)
-    assert "mlx5_0/1 state: " in str(measured.error)
-    assert Outcome.PASS not in outcomes(measured).values()
-    assert found(context, monkeypatch, log, sockets=True).error is None
-    assert found(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log").error is None
+    measurement = run_check(context, monkeypatch, log)
+    assert "mlx5_0/1 state: " in str(measurement.error)
+    assert Outcome.PASS not in outcomes(measurement).values()
+    assert run_check(context, monkeypatch, log, sockets_expected=True).error is None
+    assert run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log").error is None
 
 
-def test_who_is_told_other_settings_is_named_and_ours_are_marked(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deviating_ranks_and_settings_by_seatrial_are_marked(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "set_by_seatrial", {"NCCL_SOCKET_IFNAME"})
     first = nccl_log.read(LOGS / "h200-nvlink-2.28.9.log")
     other = first.model_copy(update={"settings": {"NCCL_ALGO": "Ring"}})
-    paths = {"n0/gpu0": first, "n0/gpu1": first, "n1/gpu0": other}
-    ways = {subject: RankTransport(path, (), "", "") for subject, path in paths.items()}
-    facts = collectives_path._paths(ways, TransportOptions())
+    logs = {"n0/gpu0": first, "n0/gpu1": first, "n1/gpu0": other}
+    ranks = {subject: RankTransport(log, (), "", "") for subject, log in logs.items()}
+    facts = transport._transport_facts(ranks, TransportOptions())
     assert facts["settings"] == {"NCCL_SOCKET_IFNAME": "lo (set by seatrial)", "NCCL_NVLS_ENABLE": "0"}
     assert facts["differs_from_first_rank"] == {"n1/gpu0": {"settings": {"NCCL_ALGO": "Ring"}}}
-    assert "the network that there would be between nodes is Socket" in str(facts["how"])
+    assert facts["network"] == "Socket"
 
 
-def test_a_log_that_tells_nothing_is_an_error(
-    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_log_without_transport_is_an_error(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    measured = found(context, monkeypatch, tmp_path / "empty")
-    assert "no line on how it connected" in str(measured.error)
-    assert "No such file" in str(found(context, monkeypatch, tmp_path / "gone").error)
+    measurement = run_check(context, monkeypatch, tmp_path / "empty")
+    assert "no line on a transport" in str(measurement.error)
+    assert "No such file" in str(run_check(context, monkeypatch, tmp_path / "gone").error)
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks NCCL to tell anything; what is set goes with the test."""
+def unset_nccl_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset NCCL's logging variables; changes are undone after the test."""
     monkeypatch.setattr(group, "set_by_seatrial", set())
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", group.GRAPH_MIXING):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
-@pytest.mark.usefixtures("silent")
-def test_nccl_is_made_to_tell_but_not_against_somebodys_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unset_nccl_variables")
+def test_nccl_log_is_enabled_unless_the_environment_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group.enable_nccl_log(tmp_path)
     assert group.nccl_log_path().parent == tmp_path
     assert group.nccl_log_path().name.endswith(".log")
@@ -136,19 +132,21 @@ def test_nccl_is_made_to_tell_but_not_against_somebodys_wish(tmp_path: Path, mon
     assert group.set_by_seatrial == set()
 
 
-@pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("named", ["/dev/stderr", "/dev/fd/%p", "stdout", "/scratch/nccl.log", "/scratch/nccl.%h.log"])
-def test_a_log_that_is_a_pipe_or_that_of_all_ranks_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+@pytest.mark.usefixtures("unset_nccl_variables")
+@pytest.mark.parametrize(
+    "log_file", ["/dev/stderr", "/dev/fd/%p", "stdout", "/scratch/nccl.log", "/scratch/nccl.%h.log"]
+)
+def test_log_file_that_is_a_pipe_or_shared_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: str
 ) -> None:
-    monkeypatch.setenv("NCCL_DEBUG_FILE", named)
+    monkeypatch.setenv("NCCL_DEBUG_FILE", log_file)
     group.enable_nccl_log(tmp_path)
     assert group.nccl_log_path().parent == tmp_path
     assert "NCCL_DEBUG_FILE" in group.set_by_seatrial
 
 
-@pytest.mark.usefixtures("silent")
-def test_graph_mixing_is_ours_to_choose_only_where_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unset_nccl_variables")
+def test_graph_mixing_is_disabled_unless_the_environment_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     group.disable_graph_mixing()
     assert (os.environ[group.GRAPH_MIXING], group.set_by_seatrial) == ("0", {group.GRAPH_MIXING})
     monkeypatch.setattr(group, "set_by_seatrial", set())
@@ -157,14 +155,14 @@ def test_graph_mixing_is_ours_to_choose_only_where_nobody_has(monkeypatch: pytes
     assert (os.environ[group.GRAPH_MIXING], group.set_by_seatrial) == ("1", set())
 
 
-CHOSEN = """\
+CHOICE_LINES = """\
 n0:9:9 [0] NCCL INFO AllGather: 134217728 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
 n0:9:9 [0] NCCL INFO AllGather: 4 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
 """
-PLANNED: dict[str, dict[str, Any]] = {
+OPTIONS_BY_CHECK: dict[str, dict[str, Any]] = {
     "collectives.transport": {},
     "collectives.all_gather": {
-        "modes": ["parity", "device"],
+        "modes": ["back_to_back", "cuda_graph"],
         "sizes": ["64GiB", "1GiB"],
         "cuda_graph_sizes": ["8B"],
         "dtype": "bfloat16",
@@ -174,47 +172,47 @@ PLANNED: dict[str, dict[str, Any]] = {
 }
 
 
-class Children:
-    """The processes beside the ranks: what they are asked, and what that of rank 0 answers."""
+class FakeChildren:
+    """Fake child processes: their requests, and the answer of rank 0's child."""
 
-    def __init__(self, log: Path, problem: str = "") -> None:
-        self.log, self.problem = log, problem
-        self.asked: list[dict[str, Any]] = []
+    def __init__(self, log: Path, error: str = "") -> None:
+        self.log, self.error = log, error
+        self.requests: list[dict[str, Any]] = []
         self.env: dict[str, str] = {}
 
     def __call__(
         self, module: str, task: Mapping[str, Any], env: Mapping[str, str], **_where: Any
     ) -> list[ChildResult]:
         assert module == "seatrial.bench.algorithms"
-        self.asked, self.env = task["asks"], dict(env)
-        if self.problem:
+        self.requests, self.env = task["requests"], dict(env)
+        if self.error:
             return [
                 ChildResult(error="another rank had failed", failure_order=2),
-                ChildResult(error=self.problem, failure_order=1),
+                ChildResult(error=self.error, failure_order=1),
             ]
-        first = CHOSEN.index("\n") + 1
-        self.log.write_text(CHOSEN)
-        told = [[2**36], [2**30, 0, first], [2**20, first, first], [8, first, len(CHOSEN)]]
-        return [ChildResult({"log": str(self.log), "told": told})] * 2
+        first = CHOICE_LINES.index("\n") + 1
+        self.log.write_text(CHOICE_LINES)
+        log_ranges = [[2**36], [2**30, 0, first], [2**20, first, first], [8, first, len(CHOICE_LINES)]]
+        return [ChildResult({"log": str(self.log), "log_ranges": log_ranges})] * 2
 
 
-def chosen(context: Context, monkeypatch: pytest.MonkeyPatch, children: Children) -> Any:
+def measured_choices(context: Context, monkeypatch: pytest.MonkeyPatch, children: FakeChildren) -> Any:
     monkeypatch.setattr(child_ranks, "run_child_ranks", children)
-    return found(replace(context, options_by_check=PLANNED), monkeypatch, LOGS / "h200-nvlink-2.28.9.log").facts[
-        "choices"
-    ]
+    return run_check(
+        replace(context, options_by_check=OPTIONS_BY_CHECK), monkeypatch, LOGS / "h200-nvlink-2.28.9.log"
+    ).facts["nccl_choices"]
 
 
-def test_each_operation_is_asked_for_as_the_trial_measures_it(
+def test_each_operation_is_requested_as_the_trial_measures_it(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    children = Children(context.artifacts_dir / "log")
-    told = chosen(context, monkeypatch, children)
+    children = FakeChildren(context.artifacts_dir / "log")
+    choices = measured_choices(context, monkeypatch, children)
     shape = {"operation": "all_gather", "dtype": "bfloat16", "buffers": "nccl"}
-    one = {"operation": "send_receive", "dtype": "float32", "buffers": "torch", "size": 2**20}
-    assert children.asked == [{**shape, "size": 2**36}, {**shape, "size": 2**30}, one, {**shape, "size": 8}]
+    send_receive = {"operation": "send_receive", "dtype": "float32", "buffers": "torch", "size": 2**20}
+    assert children.requests == [{**shape, "size": 2**36}, {**shape, "size": 2**30}, send_receive, {**shape, "size": 8}]
     assert "TUNING" in children.env["NCCL_DEBUG_SUBSYS"]
-    assert told["all_gather"] == {
+    assert choices["all_gather"] == {
         "dtype": "bfloat16",
         "buffers": "NCCL's allocator (ncclMemAlloc)",
         "by_size": {
@@ -223,38 +221,38 @@ def test_each_operation_is_asked_for_as_the_trial_measures_it(
             "64GiB": {"bytes": 2**36, "algorithm": "not measured: no memory"},
         },
     }
-    assert told["send_receive"]["by_size"] == {"1MiB": {"bytes": 2**20, "algorithm": "point to point"}}
+    assert choices["send_receive"]["by_size"] == {"1MiB": {"bytes": 2**20, "algorithm": "point to point"}}
 
 
-def test_usual_sizes_of_all_modes_are_asked_for_and_nothing_of_other_checks() -> None:
-    planned: dict[str, dict[str, Any]] = {
-        "collectives.all_reduce": {"modes": ["device", "distribution"]},
+def test_default_sizes_of_all_modes_are_requested() -> None:
+    options_by_check: dict[str, dict[str, Any]] = {
+        "collectives.all_reduce": {"modes": ["cuda_graph", "percentiles"]},
         "train.ddp": {"x": 1},
     }
-    sizes = [ask["size"] for ask in requests(planned, ["all_reduce", "reduce"])]
+    sizes = [request["size"] for request in requests(options_by_check, ["all_reduce", "reduce"])]
     assert sizes == [2**30, 2**20, 2**18, 2**16, 2**14, 2**10, 8]
-    assert max(ask["size"] for ask in requests({"collectives.all_reduce": {}}, ["all_reduce"])) == 2**33
+    assert max(request["size"] for request in requests({"collectives.all_reduce": {}}, ["all_reduce"])) == 2**33
 
 
-def test_choices_that_could_not_be_asked_for_are_told_and_the_path_is_judged(
+def test_failed_children_are_recorded_and_transports_are_judged(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = chosen(context, monkeypatch, Children(context.artifacts_dir / "log", problem="out of memory"))
-    assert told == {"not_told": "rank 1: out of memory"}
+    choices = measured_choices(context, monkeypatch, FakeChildren(context.artifacts_dir / "log", error="out of memory"))
+    assert choices == {"unavailable": "rank 1: out of memory"}
 
 
-def test_a_log_that_is_a_pipe_is_not_waited_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_that_is_a_pipe_is_an_error(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(context.artifacts_dir / "pipe")
-    assert "no plain file" in str(found(context, monkeypatch, context.artifacts_dir / "pipe").error)
+    assert "not a regular file" in str(run_check(context, monkeypatch, context.artifacts_dir / "pipe").error)
 
 
-def test_the_ports_that_nccl_uses_are_told_by_node(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rdma_ports_are_recorded_by_node(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     log = context.artifacts_dir / "ib.log"
     log.write_text(
         "n0:9:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:192.0.2.2<0>\n"
         "n0:9:9 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.17.1\n"
         "n0:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA\n"
     )
-    measured = found(context, monkeypatch, log)
-    assert measured.facts["hcas"] == {"n0": ["mlx5_0/1", "mlx5_1/1"]}
-    assert measured.facts["net_plugin_version"] == "aws-ofi-nccl 1.17.1"
+    measurement = run_check(context, monkeypatch, log)
+    assert measurement.facts["rdma_ports"] == {"n0": ["mlx5_0/1", "mlx5_1/1"]}
+    assert measurement.facts["net_plugin_version"] == "aws-ofi-nccl 1.17.1"

@@ -1,4 +1,4 @@
-"""Verdicts on made-up figures of a check."""
+"""Verdicts of a check on synthetic metrics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from seatrial.model import Measurement, Metric, Outcome
 
 
 def outcomes(check: Check, values: dict[str, float], **facts: Any) -> dict[str, Outcome]:
-    """Metric → outcome, where ``values`` (``METRIC SUBJECT`` or ``METRIC``) is all that was measured.
+    """Metric → outcome for the measured ``values``, with keys ``METRIC SUBJECT`` or ``METRIC``.
 
-    Of a metric with several subjects, the outcome of the one that is not PASS.
+    For a metric with several subjects, the outcome that is not PASS.
     """
     metrics = []
     for key, value in values.items():
@@ -21,5 +21,7 @@ def outcomes(check: Check, values: dict[str, float], **facts: Any) -> dict[str, 
         metrics.append(Metric(name=name, value=value, unit=unit, subject=subject or "cluster"))
     measurement = Measurement(check=check.name, subject="node0/gpu0", metrics=tuple(metrics), facts=facts)
     verdicts = judge_check(check, [measurement], {}, "t")
-    found = {verdict.metric: verdict.outcome for verdict in verdicts}
-    return found | {one.metric: one.outcome for one in verdicts if one.outcome is not Outcome.PASS}
+    all_outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
+    return all_outcomes | {
+        verdict.metric: verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.PASS
+    }

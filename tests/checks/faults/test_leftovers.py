@@ -20,7 +20,7 @@ SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 @contextmanager
 def process(*arguments: str, **env: str) -> Iterator[int]:
-    """A real one, of a command line and an environment."""
+    """Starts a process with these arguments and environment variables."""
     argv = [sys.executable, "-c", SLEEP, *arguments]
     started = subprocess.Popen(argv, env={**os.environ, **env}, stdout=subprocess.PIPE)
     try:
@@ -32,31 +32,31 @@ def process(*arguments: str, **env: str) -> Iterator[int]:
         started.wait()
 
 
-def look(folder: Path) -> Measurement:
-    measured = run_check(CHECK, folder / "other", run=str(folder / "run"))
-    assert measured.error is None
-    return measured
+def measure_leftovers(folder: Path) -> Measurement:
+    measurement = run_check(CHECK, folder / "other", run=str(folder / "run"))
+    assert measurement.error is None
+    return measurement
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_process_that_names_the_run(tmp_path: Path, stopped: bool) -> None:
+def test_processes_with_the_run_directory(tmp_path: Path, stopped: bool) -> None:
     job = f"{tmp_path}/run/jobs/ranks/job.json"
     with process(job) as worker, process(JOB_DIR=job) as child:
         if stopped:
             os.kill(worker, signal.SIGSTOP)
-            until(lambda: "stopped" in str(look(tmp_path).facts))
-        measured = look(tmp_path)
-    (verdict,) = judge(CHECK, measured)
+            until(lambda: "stopped" in str(measure_leftovers(tmp_path).facts))
+        measurement = measure_leftovers(tmp_path)
+    (verdict,) = judge(CHECK, measurement)
     assert verdict.outcome is Outcome.FAIL
-    assert measured.metrics[0].value == 2
+    assert measurement.metrics[0].value == 2
     assert all(f"pid {pid}," in verdict.evidence for pid in (worker, child))
     assert job in verdict.evidence
 
 
-def test_a_process_of_another_run_and_a_zombie(tmp_path: Path) -> None:
+def test_other_run_and_zombie(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "", f"{tmp_path}/run/jobs"], stdout=subprocess.DEVNULL)
     until(lambda: Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     with process(f"{tmp_path}/run-leftovers/jobs/nodes/job.json"):
-        (verdict,) = judge(CHECK, look(tmp_path))
+        (verdict,) = judge(CHECK, measure_leftovers(tmp_path))
     dead.wait()
     assert verdict.outcome is Outcome.PASS

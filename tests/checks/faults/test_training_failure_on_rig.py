@@ -1,4 +1,4 @@
-"""A training whose rank fails, across the nodes of a real Slurm; see test_train_failure.py."""
+"""train.failure on a real Slurm test cluster; see test_training_failure.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from seatrial.checks.faults.training_failure import FAULTS
 from seatrial.model import Outcome
-from tests.checks.faults.test_training_failure import TRIAL, check
+from tests.checks.faults.test_training_failure import TRIAL, single_measurement
 from tests.processes import Program, load, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
-# The rig's Slurm follows processes by their parents: one that has lost its own outlives the job.
-# Where the batch script sources it, on the first node; not where srun tries on every node whether it can be sourced.
+# Starts an orphan in the batch script on the first node, but not in the srun step that sources the file on every node.
+# The test cluster tracks processes by parent, so that the orphan survives the job.
 ORPHAN = """case ${SLURM_STEP_ID:-batch}${SEATRIAL_JOB_DIR:-} in
     batch*/kill/*) (setsid sleep 300 > /dev/null 2>&1 &) ;;
 esac
@@ -26,25 +26,30 @@ esac
 
 
 @pytest.mark.timeout(600)
-def test_faults_across_nodes_and_an_interruption(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """One run of the three leaves a process on a node, for real; the others are as they should be."""
+def test_faults_on_two_nodes_and_interruption(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """The run with fault kill leaves a process on a node; the other runs pass."""
     cluster = make_cluster(2)
     (tmp_path / "env.sh").write_text(ORPHAN)
     (tmp_path / "t.yaml").write_text(f"environment: {{source: {tmp_path}/env.sh}}\n{TRIAL}")
-    here = ("run", tmp_path / "t.yaml", "--launcher", "slurm", "--nodes", "2", "--out")
-    code, output, err = Program(*here, tmp_path / "run", env=cluster.env).finish(280)
+    arguments = ("run", tmp_path / "t.yaml", "--launcher", "slurm", "--nodes", "2", "--out")
+    code, output, err = Program(*arguments, tmp_path / "run", env=cluster.env).finish(280)
     assert code == 1, output + err
-    bad = [one for one in load(tmp_path / "run").verdicts if one.outcome is not Outcome.PASS]
-    assert [(one.outcome, one.metric, one.subject) for one in bad] == [("FAIL", "leftover_processes.kill", "node0")]
-    assert "sleeping: sleep 300" in bad[0].evidence
-    measured = check(tmp_path / "run")
-    assert {one.subject for one in measured.metrics if one.name == "leftover_processes.stop"} == {"node0", "node1"}
+    not_passed = [verdict for verdict in load(tmp_path / "run").verdicts if verdict.outcome is not Outcome.PASS]
+    assert [(verdict.outcome, verdict.metric, verdict.subject) for verdict in not_passed] == [
+        ("FAIL", "leftover_processes.kill", "node0")
+    ]
+    assert "sleeping: sleep 300" in not_passed[0].evidence
+    measurement = single_measurement(tmp_path / "run")
+    assert {metric.subject for metric in measurement.metrics if metric.name == "leftover_processes.stop"} == {
+        "node0",
+        "node1",
+    }
     for fault in FAULTS:
-        assert "'culprit': 'rank 3 (node1/rank3, pid " in str(measured.facts[f"fault.{fault}"])
-        assert "on node[0-1]" in str(measured.facts[f"job.{fault}"])
-        assert "KillWait 2 s" in str(measured.facts[f"fault.{fault}"])
+        assert "'root_cause': 'rank 3 (node1/rank3, pid " in str(measurement.facts[f"fault.{fault}"])
+        assert "on node[0-1]" in str(measurement.facts[f"job.{fault}"])
+        assert "KillWait 2 s" in str(measurement.facts[f"fault.{fault}"])
 
-    program = Program(*here, tmp_path / "again", env=cluster.env)
+    program = Program(*arguments, tmp_path / "interrupted", env=cluster.env)
     until(lambda: "RUNNING" in cluster.run(["squeue", "--noheader", "-o", "%T"]).stdout)
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130

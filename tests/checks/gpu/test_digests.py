@@ -12,110 +12,107 @@ from tests.checks.gpu import driver
 
 Runs = dict[str, list[Measurement]]
 FAULTS: dict[str, tuple[str, ...]] = {
-    "honest": (),
-    "odd_one": ("odd_one",),
-    "upset": ("upset",),
-    "all_differ": ("own_digests",),
-    "two_differ": ("stranger", "odd_second"),
-    "stranger": ("stranger",),
+    "healthy": (),
+    "one_wrong": ("wrong_rank_2",),
+    "transient": ("transient",),
+    "all_differ": ("different_digests",),
+    "two_differ": ("unique_model", "wrong_rank_1"),
+    "unique_model": ("unique_model",),
     "other_libraries": ("other_libraries",),
-    "own_models": ("own_models",),
+    "different_models": ("different_models",),
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    small = {"links": 3, "size": 64}
+    small = {"products": 3, "size": 64}
     scenarios = {name: Scenario(CHECK.name, options=small, faults=faults) for name, faults in FAULTS.items()}
     return run(tmp_path_factory.mktemp("digests"), driver.__name__, scenarios)
 
 
 def judged(measurements: list[Measurement], metric: str = "digest_mismatches") -> dict[str, Outcome]:
-    assert [one.error for one in measurements] == [None] * 3
+    assert [measurement.error for measurement in measurements] == [None] * 3
     verdicts = judge_check(CHECK, measurements, {}, "t")
     return {verdict.subject: verdict.outcome for verdict in verdicts if verdict.metric == metric}
 
 
-def rounds(measurements: list[Measurement]) -> dict[str, float]:
+def mismatches(measurements: list[Measurement]) -> dict[str, float]:
     return {metric.subject: metric.value for metric in measurements[0].metrics if metric.name == "digest_mismatches"}
 
 
-def test_equal_bits_pass_after_one_round(runs: Runs) -> None:
-    assert rounds(runs["honest"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 0}
-    assert set(judged(runs["honest"]).values()) == {Outcome.PASS}
-    facts = runs["honest"][0].facts
-    assert (facts["rounds"], facts["kinds"], facts["digests"], facts["unique_models"]) == (1, ["fp32"], [], [])
-    assert [len(one.metrics) for one in runs["honest"]] == [4, 0, 0]
+def test_equal_digests_need_one_round(runs: Runs) -> None:
+    assert mismatches(runs["healthy"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 0}
+    assert set(judged(runs["healthy"]).values()) == {Outcome.PASS}
+    facts = runs["healthy"][0].facts
+    assert (facts["rounds"], facts["dtypes"], facts["digests"], facts["unique_models"]) == (1, ["fp32"], [], [])
+    assert [len(measurement.metrics) for measurement in runs["healthy"]] == [4, 0, 0]
 
 
-def agreed(measurements: list[Measurement]) -> dict[str, dict[str, str | None]]:
-    return cast("dict[str, dict[str, str | None]]", measurements[0].facts["agreed"])
+def matching_digests(measurements: list[Measurement]) -> dict[str, dict[str, str | None]]:
+    return cast("dict[str, dict[str, str | None]]", measurements[0].facts["matching_digests"])
 
 
-def test_what_most_agree_on_is_kept_for_each_model_to_compare_nodes_and_runs_by(runs: Runs) -> None:
-    (digests,) = agreed(runs["honest"]).values()
+def test_majority_digest_per_model(runs: Runs) -> None:
+    (digests,) = matching_digests(runs["healthy"]).values()
     assert set(digests) == {"fp32"}
     assert len(digests["fp32"] or "") == 64
-    assert list(agreed(runs["odd_one"]).values()) == [digests]  # the odd one is outvoted
-    assert list(agreed(runs["stranger"]).values()).count(digests) == 2  # of each model its own, alone or not
-    assert {"fp32": None} in agreed(runs["two_differ"]).values()  # nobody knows which is right
+    assert list(matching_digests(runs["one_wrong"]).values()) == [digests]  # the wrong digest is the minority
+    # also for the model of a single device
+    assert list(matching_digests(runs["unique_model"]).values()).count(digests) == 2
+    assert {"fp32": None} in matching_digests(runs["two_differ"]).values()  # no majority
 
 
-def test_a_kind_that_no_device_multiplies_is_not_listed() -> None:
+def test_unsupported_dtype_is_not_listed() -> None:
     rounds: list[list[tuple[str, ...]]] = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
-    found = {
-        one.name: one.value
-        for one in _compare_digests("XXYY", "wxyz", ("bf16", "fp32"), rounds)
-        if isinstance(one, Fact)
-    }
-    assert found["agreed"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
-    assert found["kinds"] == ["bf16", "fp32"]
-    plain = _compare_digests("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
-    facts = {one.name: one.value for one in plain if isinstance(one, Fact)}
-    assert facts["kinds"] == ["fp32"]
-    assert "in fp32; SHA-256 over the sums of the bits of every product" in str(facts["how"])
+    observations = _compare_digests("XXYY", "wxyz", ("bf16", "fp32"), rounds)
+    two_models = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
+    assert two_models["matching_digests"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
+    assert two_models["dtypes"] == ["bf16", "fp32"]
+    observations = _compare_digests("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
+    facts = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
+    assert facts["dtypes"] == ["fp32"]
+    assert "products in fp32;" in str(facts["method"])
 
 
-def test_the_odd_one_of_three_is_named_and_tried_again(runs: Runs) -> None:
-    assert rounds(runs["odd_one"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 2}
-    assert judged(runs["odd_one"])["node2/rank2"] is Outcome.FAIL
-    assert judged(runs["odd_one"])["node0/rank0"] is Outcome.PASS
-    first, second = cast("list[dict[str, list[str]]]", runs["odd_one"][0].facts["digests"])
+def test_one_wrong_device_of_three(runs: Runs) -> None:
+    assert mismatches(runs["one_wrong"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 2}
+    assert judged(runs["one_wrong"])["node2/rank2"] is Outcome.FAIL
+    assert judged(runs["one_wrong"])["node0/rank0"] is Outcome.PASS
+    first, second = cast("list[dict[str, list[str]]]", runs["one_wrong"][0].facts["digests"])
     assert first == second
     assert first["node2/rank2"] == ["wrong"] != first["node0/rank0"]
 
 
-def test_an_upset_in_one_round_is_told_from_a_fault_that_stays(runs: Runs) -> None:
-    assert rounds(runs["upset"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 1}
-    assert judged(runs["upset"])["node2/rank2"] is Outcome.FAIL
+def test_transient_mismatch_counts_one_round(runs: Runs) -> None:
+    assert mismatches(runs["transient"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 1}
+    assert judged(runs["transient"])["node2/rank2"] is Outcome.FAIL
 
 
-def test_of_two_that_differ_neither_outvotes_the_other(runs: Runs) -> None:
-    assert rounds(runs["two_differ"]) == {"node0/rank0": 2, "node1/rank1": 2}
+def test_two_different_digests_have_no_majority(runs: Runs) -> None:
+    assert mismatches(runs["two_differ"]) == {"node0/rank0": 2, "node1/rank1": 2}
     assert judged(runs["two_differ"]) == {
         "node0/rank0": Outcome.FAIL,
         "node1/rank1": Outcome.FAIL,
-        "node2/rank2": Outcome.SKIP,  # nothing is like it, and it is said so
+        "node2/rank2": Outcome.SKIP,  # unique model, exempt
     }
 
 
-def test_where_none_agree_all_are_named(runs: Runs) -> None:
-    assert set(rounds(runs["all_differ"]).values()) == {2}
+def test_three_different_digests_have_no_majority(runs: Runs) -> None:
+    assert set(mismatches(runs["all_differ"]).values()) == {2}
 
 
-@pytest.mark.parametrize(("name", "alone"), [("stranger", "node2/rank2"), ("other_libraries", "node0/rank0")])
-def test_a_device_that_nobody_is_like_is_not_passed(runs: Runs, name: str, alone: str) -> None:
-    assert alone not in rounds(runs[name])
-    assert len(rounds(runs[name])) == 2
+@pytest.mark.parametrize(("name", "unique"), [("unique_model", "node2/rank2"), ("other_libraries", "node0/rank0")])
+def test_device_without_peer_is_a_warning(runs: Runs, name: str, unique: str) -> None:
+    assert unique not in mismatches(runs[name])
+    assert len(mismatches(runs[name])) == 2
     assert judged(runs[name], "uncompared_devices") == {"cluster": Outcome.WARN}
-    assert runs[name][0].facts["unique_models"] == [alone]
+    assert runs[name][0].facts["unique_models"] == [unique]
 
 
-def test_no_two_alike_is_said_by_all(runs: Runs) -> None:
-    for one in runs["own_models"]:
-        assert one.skipped
-        assert one.skipped.startswith("no two devices are alike: node0/rank0 is model 0, torch")
-        assert one.metrics == ()
+def test_all_ranks_skip_without_peers(runs: Runs) -> None:
+    for measurement in runs["different_models"]:
+        assert "node0/rank0 is model 0, torch" in str(measurement.skipped)
+        assert measurement.metrics == ()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,7 @@ def test_no_two_alike_is_said_by_all(runs: Runs) -> None:
         ("AAAA", "xxxx", ""),
         ("AAAA", "xxyx", "2"),
         ("AA", "xy", "01"),
-        ("AAAA", "xxyy", "0123"),  # half is no majority
+        ("AAAA", "xxyy", "0123"),  # half is not a majority
         ("AAAAA", "xxxyy", "34"),
         ("AAABBB", "xxxyzy", "4"),  # models are not compared with each other
         ("AAB", "xxz", ""),

@@ -16,7 +16,7 @@ from seatrial.model import Measurement, Outcome
 from seatrial.worker import measure
 
 GIB = 2**30
-WRONG = PatternError("random", 3, 4096, "0x0000000000000008")
+PATTERN_ERROR = PatternError("random", 3, 4096, "0x0000000000000008")
 
 
 def place(out: Path, device: str) -> Context:
@@ -26,15 +26,15 @@ def place(out: Path, device: str) -> Context:
 
 
 def judged(measurement: Measurement) -> dict[str, Outcome]:
-    return {one.metric: one.outcome for one in judge_check(CHECK, [measurement], {}, "t")}
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
 
 
 class Gpu:
-    """Memory of a GPU: what is asked of it, in order."""
+    """Fake GPU memory; ``calls`` lists releases and tested sizes in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, *wrong: PatternError, share: float = 1.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, *errors: PatternError, share: float = 1.0) -> None:
         self.calls: list[Any] = []
-        about = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
+        device_facts = {"backend": "cuda", "gpu": "GPU X", "cpu": None, "world_size": 1, "nodes": 1}
 
         def time(size: int, device: str, seconds: float) -> DeviceTiming:
             assert (size, device) == (GPU_ARRAY_BYTES, "cuda:0")
@@ -42,9 +42,9 @@ class Gpu:
 
         def test(size: int, device: str) -> memory.PatternTestResult:
             self.calls.append(size)
-            return memory.PatternTestResult(int(size * share), free, wrong)
+            return memory.PatternTestResult(int(size * share), free, errors)
 
-        monkeypatch.setattr(rank, "describe_device", lambda device: about)
+        monkeypatch.setattr(rank, "describe_device", lambda device: device_facts)
         monkeypatch.setattr(rank, "release_memory", lambda device: self.calls.append("release"))
         monkeypatch.setattr(memory, "time_copy", time)
         monkeypatch.setattr(memory, "time_triad", time)
@@ -52,55 +52,53 @@ class Gpu:
         monkeypatch.setattr(memory, "run_pattern_test", test)
 
 
-def test_memory_of_a_cpu_is_measured_and_its_patterns_judged(tmp_path: Path) -> None:
-    found = measure(CHECK, place(tmp_path, "cpu"), {"size": "1MiB", "seconds": 0.05})
-    assert found.error is None
-    assert judged(found) == {"wrong_words": Outcome.PASS, "tested_share": Outcome.SKIP, "copy": Outcome.SKIP}
-    assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in found.metrics)
+def test_cpu_memory(tmp_path: Path) -> None:
+    measurement = measure(CHECK, place(tmp_path, "cpu"), {"size": "1MiB", "seconds": 0.05})
+    assert measurement.error is None
+    assert judged(measurement) == {"wrong_words": Outcome.PASS, "tested_share": Outcome.SKIP, "copy": Outcome.SKIP}
+    assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in measurement.metrics)
 
 
-def test_reads_and_writes_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bandwidth_counts_reads_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Gpu(monkeypatch, 100 * GIB)
-    figures = {metric.name: metric.value for metric in measure(CHECK, place(tmp_path, "cuda:0"), {}).metrics}
-    assert figures["copy"] == pytest.approx(2 * 2 * GIB / 0.001 / 1e9)
-    assert figures["triad"] == pytest.approx(3 * 2 * GIB / 0.001 / 1e9)
+    metrics = {metric.name: metric.value for metric in measure(CHECK, place(tmp_path, "cuda:0"), {}).metrics}
+    assert metrics["copy"] == pytest.approx(2 * 2 * GIB / 0.001 / 1e9)
+    assert metrics["triad"] == pytest.approx(3 * 2 * GIB / 0.001 / 1e9)
 
 
 @pytest.mark.parametrize("free", [int(4.6 * GIB), 6 * GIB, 24 * GIB, 139 * GIB])
-def test_most_of_the_free_memory_is_tested_and_given_back(
+def test_most_of_the_free_memory_is_tested_and_released(
     free: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpu = Gpu(monkeypatch, free)
-    found = measure(CHECK, place(tmp_path, "cuda:0"), {})
+    measurement = measure(CHECK, place(tmp_path, "cuda:0"), {})
     assert gpu.calls == ["release", min(int(0.9 * free), free - GIB // 2), "release"]
-    assert judged(found) == {
+    assert judged(measurement) == {
         "wrong_words": Outcome.PASS,
         "tested_share": Outcome.PASS,
         "copy": Outcome.UNJUDGED,
     }
 
 
-def test_of_a_gpu_that_others_filled_a_little_is_tested_and_that_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpu_with_little_free_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = Gpu(monkeypatch, GIB // 2)
     assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL
     assert gpu.calls[1] == MIN_TESTED_BYTES
 
 
-def test_the_comparison_fits_into_what_is_left() -> None:
+def test_comparison_fits_into_scratch_memory() -> None:
     assert memory.BLOCK_BYTES * 5 // 4 + 2**26 <= SCRATCH_BYTES
 
 
-def test_wrong_words_fail_with_their_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Gpu(monkeypatch, 100 * GIB, WRONG, WRONG)
-    found = measure(CHECK, place(tmp_path, "cuda:0"), {})
-    (verdict,) = [one for one in judge_check(CHECK, [found], {}, "t") if one.metric == "wrong_words"]
+def test_wrong_words_fail_with_their_offset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Gpu(monkeypatch, 100 * GIB, PATTERN_ERROR, PATTERN_ERROR)
+    measurement = measure(CHECK, place(tmp_path, "cuda:0"), {})
+    (verdict,) = [verdict for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.metric == "wrong_words"]
     assert verdict.outcome is Outcome.FAIL
-    assert "wrong_words is 6 words" in verdict.message
+    assert verdict.value == 6
     assert '"offset": 4096' in verdict.evidence
 
 
-def test_a_test_of_half_the_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_half_of_the_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Gpu(monkeypatch, 100 * GIB, share=0.5)
     assert judged(measure(CHECK, place(tmp_path, "cuda:0"), {}))["tested_share"] is Outcome.FAIL

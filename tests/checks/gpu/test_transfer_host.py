@@ -21,61 +21,63 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(out: Path) -> list[Measurement]:
-    scenario = Scenario(CHECK.name, nodes=TWO, options={"seconds": 0.1}, faults=("pinned", "as_declared"))
+    scenario = Scenario(CHECK.name, nodes=TWO, options={"seconds": 0.1}, faults=("pinned", "nominal_time"))
     return run(out, driver.__name__, {"two": scenario})["two"]
 
 
-def test_every_rank_tells_of_every_way_alone_and_together(measured: list[Measurement]) -> None:
-    for one, subject in zip(measured, ("node0/rank0", "node0/rank1", "node1/rank2"), strict=True):
-        assert one.error is None
-        found = {metric.name: metric for metric in one.metrics}
-        assert {name: metric.unit for name, metric in found.items()} == dict(CHECK.metrics)
-        assert {metric.subject for metric in found.values()} == {subject}
+def test_every_rank_has_all_metrics(measured: list[Measurement]) -> None:
+    for measurement, subject in zip(measured, ("node0/rank0", "node0/rank1", "node1/rank2"), strict=True):
+        assert measurement.error is None
+        metrics = {metric.name: metric for metric in measurement.metrics}
+        assert {name: metric.unit for name, metric in metrics.items()} == dict(CHECK.metrics)
+        assert {metric.subject for metric in metrics.values()} == {subject}
 
 
-def test_bytes_are_counted_for_each_way(measured: list[Measurement]) -> None:
-    """1 MB in 1 ms is 1 GB/s; both ways move 2 MB in the same 2 ms that one takes back."""
-    figures = {metric.name: metric.value for metric in measured[0].metrics}
-    for when in ("alone", "together"):
-        assert [figures[f"{way}_{when}"] for way in ("h2d", "d2h", "both")] == pytest.approx([1, 0.5, 1])
+def test_bandwidth_counts_both_directions(measured: list[Measurement]) -> None:
+    """1 MB in 1 ms is 1 GB/s; d2h copies 1 MB, bidirectional 2 MB in 2 ms."""
+    values = {metric.name: metric.value for metric in measured[0].metrics}
+    for mode in ("single", "concurrent"):
+        assert [values[f"{name}_{mode}"] for name in ("h2d", "d2h", "bidirectional")] == pytest.approx([1, 0.5, 1])
 
 
-def test_it_is_told_whether_all_copied_in_every_window_and_where_the_memory_is(measured: list[Measurement]) -> None:
-    for one in measured:
-        told = one.facts["concurrent"]
-        assert isinstance(told, dict)
-        assert {way: type(value) for way, value in told.items()} == dict.fromkeys(("h2d", "d2h", "both"), bool)
-        assert one.facts["host_memory"] == "asked for beside the CPU"
+def test_facts_of_overlap_and_host_memory(measured: list[Measurement]) -> None:
+    for measurement in measured:
+        overlap = measurement.facts["concurrent"]
+        assert isinstance(overlap, dict)
+        assert {name: type(value) for name, value in overlap.items()} == dict.fromkeys(
+            ("h2d", "d2h", "bidirectional"), bool
+        )
+        assert measurement.facts["host_memory"] == "test placement"
 
 
-def test_nobody_of_the_node_copies_while_one_copies_alone(measured: list[Measurement], out: Path) -> None:
-    """The first third of the copies of each rank are before anybody copies together."""
-    spans = [alone_span(out / f"copies{rank}") for rank in range(2)]
+def test_single_copies_do_not_overlap(measured: list[Measurement], out: Path) -> None:
+    """Compares the times of the single copies of the two ranks of a node."""
+    spans = [single_span(out / f"copies{rank}") for rank in range(2)]
     assert all(first[1] <= second[0] for first, second in combinations(sorted(spans), 2))
 
 
-def test_together_only_the_siblings_judge_and_only_far_under_them() -> None:
+def test_concurrent_bandwidth_is_compared_with_peers_only() -> None:
     def outcomes(*values: float) -> list[Outcome]:
         facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
         metrics = [
             tuple(Metric(name=name, value=value, unit="GB/s", subject=f"n/gpu{gpu}") for name in CHECK.metrics)
             for gpu, value in enumerate(values)
         ]
-        all_of_them = [
-            Measurement(check=CHECK.name, subject=f"n/gpu{gpu}", metrics=one, facts=facts)
-            for gpu, one in enumerate(metrics)
+        measurements = [
+            Measurement(check=CHECK.name, subject=f"n/gpu{gpu}", metrics=gpu_metrics, facts=facts)
+            for gpu, gpu_metrics in enumerate(metrics)
         ]
-        found = judge_check(CHECK, all_of_them, {}, "t", References(None, skus()))
-        return [one.outcome for one in found if one.metric == "h2d_concurrent"]
+        verdicts = judge_check(CHECK, measurements, {}, "t", References(None, skus()))
+        return [verdict.outcome for verdict in verdicts if verdict.metric == "h2d_concurrent"]
 
-    assert outcomes(36.6, 38.3, 36.3, 36.3) == [Outcome.PASS] * 4  # a host whose memory is shared with others
+    assert outcomes(36.6, 38.3, 36.3, 36.3) == [Outcome.PASS] * 4  # host memory shared with other GPUs
     assert outcomes(55.4, 55.3, 55.4, 27.7) == [*[Outcome.PASS] * 3, Outcome.WARN]
     assert outcomes(55.4, 27.7) == [Outcome.SKIP] * 2
 
 
-def alone_span(path: Path) -> tuple[float, float]:
-    """When the copies began and ended that came before the second turn of h2d."""
+def single_span(path: Path) -> tuple[float, float]:
+    """Returns start and end time of the single copies, which end before the second h2d series."""
     entries = [line.split() for line in path.read_text().splitlines()]
-    ways = [way for way, _, _ in entries]
-    last = next(i for i in range(ways.index("both"), len(ways)) if ways[i] != "both")
-    return float(entries[0][1]), float(entries[last - 1][2])
+    names = [name for name, _, _ in entries]
+    end = next(i for i in range(names.index("bidirectional"), len(names)) if names[i] != "bidirectional")
+    return float(entries[0][1]), float(entries[end - 1][2])

@@ -1,4 +1,4 @@
-"""Faults of a shared filesystem, put in for real; see tests.bench.cluster."""
+"""Faults of a shared filesystem; see tests.bench.cluster."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from seatrial.bench import shared_files, storage
 from tests.bench import cluster
 
 CACHED_S = 1.2
-SLOW_S = 60.0  # said, not spent: no disk under other tests is as slow
+SLOW_S = 60.0  # added to the reported time only
 
 
-def _rewrite(path: Path, data: bytes) -> None:
-    """Replaces a file as a careless program does: in place, and not at once."""
+def _replace_in_place(path: Path, data: bytes) -> None:
+    """Replaces a file in place with two writes."""
     with path.open("wb", buffering=0) as file:
         file.write(data[:100])
         time.sleep(0.001)
         file.write(data[100:])
 
 
-def _append_at_what_seems_the_end(file: int, data: bytes) -> None:
-    """What an NFS client does: it knows the end of the file from its cache."""
+def _append_at_cached_end(file: int, data: bytes) -> None:
+    """Appends as an NFS client does, at the end of the file in its cache."""
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
     end = os.fstat(file).st_size
     time.sleep(0.01)
@@ -46,20 +46,20 @@ def _hang(file: int) -> bool:
 
 
 def _negative_cache() -> Any:
-    """A client that remembers for a while that a name was not there."""
-    first_asked: dict[Path, float] = {}
+    """Returns a fake of has_content with a negative name cache of CACHED_S seconds."""
+    first_query: dict[Path, float] = {}
     real = shared_files.has_content
 
-    def content_is(path: Path, digest: str) -> bool:
-        since = time.monotonic() - first_asked.setdefault(path, time.monotonic())
+    def has_content(path: Path, digest: str) -> bool:
+        since = time.monotonic() - first_query.setdefault(path, time.monotonic())
         return (since > CACHED_S or not path.name.startswith("late")) and real(path, digest)
 
-    return content_is
+    return has_content
 
 
-def _someone_else(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_uid + 1, found.st_gid
+def _other_owner(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_uid + 1, stat.st_gid
 
 
 def _fail_to_remove(*arguments: Any, **options: Any) -> None:
@@ -77,29 +77,31 @@ def _slow_write(path: Path, size: int) -> storage.StreamResult:
     return storage.StreamResult(written.seconds + SLOW_S, written.direct)
 
 
-def _hurry(rank: int) -> AbstractContextManager[Any]:
-    """The same probes with less patience, for what shows at once."""
+def _short_timeouts(rank: int) -> AbstractContextManager[Any]:
+    """Shortens the timeouts of the probes, for faults that are visible immediately."""
     del rank
-    return patch.multiple(shared_files, WAIT_S=0.3, REPLACED_FOR_S=0.1, RECORDS=10)
+    return patch.multiple(shared_files, VISIBILITY_TIMEOUT_S=0.3, REPLACE_S=0.1, RECORDS=10)
 
 
 _open, _write_stream = os.open, storage.write_stream
 
 FAULTS: dict[str, cluster.Fault] = {
-    "no_flock": cluster.everywhere(shared_files, "take_flock", lambda file: True),
-    "no_fcntl": cluster.on(1, shared_files, "take_fcntl", lambda file: True),
-    "flock_unsupported": cluster.everywhere(shared_files, "take_flock", _no_locks),
-    "flock_hangs": cluster.on(1, shared_files, "take_flock", _hang),
-    "brief_locks": cluster.everywhere(shared_files, "LOCK_S", 0.1),
-    "never_contended": cluster.everywhere(shared_files, "contend", lambda *arguments: shared_files.LockCounts(0, 0)),
-    "partial_rename": cluster.everywhere(shared_files, "replace", _rewrite),
-    "no_append": cluster.everywhere(shared_files, "append", _append_at_what_seems_the_end),
+    "no_flock": cluster.everywhere(shared_files, "try_flock", lambda file: True),
+    "no_fcntl": cluster.on(1, shared_files, "try_fcntl", lambda file: True),
+    "flock_unsupported": cluster.everywhere(shared_files, "try_flock", _no_locks),
+    "flock_hangs": cluster.on(1, shared_files, "try_flock", _hang),
+    "short_lock_timeout": cluster.everywhere(shared_files, "LOCK_TIMEOUT_S", 0.1),
+    "never_contended": cluster.everywhere(
+        shared_files, "contend_for_lock", lambda *arguments: shared_files.LockCounts(0, 0)
+    ),
+    "partial_rename": cluster.everywhere(shared_files, "replace", _replace_in_place),
+    "no_append": cluster.everywhere(shared_files, "append", _append_at_cached_end),
     "stale_pages": cluster.on(1, shared_files, "mapped_digest", cache(shared_files.mapped_digest)),
-    "late_names": cluster.on(1, shared_files, "content_is", _negative_cache()),
-    "hurry": _hurry,
-    "other_owner": cluster.on(1, shared_files, "owner", _someone_else),
+    "late_names": cluster.on(1, shared_files, "has_content", _negative_cache()),
+    "short_timeouts": _short_timeouts,
+    "other_owner": cluster.on(1, shared_files, "owner", _other_owner),
     "other_user": cluster.on(2, os, "geteuid", lambda: 1234),
-    "remains": cluster.everywhere(shutil, "rmtree", _fail_to_remove),
+    "rmtree_fails": cluster.everywhere(shutil, "rmtree", _fail_to_remove),
     "no_direct_io": cluster.on(1, os, "open", _no_direct_io),
     "slow_disk": cluster.on(2, storage, "write_stream", _slow_write),
 }

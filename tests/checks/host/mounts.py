@@ -1,4 +1,4 @@
-"""Real filesystems with a fault, for tests that run as root."""
+"""Mounts of real filesystems with faults, for tests that run as root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# In CI these tests must run: there a mount that is refused is an error.
+# In CI a failed mount is an error, not a skip.
 CAN_MOUNT = os.geteuid() == 0 or bool(os.environ.get("CI"))
 needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="mounting a filesystem needs root")
 

@@ -1,4 +1,4 @@
-"""Faults between nodes, put in for real; see tests.bench.cluster."""
+"""Faults of names, connections, clocks and interfaces; see tests.bench.cluster."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from tests.bench import cluster
 SKEW_S = 7.0
 
 
-def _unknown(name: str) -> tuple[str, ...]:
+def _resolve_without_node2(name: str) -> tuple[str, ...]:
     if name == "node2":
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     return cluster.resolve(name)
 
 
-def _loopback(name: str) -> tuple[str, ...]:
+def _resolve_node1_to_loopback(name: str) -> tuple[str, ...]:
     return ("127.0.1.1",) if name == "node1" else cluster.resolve(name)
 
 
-class Deaf(connectivity.ConnectivityProbe):
-    """Gives out the number of a port, and closes it."""
+class ClosedPort(connectivity.ConnectivityProbe):
+    """Publishes a port and closes it."""
 
-    def open(self) -> connectivity.Endpoint:
-        card = super().listen()
-        assert self._socket
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._socket = None
-        return card
+    def listen(self) -> connectivity.Endpoint:
+        endpoint = super().listen()
+        assert self._listener
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._listener = None
+        return endpoint
 
 
-class Impostor(connectivity.ConnectivityProbe):
-    """Greets with another token than it gave out, as another program on that port would."""
+class WrongToken(connectivity.ConnectivityProbe):
+    """Sends another token than it published, as another program on the port would."""
 
-    def open(self) -> connectivity.Endpoint:
-        card = super().listen()
+    def listen(self) -> connectivity.Endpoint:
+        endpoint = super().listen()
         self._token = b"SSH-2.0-OpenSSH\r"
-        return card
+        return endpoint
 
 
-class Mute(connectivity.ConnectivityProbe):
-    """Greets, and then does not answer."""
+class NoAnswer(connectivity.ConnectivityProbe):
+    """Sends its token, and closes the connection without an answer."""
 
-    def _answer(self, line: socket.socket) -> None:
-        line.sendall(self._token)
-        line.recv(1)
-        line.close()
+    def _answer(self, connection: socket.socket) -> None:
+        connection.sendall(self._token)
+        connection.recv(1)
+        connection.close()
 
 
 def _no_port(*arguments: Any) -> socket.socket:
@@ -68,33 +68,33 @@ def _hang(name: str) -> Sequence[str]:
 
 
 def _nics(mtu: int, speed_mbps: int | None) -> Callable[[Path], fabric.NicFacts]:
-    """One interface, with all addresses of this machine."""
-    unknown = dict.fromkeys(("state", "mac", "driver", "numa_node"))
-    here = tuple(address for those in fabric.interface_addresses().values() for address in those)
+    """Returns a fake of read_nics with one interface that has all addresses of this machine."""
+    unset = dict.fromkeys(("state", "mac", "driver", "numa_node"))
+    addresses = tuple(address for row in fabric.interface_addresses().values() for address in row)
     nic = fabric.Nic.model_validate(
-        {**unknown, "name": "eth0", "mtu": mtu, "speed_mbps": speed_mbps, "addresses": here}
+        {**unset, "name": "eth0", "mtu": mtu, "speed_mbps": speed_mbps, "addresses": addresses}
     )
     return lambda _: fabric.NicFacts(interfaces=(nic,), omitted_virtual=0)
 
 
-def _told_otherwise(rank: int) -> AbstractContextManager[Any] | None:
+def _other_nccl_variables(rank: int) -> AbstractContextManager[Any] | None:
     return patch.dict(os.environ, {"NCCL_NET": "Socket", "NCCL_HOSTID": "2"}) if rank == 2 else None
 
 
 FAULTS: dict[str, cluster.Fault] = {
-    "unknown_name": cluster.on(1, host, "resolve", _unknown),
-    "loopback_name": cluster.everywhere(host, "resolve", _loopback),
-    "silent_names": cluster.everywhere(host, "resolve", _hang),
-    "brief_patience": cluster.everywhere(connectivity, "RESOLVE_S", 0.2),
-    "knows_itself": cluster.everywhere(connectivity, "own_address", cluster.outside_address),
-    "jumbo_frames": cluster.everywhere(fabric, "read_nics", _nics(9000, 25_000)),
-    "small_frames_on_one": cluster.on(1, fabric, "read_nics", _nics(1500, None)),
-    "told_otherwise": _told_otherwise,
-    "closed_port": cluster.on(2, connectivity, "Station", Deaf),
-    "first_is_deaf": cluster.on(1, connectivity, "Station", Deaf),
-    "impostor": cluster.on(2, connectivity, "Station", Impostor),
-    "mute": cluster.on(2, connectivity, "Station", Mute),
+    "unknown_name": cluster.on(1, host, "resolve", _resolve_without_node2),
+    "loopback_name": cluster.everywhere(host, "resolve", _resolve_node1_to_loopback),
+    "resolver_hangs": cluster.everywhere(host, "resolve", _hang),
+    "short_resolve_timeout": cluster.everywhere(connectivity, "RESOLVE_TIMEOUT_S", 0.2),
+    "known_local_address": cluster.everywhere(connectivity, "local_address", cluster.outside_address),
+    "mtu_9000": cluster.everywhere(fabric, "read_nics", _nics(9000, 25_000)),
+    "mtu_1500_on_one": cluster.on(1, fabric, "read_nics", _nics(1500, None)),
+    "other_nccl_variables": _other_nccl_variables,
+    "closed_port": cluster.on(2, connectivity, "ConnectivityProbe", ClosedPort),
+    "closed_port_on_first": cluster.on(1, connectivity, "ConnectivityProbe", ClosedPort),
+    "wrong_token": cluster.on(2, connectivity, "ConnectivityProbe", WrongToken),
+    "no_answer": cluster.on(2, connectivity, "ConnectivityProbe", NoAnswer),
     "no_port": cluster.on(1, connectivity, "_listen", _no_port),
     "skewed_clock": cluster.on(1, connectivity, "wall_clock", lambda: time.time() + SKEW_S),
-    "lost_clock": cluster.on(1, connectivity, "wall_clock", lambda: time.time() - 1000),
+    "clock_1000_s_behind": cluster.on(1, connectivity, "wall_clock", lambda: time.time() - 1000),
 }

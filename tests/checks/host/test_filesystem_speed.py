@@ -17,7 +17,7 @@ from tests.checks.host import filesystem_driver, mounts
 Runs = dict[str, list[Measurement]]
 NAME = CHECK.name
 SMALL = {"size": "4MiB", "files": 20}
-KINDS = ("write", "read", "create", "stat", "unlink")
+OPERATIONS = ("write", "read", "create", "stat", "unlink")
 
 
 @pytest.fixture(scope="module")
@@ -61,78 +61,80 @@ def metrics(measurements: list[Measurement]) -> dict[str, float]:
 
 
 def failed(measurements: list[Measurement]) -> dict[str, str]:
-    found = measurements[0].facts["failed"]
-    assert isinstance(found, dict)
-    return {path: str(why) for path, why in found.items()}
+    reasons = measurements[0].facts["failed"]
+    assert isinstance(reasons, dict)
+    return {path: str(reason) for path, reason in reasons.items()}
 
 
-def test_defaults_pass_in_time(runs: Runs) -> None:
+def test_default_options(runs: Runs) -> None:
     assert outcomes(runs["default"]) == [Outcome.PASS]
-    assert max(measurement.seconds for measurement in runs["default"]) < 30  # of a disk that others use as well
-    assert "64MiB a node" in str(runs["default"][0].facts["how"])
+    assert max(measurement.seconds for measurement in runs["default"]) < 30  # on a disk with other load
+    assert "64MiB per node" in str(runs["default"][0].facts["method"])
 
 
-def test_every_kind_is_measured_alone_and_by_all_and_declared(runs: Runs, out: Path) -> None:
-    found = runs["three_nodes"][0].metrics
-    figures = {f"{kind}_{who}.{out / 'a'}" for kind in KINDS for who in ("one", "all")}
-    assert {metric.name for metric in found} == figures | {"paths_failed"}
-    assert {metric.name: metric.unit for metric in found} == {
-        metric.name: declared_unit(metric.name, CHECK.metrics) for metric in found
+def test_all_rates_are_declared(runs: Runs, out: Path) -> None:
+    metrics = runs["three_nodes"][0].metrics
+    rates = {f"{operation}_{mode}.{out / 'a'}" for operation in OPERATIONS for mode in ("single", "concurrent")}
+    assert {metric.name for metric in metrics} == rates | {"paths_failed"}
+    assert {metric.name: metric.unit for metric in metrics} == {
+        metric.name: declared_unit(metric.name, CHECK.metrics) for metric in metrics
     }
     assert [other.metrics for other in runs["three_nodes"][1:]] == [(), ()]
 
 
-def test_the_rate_of_all_lasts_until_the_last(runs: Runs, out: Path) -> None:
-    (write,) = (found for found in runs["slow_disk"][0].metrics if found.name == f"write_all.{out / 'a'}")
+def test_concurrent_rate_ends_with_the_slowest_node(runs: Runs, out: Path) -> None:
+    (write,) = (metric for metric in runs["slow_disk"][0].metrics if metric.name == f"write_concurrent.{out / 'a'}")
     assert len(write.samples) == 3
     assert write.value == pytest.approx(3 * min(write.samples))
     assert write.value < 3 * 4 * 2**20 / 1e9 / filesystem_driver.SLOW_S
     assert max(write.samples) > 2 * min(write.samples)
 
 
-def test_one_node_has_no_figures_of_all(runs: Runs) -> None:
+def test_one_node_has_no_concurrent_rates(runs: Runs) -> None:
     assert outcomes(runs["one_node"]) == [Outcome.PASS]
-    assert set(metrics(runs["one_node"])) == {f"{kind}_one.run_directory" for kind in KINDS} | {"paths_failed"}
+    assert set(metrics(runs["one_node"])) == {f"{operation}_single.run_directory" for operation in OPERATIONS} | {
+        "paths_failed"
+    }
 
 
-def test_disks_of_the_nodes_themselves_are_measured_too(runs: Runs, out: Path) -> None:
+def test_local_disks(runs: Runs, out: Path) -> None:
     assert outcomes(runs["own_disks"]) == [Outcome.PASS]
-    assert "Another folder on each node" in str(runs["own_disks"][0].facts[f"shared.{out / 'own0'}"])
-    assert "its neighbour" in str(runs["three_nodes"][0].facts[f"shared.{out / 'a'}"])
+    assert "different folder on each node" in str(runs["own_disks"][0].facts[f"shared.{out / 'own0'}"])
+    assert "next node" in str(runs["three_nodes"][0].facts[f"shared.{out / 'a'}"])
 
 
-def test_caches_are_stated(runs: Runs, out: Path) -> None:
+def test_cache_facts(runs: Runs, out: Path) -> None:
     caches = f"caches.{out / 'a'}"
     assert "posix_fadvise" in str(runs["no_direct_io"][0].facts[caches])
     assert outcomes(runs["no_direct_io"]) == [Outcome.PASS]
 
 
-def test_a_path_that_is_missing_fails_and_the_other_is_measured(runs: Runs, out: Path) -> None:
+def test_missing_path(runs: Runs, out: Path) -> None:
     assert outcomes(runs["missing"]) == [Outcome.FAIL]
     assert outcomes(runs["one_of_two"]) == [Outcome.FAIL]
-    ((path, why),) = failed(runs["one_of_two"]).items()
+    ((path, reason),) = failed(runs["one_of_two"]).items()
     assert path == str(out / "absent")
-    assert "No such file or directory (node0, node1, node2)" in why
-    assert f"write_all.{out / 'a'}" in metrics(runs["one_of_two"])
+    assert "No such file or directory (node0, node1, node2)" in reason
+    assert f"write_concurrent.{out / 'a'}" in metrics(runs["one_of_two"])
 
 
-def test_no_filesystem_is_run_full(runs: Runs) -> None:
+def test_insufficient_space(runs: Runs) -> None:
     assert outcomes(runs["too_large"]) == [Outcome.FAIL]
-    assert "1024TiB are needed" in str(failed(runs["too_large"]))
+    assert "1024TiB" in str(failed(runs["too_large"]))
 
 
-def test_nothing_remains(runs: Runs, out: Path) -> None:
+def test_all_files_are_removed(runs: Runs, out: Path) -> None:
     assert runs
     assert list(out.glob("**/seatrial-*")) == []
 
 
 @mounts.needs_mount
-def test_a_filesystem_that_fills_up_while_it_is_measured_is_told_and_emptied(runs: Runs, out: Path) -> None:
+def test_filesystem_full_during_the_measurement(runs: Runs, out: Path) -> None:
     assert outcomes(runs["few_inodes"]) == [Outcome.FAIL]
     assert "No space left on device (node0)" in failed(runs["few_inodes"])[str(out / "few")]
 
 
 @pytest.mark.parametrize("options", [{"size": "1000 B"}, {"size": "1.5MiB"}, {"files": 0}, {"paths": ["relative"]}])
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         CHECK.options.model_validate(options)

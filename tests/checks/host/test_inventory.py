@@ -38,7 +38,7 @@ def measure(root: Path, out: Path) -> Measurement:
 
 
 class Node:
-    """A healthy node: a tree of files, and what its kernel answers. A test breaks one thing of it."""
+    """A healthy fake node: files, and answers of its kernel; each test changes one of them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -69,10 +69,13 @@ class Node:
         verdicts = judge_check(CHECK, [self.measurement()], {}, "test")
         return {verdict.metric: verdict.outcome for verdict in verdicts}
 
-    def complaints(self) -> dict[str, Outcome]:
-        """What is neither fine nor beside the point."""
-        good = (Outcome.PASS, Outcome.SKIP)
-        return {metric: outcome for metric, outcome in self.outcomes().items() if outcome not in good}
+    def not_passed(self) -> dict[str, Outcome]:
+        """Returns outcomes other than PASS and SKIP by metric."""
+        return {
+            metric: outcome
+            for metric, outcome in self.outcomes().items()
+            if outcome not in (Outcome.PASS, Outcome.SKIP)
+        }
 
 
 @pytest.fixture
@@ -88,20 +91,20 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return node
 
 
-def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
-    """Whatever it is like: every metric that is declared and nothing else, in its unit, and no rule left in doubt."""
+def test_this_machine(tmp_path: Path) -> None:
+    """All declared metrics with their units, and no ERROR or UNJUDGED, on any machine."""
     measurement = measure(Path("/"), tmp_path)
     units = {metric.name: metric.unit for metric in measurement.metrics}
     assert units == {name: unit for name, unit in CHECK.metrics.items() if name in units}
-    assert set(CHECK.metrics) - set(units) <= {"clock_synchronised"}  # where the kernel keeps it to itself
+    assert set(CHECK.metrics) - set(units) <= {"clock_synchronised"}  # not readable on some kernels
     outcomes = {verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "test")}
     assert not outcomes & {Outcome.ERROR, Outcome.UNJUDGED}
-    areas = {"os", "cpu", "memory", "mounts", "nics", "rdma", "limits", "hostname", "clock", "software", "unread"}
+    areas = {"os", "cpu", "memory", "mounts", "nics", "rdma", "limits", "hostname", "clock", "software", "unreadable"}
     assert areas <= set(measurement.facts)
     assert not list(tmp_path.iterdir())
 
 
-def test_every_metric_has_one_rule_and_every_fix_a_why() -> None:
+def test_every_metric_has_a_rule_with_meaning_and_fix() -> None:
     assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.metrics)
     for rule in CHECK.rules:
         assert rule.expect is not None
@@ -110,10 +113,10 @@ def test_every_metric_has_one_rule_and_every_fix_a_why() -> None:
         assert len(rule.fix) > 20
 
 
-def test_a_healthy_node_passes(node: Node) -> None:
+def test_healthy_node(node: Node) -> None:
     outcomes = node.outcomes()
     assert set(outcomes) == set(CHECK.metrics)
-    assert node.complaints() == {}
+    assert node.not_passed() == {}
     skipped = {metric for metric, outcome in outcomes.items() if outcome is Outcome.SKIP}
     assert skipped == {"memlock_unlimited", "rdma_inaccessible_devices", "rdma_inactive_ports"}
 
@@ -127,17 +130,17 @@ def test_a_healthy_node_passes(node: Node) -> None:
         ("/tmp", 0, "tmp_free", Outcome.WARN),
     ],
 )
-def test_room(node: Node, path: str, free: int, metric: str, outcome: Outcome) -> None:
+def test_free_space(node: Node, path: str, free: int, metric: str, outcome: Outcome) -> None:
     node.free[path] = free
     assert node.outcomes()[metric] is outcome
 
 
-def test_a_small_dev_shm_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_dev_shm(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "usage", lambda _root, path: filesystem.Usage(64 * 2**20, 64 * 2**20, True, path))
     assert node.outcomes()["shm_bytes"] is Outcome.FAIL
 
 
-def test_a_missing_dev_shm_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dev_shm(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def usage(root: Path, path: str) -> filesystem.Usage:
         if path == "/dev/shm":
             raise FileNotFoundError(2, "No such file or directory", path)
@@ -147,7 +150,7 @@ def test_a_missing_dev_shm_fails(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     assert node.outcomes()["shm_bytes"] is Outcome.FAIL
 
 
-def test_a_dev_shm_that_cannot_be_read_is_an_error_and_no_pass(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_dev_shm_is_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def usage(_root: Path, path: str) -> filesystem.Usage:
         raise PermissionError(13, "Permission denied", path)
 
@@ -155,27 +158,27 @@ def test_a_dev_shm_that_cannot_be_read_is_an_error_and_no_pass(node: Node, monke
     assert node.outcomes()["shm_bytes"] is Outcome.ERROR
 
 
-def test_folders_that_cannot_be_written_warn(node: Node) -> None:
+def test_read_only_folders_are_a_warning(node: Node) -> None:
     node.read_only |= {"/root", "/tmp"}
-    assert node.complaints() == {"home_writable": Outcome.WARN, "tmp_free": Outcome.WARN}
+    assert node.not_passed() == {"home_writable": Outcome.WARN, "tmp_free": Outcome.WARN}
 
 
-def test_a_mount_that_hangs_fails_and_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = filesystem.read(node.root)
-    hung = mounts.filesystems[-1].model_copy(update={"answers": False})
-    broken = mounts.model_copy(update={"filesystems": (*mounts.filesystems[:-1], hung)})
-    monkeypatch.setattr(filesystem, "read", lambda _root: broken)
+    hung = mounts.filesystems[-1].model_copy(update={"responding": False})
+    changed = mounts.model_copy(update={"filesystems": (*mounts.filesystems[:-1], hung)})
+    monkeypatch.setattr(filesystem, "read", lambda _root: changed)
     assert node.outcomes()["hung_mounts"] is Outcome.FAIL
-    assert node.measurement().facts["hung"] == ["/shared"]
+    assert node.measurement().facts["hung_mounts"] == ["/shared"]
 
 
-def test_mounts_that_cannot_be_listed_are_an_error_and_no_pass(node: Node) -> None:
+def test_unreadable_mounts_are_an_error(node: Node) -> None:
     (node.root / "proc/self/mountinfo").unlink()
     assert node.outcomes()["hung_mounts"] is Outcome.ERROR
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "complaints"),
+    ("soft", "hard", "not_passed"),
     [
         (4096, 4096, {}),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, {}),
@@ -183,27 +186,27 @@ def test_mounts_that_cannot_be_listed_are_an_error_and_no_pass(node: Node) -> No
         (1024, 4095, {"nofile_soft": Outcome.WARN, "nofile_hard": Outcome.FAIL}),
     ],
 )
-def test_open_files(node: Node, soft: int, hard: int, complaints: dict[str, Outcome]) -> None:
+def test_open_files(node: Node, soft: int, hard: int, not_passed: dict[str, Outcome]) -> None:
     node.limits[resource.RLIMIT_NOFILE] = (soft, hard)
-    assert node.complaints() == complaints
+    assert node.not_passed() == not_passed
 
 
 def limit_memlock(node: Node, limit: int = 8 * 2**20) -> None:
     node.limits[resource.RLIMIT_MEMLOCK] = (limit, limit)
 
 
-def test_limited_memlock_does_not_matter_without_rdma(node: Node) -> None:
+def test_limited_memlock_without_rdma_is_skipped(node: Node) -> None:
     limit_memlock(node)
     assert node.outcomes()["memlock_unlimited"] is Outcome.SKIP
 
 
-def test_limited_memlock_fails_with_rdma(node: Node) -> None:
+def test_limited_memlock_with_rdma(node: Node) -> None:
     limit_memlock(node)
     trees.eight_mlx5(node.root)
     assert node.outcomes()["memlock_unlimited"] is Outcome.FAIL
 
 
-def test_limited_memlock_is_no_limit_beyond_the_memory_or_with_the_capability(node: Node) -> None:
+def test_memlock_above_total_memory_or_with_capability(node: Node) -> None:
     trees.eight_mlx5(node.root)
     limit_memlock(node, 4 * 2**40)
     assert node.outcomes()["memlock_unlimited"] is Outcome.PASS
@@ -212,41 +215,41 @@ def test_limited_memlock_is_no_limit_beyond_the_memory_or_with_the_capability(no
     assert node.outcomes()["memlock_unlimited"] is Outcome.PASS
 
 
-def test_a_port_without_a_cable_warns_and_is_named(node: Node) -> None:
+def test_inactive_port(node: Node) -> None:
     trees.eight_mlx5(node.root)
-    assert node.complaints() == {"rdma_inactive_ports": Outcome.WARN}
+    assert node.not_passed() == {"rdma_inactive_ports": Outcome.WARN}
     assert node.measurement().facts["inactive_ports"] == ["mlx5_7/1 (DOWN, Polling)"]
 
 
-def test_rdma_that_a_container_cannot_open_warns(node: Node) -> None:
+def test_inaccessible_rdma_device(node: Node) -> None:
     limit_memlock(node)
     trees.hca(node.root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
     (node.root / "dev/infiniband/uverbs0").unlink()
-    assert node.complaints() == {"rdma_inaccessible_devices": Outcome.WARN}
+    assert node.not_passed() == {"rdma_inaccessible_devices": Outcome.WARN}
 
 
-def test_rdma_that_cannot_be_read_warns_and_is_no_pass(node: Node) -> None:
+def test_unreadable_rdma_device_is_a_warning(node: Node) -> None:
     trees.hca(node.root, "mlx5_0", "garbage", "5: LinkUp", "400 Gb/sec (4X NDR)")
-    assert node.complaints() == {"rdma_status_readable": Outcome.WARN}
+    assert node.not_passed() == {"rdma_status_readable": Outcome.WARN}
 
 
-def test_a_clock_out_of_step_warns(node: Node) -> None:
+def test_unsynchronised_clock(node: Node) -> None:
     node.synchronised = False
-    assert node.complaints() == {"clock_synchronised": Outcome.WARN}
+    assert node.not_passed() == {"clock_synchronised": Outcome.WARN}
 
 
-def test_a_clock_that_nobody_vouches_for_warns_and_is_no_pass(node: Node) -> None:
+def test_unreadable_clock_status_is_a_warning(node: Node) -> None:
     node.synchronised = None
-    assert node.complaints() == {"clock_status_readable": Outcome.WARN}
+    assert node.not_passed() == {"clock_status_readable": Outcome.WARN}
     assert node.outcomes()["clock_synchronised"] is Outcome.SKIP
 
 
-def test_a_name_that_resolves_to_loopback_warns(node: Node) -> None:
+def test_host_name_resolves_to_loopback(node: Node) -> None:
     node.addresses = ("127.0.1.1",)
-    assert node.complaints() == {"hostname_resolves": Outcome.WARN}
+    assert node.not_passed() == {"hostname_resolves": Outcome.WARN}
 
 
-def test_an_empty_machine_never_looks_healthy(tmp_path: Path) -> None:
+def test_machine_without_files(tmp_path: Path) -> None:
     verdicts = judge_check(CHECK, [measure(tmp_path, tmp_path)], {}, "test")
     outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
     assert outcomes["shm_bytes"] is Outcome.FAIL

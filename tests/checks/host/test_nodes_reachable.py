@@ -12,46 +12,44 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], promised: int, of_rank: int = 0) -> Measurement:
-    """What a rank yields when ``nodes`` are those of all ranks."""
+def measured(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], expected: int, rank_index: int = 0) -> Measurement:
+    """Runs the check on one rank; ``nodes`` are the nodes of all ranks."""
     monkeypatch.setattr(rank, "gather", lambda node: list(nodes))
     context = Context(
-        node=nodes[of_rank],
-        rank=of_rank,
+        node=nodes[rank_index],
+        rank=rank_index,
         world_size=len(nodes),
         local_rank=0,
         device="cpu",
         expected_gpus=None,
-        expected_nodes=promised,
+        expected_nodes=expected,
         artifacts_dir=Path("/nowhere"),
         run_dir=Path("/nowhere"),
     )
-    seen = list(CHECK.measure(context, Options()))
+    observations = list(CHECK.measure(context, Options()))
     return Measurement(
         check=CHECK.name,
         subject=context.subject,
-        metrics=tuple(one for one in seen if isinstance(one, Metric)),
-        facts={one.name: one.value for one in seen if isinstance(one, Fact)},
+        metrics=tuple(metric for metric in observations if isinstance(metric, Metric)),
+        facts={fact.name: fact.value for fact in observations if isinstance(fact, Fact)},
     )
 
 
 @pytest.mark.parametrize(
-    ("nodes", "promised", "outcome"),
+    ("nodes", "expected", "outcome"),
     [
         (["a", "a", "b", "b"], 2, Outcome.PASS),
-        (["a", "a", "a", "a"], 2, Outcome.FAIL),  # also what two nodes of one host name look like
+        (["a", "a", "a", "a"], 2, Outcome.FAIL),  # same result as two nodes with one host name
         (["a", "b"], 3, Outcome.FAIL),
-        (["a", "b", "c"], 2, Outcome.FAIL),  # more than were promised is not what was ordered either
+        (["a", "b", "c"], 2, Outcome.FAIL),  # more nodes than expected
     ],
 )
-def test_every_promised_node_answers(
-    nodes: list[str], promised: int, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measurement = measured(monkeypatch, nodes, promised)
+def test_number_of_nodes(nodes: list[str], expected: int, outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    measurement = measured(monkeypatch, nodes, expected)
     assert [verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")] == [outcome]
     assert measurement.facts["ranks_by_node"] == {node: nodes.count(node) for node in nodes}
 
 
-def test_only_the_first_rank_yields_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = measured(monkeypatch, ["a", "b"], 2, of_rank=1)
+def test_only_rank_0_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = measured(monkeypatch, ["a", "b"], 2, rank_index=1)
     assert (other.metrics, other.facts) == ((), {})

@@ -1,4 +1,4 @@
-"""A Slurm in whose jobs nothing runs but our probes: what they tell is a test's to say."""
+"""A fake Slurm cluster for checks with probe jobs; the test sets the output of the steps."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ CONFINED = {
 
 
 class FakeCluster:
-    """Every job runs at once on the nodes that ``details`` names, until it is cancelled."""
+    """Every job runs immediately on the nodes in ``details``, until it is cancelled."""
 
-    def __init__(self, tell: Callable[[Sequence[str]], str], details: str) -> None:
-        self.task_output = tell  # srun's command line → what the probe's tasks told
-        self.details = details  # scontrol --details show job
+    def __init__(self, task_output: Callable[[Sequence[str]], str], details: str) -> None:
+        self.task_output = task_output  # srun's command line → output of the tasks
+        self.details = details  # output of scontrol --details show job
         self.settings: dict[str, str] = dict(CONFINED)
         self.overrides: dict[str, Reply] = {}
-        self.states: dict[str, str] = {}  # of a job by its id; others are RUNNING
+        self.states: dict[str, str] = {}  # by job id; other jobs are RUNNING
         self.submitted: list[Sequence[str]] = []
         self.steps: list[Sequence[str]] = []
         self.cancelled: list[str] = []
         self.now = 0.0
 
     def replies(self) -> dict[str, Reply]:
-        """Of a controller that counts its jobs from 1."""
+        """Returns the answers of the Slurm commands; job ids start at 1."""
         self._ids = map(str, itertools.count(1))
         return {
             "scontrol show config": config_with(**self.settings),
@@ -91,21 +91,21 @@ class FakeCluster:
 
 
 class ProbeCheckRunner:
-    def __init__(self, check: Check, holder: FakeCluster, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(self, check: Check, slurm: FakeCluster, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.check = check
-        self.slurm = holder
+        self.slurm = slurm
         self.monkeypatch = monkeypatch
         self.folder = folder
 
-    def measure(self, promised: tuple[int, int | None], **options: Any) -> Measurement:
-        """``promised`` are nodes, and GPUs of a node. Whatever happens, what was submitted is cancelled."""
+    def measure(self, expected: tuple[int, int | None], **options: Any) -> Measurement:
+        """Runs the check with ``expected`` nodes and GPUs per node, and asserts that all its jobs are cancelled."""
         FakeSlurm(self.slurm.replies()).install(self.monkeypatch)
         clock = SimpleNamespace(sleep=self.slurm.sleep, monotonic=lambda: self.slurm.now)
         self.monkeypatch.setattr(_probe_jobs, "time", clock)
-        measurement = run_check(self.check, self.folder, promised, **options)
-        names = {word for argv in self.slurm.submitted for word in argv if word.startswith("--job-name=")}
+        measurement = run_check(self.check, self.folder, expected, **options)
+        names = {option for argv in self.slurm.submitted for option in argv if option.startswith("--job-name=")}
         assert {name.replace("--job-name", "--name") for name in names} <= set(self.slurm.cancelled)
         return measurement
 
-    def not_passed(self, promised: tuple[int, int | None], **options: Any) -> dict[str, Outcome]:
-        return not_passed(judge(self.check, self.measure(promised, **options)))
+    def not_passed(self, expected: tuple[int, int | None], **options: Any) -> dict[str, Outcome]:
+        return not_passed(judge(self.check, self.measure(expected, **options)))

@@ -20,27 +20,27 @@ GOOD = {
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
     monkeypatch.setattr(resource, "getrlimit", lambda which: UNLIMITED)
     return CheckRunner(CHECK, monkeypatch, tmp_path)
 
 
 def settings(**changes: str) -> dict[str, Reply]:
-    """The recorded cluster, set up well, but for these settings."""
+    """Returns the recorded cluster with recommended settings and these changes."""
     return {**cluster(), "scontrol show config": config_with(**(GOOD | changes))}
 
 
-def test_every_rule_judges_a_metric_that_is_measured(bench: CheckRunner) -> None:
-    measured = {metric.name for metric in bench.measure(settings(), (4, 2)).metrics}
+def test_every_rule_has_a_measured_metric(runner: CheckRunner) -> None:
+    measured = {metric.name for metric in runner.measure(settings(), (4, 2)).metrics}
     assert {rule.metric for rule in RULES} == measured == set(METRICS)
 
 
-def test_a_cluster_that_is_set_up_well(bench: CheckRunner) -> None:
-    assert bench.not_passed(settings()) == {}
+def test_recommended_settings_pass(runner: CheckRunner) -> None:
+    assert runner.not_passed(settings()) == {}
 
 
-def test_what_is_recorded(bench: CheckRunner) -> None:
-    facts = bench.measure(settings(), (4, 2)).facts
+def test_facts(runner: CheckRunner) -> None:
+    facts = runner.measure(settings(), (4, 2)).facts
     assert facts["version"] == "22.05.8"
     assert facts["select_type_parameters"] == ["CR_CORE_MEMORY"]
     assert facts["controllers"] == [{"role": "primary", "host": "ctl", "up": True}]
@@ -57,40 +57,40 @@ def test_what_is_recorded(bench: CheckRunner) -> None:
         ("TaskPlugin", "(null)", "task_binding_enabled"),
         ("KillWait", "600 sec", "kill_wait"),
         ("SlurmdTimeout", "0 sec", "dead_nodes_detected"),
-        ("HealthCheckProgram", "(null)", "health_check"),
+        ("HealthCheckProgram", "(null)", "health_check_configured"),
     ],
 )
-def test_what_is_unwise_warns(bench: CheckRunner, key: str, value: str, metric: str) -> None:
-    assert bench.not_passed(settings(**{key: value})) == {metric: Outcome.WARN}
+def test_problematic_setting_is_a_warning(runner: CheckRunner, key: str, value: str, metric: str) -> None:
+    assert runner.not_passed(settings(**{key: value})) == {metric: Outcome.WARN}
 
 
-def test_a_configuration_that_slurm_does_not_compare_is_not_judged(bench: CheckRunner) -> None:
-    assert bench.not_passed(settings(HASH_VAL="Not Verified")) == {}
+def test_unverified_configuration_is_not_judged(runner: CheckRunner) -> None:
+    assert runner.not_passed(settings(HASH_VAL="Not Verified")) == {}
 
 
 class TestGpus:
-    def test_promised_and_unknown_to_slurm(self, bench: CheckRunner) -> None:
-        assert bench.not_passed(settings(GresTypes="(null)")) == {"gpu_gres_configured": Outcome.FAIL}
+    def test_gpus_expected_but_not_in_slurm(self, runner: CheckRunner) -> None:
+        assert runner.not_passed(settings(GresTypes="(null)")) == {"gpu_gres_configured": Outcome.FAIL}
 
-    @pytest.mark.parametrize("promised", [None, 0])
-    def test_not_promised(self, bench: CheckRunner, promised: int | None) -> None:
-        assert bench.not_passed(settings(GresTypes="(null)"), gpus=promised) == {}
+    @pytest.mark.parametrize("expected", [None, 0])
+    def test_no_gpus_expected(self, runner: CheckRunner, expected: int | None) -> None:
+        assert runner.not_passed(settings(GresTypes="(null)"), gpus=expected) == {}
 
 
 class TestLockedMemory:
-    """This machine's limit is that of its jobs, where Slurm passes limits on."""
+    """Jobs inherit the memlock limit of the submit host if Slurm propagates limits."""
 
     @pytest.fixture(autouse=True)
-    def little(self, bench: CheckRunner) -> None:
-        bench.monkeypatch.setattr(resource, "getrlimit", lambda which: (8 * 2**20, 8 * 2**20))
+    def low_limit(self, runner: CheckRunner) -> None:
+        runner.monkeypatch.setattr(resource, "getrlimit", lambda which: (8 * 2**20, 8 * 2**20))
 
-    def test_is_passed_on(self, bench: CheckRunner) -> None:
-        (verdict,) = (v for v in bench.verdicts(settings()) if v.outcome is Outcome.WARN)
+    def test_limit_is_propagated(self, runner: CheckRunner) -> None:
+        (verdict,) = (v for v in runner.verdicts(settings()) if v.outcome is Outcome.WARN)
         assert verdict.metric == "memlock_limit_propagated"
         assert "submit_host_memlock: 8388608" in verdict.evidence
 
     @pytest.mark.parametrize(
-        ("changes", "bad"),
+        ("changes", "propagated"),
         [
             ({"PropagateResourceLimits": "NONE"}, False),
             ({"PropagateResourceLimits": "CORE,STACK"}, False),
@@ -99,35 +99,33 @@ class TestLockedMemory:
             ({"PropagateResourceLimits": "(null)", "PropagateResourceLimitsExcept": "CORE"}, True),
         ],
     )
-    def test_as_slurm_conf_says(self, bench: CheckRunner, changes: dict[str, str], bad: bool) -> None:
-        assert ("memlock_limit_propagated" in bench.not_passed(settings(**changes))) is bad
+    def test_propagation_settings(self, runner: CheckRunner, changes: dict[str, str], propagated: bool) -> None:
+        assert ("memlock_limit_propagated" in runner.not_passed(settings(**changes))) is propagated
 
 
-class TestWithoutAnAnswer:
-    def replies(self, trouble: str) -> dict[str, Reply]:
+class TestControllerErrors:
+    def replies(self, error: str) -> dict[str, Reply]:
         return {
-            "scontrol ping": recorded(f"scontrol-ping-{trouble}.txt"),
-            "scontrol show config": recorded(f"scontrol-show-config-{trouble}.txt"),
+            "scontrol ping": recorded(f"scontrol-ping-{error}.txt"),
+            "scontrol show config": recorded(f"scontrol-show-config-{error}.txt"),
         }
 
-    def test_a_dead_controller_fails_and_the_rest_is_an_error(self, bench: CheckRunner) -> None:
-        assert bench.not_passed(self.replies("controller-down")) == {
+    def test_controller_down(self, runner: CheckRunner) -> None:
+        assert runner.not_passed(self.replies("controller-down")) == {
             "controllers_up": Outcome.FAIL,
             "login": Outcome.ERROR,
         }
 
-    @pytest.mark.parametrize("trouble", ["munge-down", "munge-key-wrong"])
-    def test_a_client_that_is_not_trusted_says_nothing_of_the_controller(
-        self, bench: CheckRunner, trouble: str
-    ) -> None:
-        """Though ping, as such a client sees it, says DOWN."""
-        assert "is DOWN" in recorded(f"scontrol-ping-{trouble}.txt").out
-        assert bench.not_passed(self.replies(trouble)) == {"login": Outcome.ERROR}
+    @pytest.mark.parametrize("error", ["munge-down", "munge-key-wrong"])
+    def test_munge_error_is_not_a_controller_failure(self, runner: CheckRunner, error: str) -> None:
+        """scontrol ping reports DOWN for such a client."""
+        assert "is DOWN" in recorded(f"scontrol-ping-{error}.txt").out
+        assert runner.not_passed(self.replies(error)) == {"login": Outcome.ERROR}
 
-    def test_a_backup_that_is_down_warns(self, bench: CheckRunner) -> None:
+    def test_backup_controller_down(self, runner: CheckRunner) -> None:
         two = "Slurmctld(primary) at ctl is UP\nSlurmctld(backup) at ctl2 is DOWN\n"
-        assert bench.not_passed({**settings(), "scontrol ping": success(two)}) == {"controllers_down": Outcome.WARN}
+        assert runner.not_passed({**settings(), "scontrol ping": success(two)}) == {"controllers_down": Outcome.WARN}
 
-    def test_no_client(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_no_slurm_client(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         assert run_check(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

@@ -28,7 +28,7 @@ MISSING, UNLISTED = "gpus_missing gpu1", "gpus_not_configured gpu1"
 
 
 class Machine:
-    """A node that Slurm calls gpu1."""
+    """A node with the Slurm name gpu1."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.monkeypatch = monkeypatch
@@ -36,28 +36,28 @@ class Machine:
         self.name = "gpu1.cluster.example"
         self.job: dict[str, str] = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "gpu1", "SLURM_GPUS_ON_NODE": "2"}
 
-    def measure(self, gres: str, *gpus: Any, promised: int | None = 2, replies: Replies = NONE) -> Measurement:
+    def measure(self, gres: str, *gpus: Any, expected: int | None = 2, replies: Replies = NONE) -> Measurement:
         for name, value in self.job.items():
             self.monkeypatch.setenv(name, value)
         FakeNvml(*gpus, init=None if gpus else nvml_error("LibraryNotFound")).install(self.monkeypatch)
-        asked = {"scontrol show node gpu1": success(NODE.format(gres=gres))}
-        FakeSlurm({**asked, **replies}).install(self.monkeypatch)
+        show_node = {"scontrol show node gpu1": success(NODE.format(gres=gres))}
+        FakeSlurm({**show_node, **replies}).install(self.monkeypatch)
         context = Context(
             node=self.name,
             rank=0,
             world_size=1,
             local_rank=0,
             device="cpu",
-            expected_gpus=promised,
+            expected_gpus=expected,
             artifacts_dir=self.folder,
             run_dir=self.folder,
             root=self.folder,
         )
         return measure(CHECK, context, {})
 
-    def bad(self, gres: str, *gpus: Any, promised: int | None = 2) -> dict[str, Outcome]:
-        found = not_passed(judge(CHECK, self.measure(gres, *gpus, promised=promised)))
-        return {key.removesuffix(".cluster.example"): outcome for key, outcome in found.items()}
+    def not_passed(self, gres: str, *gpus: Any, expected: int | None = 2) -> dict[str, Outcome]:
+        outcomes = not_passed(judge(CHECK, self.measure(gres, *gpus, expected=expected)))
+        return {key.removesuffix(".cluster.example"): outcome for key, outcome in outcomes.items()}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
 
 
-def test_as_many_as_slurm_says(machine: Machine) -> None:
+def test_gpu_counts_match(machine: Machine) -> None:
     measurement = machine.measure("gpu:h200:2(S:0-1)", h200(0), h200(1))
     assert not_passed(judge(CHECK, measurement)) == {}
     assert {metric.name for metric in measurement.metrics} == set(METRICS)
@@ -76,105 +76,105 @@ def test_as_many_as_slurm_says(machine: Machine) -> None:
     assert (measurement.facts["gres"], measurement.facts["models"]) == ("gpu:h200:2", ["NVIDIA H200"])
 
 
-def test_both_numbers_are_told(machine: Machine) -> None:
+def test_evidence_has_both_counts(machine: Machine) -> None:
     measurement = machine.measure("gpu:h200:2", h200(0))
     (verdict,) = (verdict for verdict in judge(CHECK, measurement) if verdict.outcome is Outcome.FAIL)
-    assert '"2 GPUs by Slurm"; seen: "1 GPUs by NVML"; gres: "gpu:h200:2"' in verdict.evidence
+    assert '"2 GPUs by Slurm"; detected: "1 GPUs by NVML"; gres: "gpu:h200:2"' in verdict.evidence
 
 
-def test_configured_and_no_driver(machine: Machine) -> None:
-    assert machine.bad("gpu:h200:2") == {MISSING: Outcome.FAIL}
+def test_no_driver(machine: Machine) -> None:
+    assert machine.not_passed("gpu:h200:2") == {MISSING: Outcome.FAIL}
     assert "libnvidia-ml" in str(machine.measure("gpu:h200:2").facts["nvml_unavailable"])
 
 
-def test_there_and_not_configured(machine: Machine) -> None:
-    assert machine.bad("(null)", h200(0), h200(1), promised=None) == {UNLISTED: Outcome.FAIL}
+def test_gpus_not_configured(machine: Machine) -> None:
+    assert machine.not_passed("(null)", h200(0), h200(1), expected=None) == {UNLISTED: Outcome.FAIL}
 
 
-def test_fewer_configured_than_there(machine: Machine) -> None:
-    assert machine.bad("gpu:1", h200(0), h200(1), promised=1) == {UNLISTED: Outcome.FAIL}
+def test_fewer_gpus_configured_than_detected(machine: Machine) -> None:
+    assert machine.not_passed("gpu:1", h200(0), h200(1), expected=1) == {UNLISTED: Outcome.FAIL}
 
 
-def test_a_lost_gpu_is_missing(machine: Machine) -> None:
+def test_lost_gpu(machine: Machine) -> None:
     measurement = machine.measure("gpu:2", h200(0), h200(1).lost())
     assert not_passed(judge(CHECK, measurement)) == {"gpus_missing gpu1.cluster.example": Outcome.FAIL}
     assert "lost" in str(measurement.facts["gpus_lost"])
 
 
-def test_fewer_than_promised(machine: Machine) -> None:
+def test_fewer_configured_than_expected(machine: Machine) -> None:
     machine.job["SLURM_GPUS_ON_NODE"] = "1"
-    assert machine.bad("gpu:1", h200(0)) == {"gpus_below_expected gpu1": Outcome.FAIL}
-    assert machine.bad("(null)") == {"gpus_below_expected gpu1": Outcome.FAIL}
+    assert machine.not_passed("gpu:1", h200(0)) == {"gpus_below_expected gpu1": Outcome.FAIL}
+    assert machine.not_passed("(null)") == {"gpus_below_expected gpu1": Outcome.FAIL}
 
 
-def test_other_resources_are_no_gpus(machine: Machine) -> None:
-    assert machine.bad("gpu:2,shard:8,nvme:1", h200(0), h200(1)) == {}
+def test_other_gres_are_ignored(machine: Machine) -> None:
+    assert machine.not_passed("gpu:2,shard:8,nvme:1", h200(0), h200(1)) == {}
 
 
 class TestPartOfANode:
-    """Our job holds two GPUs of eight."""
+    """The job has two of eight GPUs."""
 
-    def test_that_is_shown_alone_does_not_speak_for_the_rest(self, machine: Machine) -> None:
+    def test_other_gpus_are_not_checked(self, machine: Machine) -> None:
         measurement = machine.measure("gpu:8", h200(0), h200(1))
-        assert "holds 2 of the node's 8 GPUs" in str(measurement.error)
+        assert "job has 2 of 8 GPUs" in str(measurement.error)
         assert "--gpus-per-node 8" in str(measurement.error)
 
-    def test_that_has_too_few_is_a_failure_all_the_same(self, machine: Machine) -> None:
-        found = machine.bad("gpu:8", h200(0))
-        assert found == {"gpu1": Outcome.ERROR, MISSING: Outcome.FAIL}
+    def test_fewer_gpus_than_allocated(self, machine: Machine) -> None:
+        outcomes = machine.not_passed("gpu:8", h200(0))
+        assert outcomes == {"gpu1": Outcome.ERROR, MISSING: Outcome.FAIL}
 
-    def test_where_nothing_is_hidden_all_are_counted(self, machine: Machine) -> None:
-        assert machine.bad("gpu:4", *map(h200, range(4))) == {}
-        assert machine.bad("gpu:4", *map(h200, range(3))) == {MISSING: Outcome.FAIL}
+    def test_all_gpus_visible_in_the_job(self, machine: Machine) -> None:
+        assert machine.not_passed("gpu:4", *map(h200, range(4))) == {}
+        assert machine.not_passed("gpu:4", *map(h200, range(3))) == {MISSING: Outcome.FAIL}
 
-    def test_without_a_gpu_of_our_own(self, machine: Machine) -> None:
+    def test_job_without_gpus(self, machine: Machine) -> None:
         del machine.job["SLURM_GPUS_ON_NODE"]
-        assert machine.bad("gpu:4", h200(0)) == {MISSING: Outcome.FAIL}
+        assert machine.not_passed("gpu:4", h200(0)) == {MISSING: Outcome.FAIL}
 
 
-def test_slices_are_not_compared_with_gpus(machine: Machine) -> None:
-    sliced = h200(0, nvmlDeviceGetMigMode=[1, 1])
-    assert "MIG is on" in str(machine.measure("gpu:1g.18gb:7", sliced).error)
+def test_mig_is_an_error(machine: Machine) -> None:
+    mig_gpu = h200(0, nvmlDeviceGetMigMode=[1, 1])
+    assert "MIG enabled" in str(machine.measure("gpu:1g.18gb:7", mig_gpu).error)
 
 
-class TestWhichNode:
-    def test_outside_a_job_it_is_that_of_our_name(self, machine: Machine) -> None:
+class TestNodeName:
+    def test_host_name_without_job(self, machine: Machine) -> None:
         machine.job = {}
-        assert machine.bad("gpu:2", h200(0), h200(1)) == {}
+        assert machine.not_passed("gpu:2", h200(0), h200(1)) == {}
 
-    def test_none_of_slurms(self, machine: Machine) -> None:
+    def test_not_a_slurm_node(self, machine: Machine) -> None:
         machine.job, machine.name = {}, "laptop"
         unknown = {"scontrol show node laptop": failure("Node laptop not found\n")}
-        assert "laptop is not a node of Slurm's" in str(machine.measure("", replies=unknown).skipped)
+        assert "laptop is not a Slurm node" in str(machine.measure("", replies=unknown).skipped)
 
-    def test_in_a_job_it_must_be_known(self, machine: Machine) -> None:
+    def test_unknown_node_in_a_job(self, machine: Machine) -> None:
         unknown = {"scontrol show node gpu1": success("Node gpu1 not found\n")}
-        assert "Run first: scontrol show node gpu1" in str(machine.measure("", replies=unknown).error)
+        assert "Slurm has no node gpu1" in str(machine.measure("", replies=unknown).error)
 
-    def test_the_controller_is_down(self, machine: Machine) -> None:
+    def test_controller_down(self, machine: Machine) -> None:
         down = {"scontrol show node gpu1": recorded("scontrol-show-nodes-controller-down.txt")}
         assert "the controller does not answer" in str(machine.measure("", replies=down).error)
 
-    def test_of_a_newer_slurm(self, machine: Machine) -> None:
+    def test_output_of_slurm_24(self, machine: Machine) -> None:
         replies = {"scontrol show node gpu1": success(NEWER_NODES.read_text())}
-        measurement = machine.measure("", *map(h200, range(8)), promised=8, replies=replies)
+        measurement = machine.measure("", *map(h200, range(8)), expected=8, replies=replies)
         assert measurement.facts["configured"] == "8 GPUs by Slurm"
         assert not_passed(judge(CHECK, measurement)) == {}
 
 
 class TestWithoutSlurm:
     @pytest.fixture(autouse=True)
-    def nothing_on_the_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_programs_on_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tests.fakes.slurm.FakeSlurm.install", lambda slurm, _monkeypatch: slurm)
         monkeypatch.setenv("PATH", "/nowhere")
 
-    def test_no_client(self, machine: Machine) -> None:
+    def test_no_slurm_client(self, machine: Machine) -> None:
         machine.job = {}
         assert machine.measure("gpu:2").skipped == "no Slurm client (sinfo) on this machine"
 
-    def test_in_a_job_that_is_no_reason_to_skip(self, machine: Machine) -> None:
-        assert "in job 7, and no Slurm client" in str(machine.measure("gpu:2").error)
+    def test_no_slurm_client_in_a_job_is_an_error(self, machine: Machine) -> None:
+        assert "job 7 on gpu1: no Slurm client" in str(machine.measure("gpu:2").error)
 
 
-def test_neither_gpus_nor_resources(machine: Machine) -> None:
-    assert "Slurm has no GPU on gpu1" in str(machine.measure("(null)", promised=None).skipped)
+def test_no_gpus(machine: Machine) -> None:
+    assert "gpu1 has no GPU in Slurm" in str(machine.measure("(null)", expected=None).skipped)

@@ -17,12 +17,12 @@ from tests.fakes.slurm import FakeSlurm, Reply, config_with, failure, judge, not
 
 KINDS = {"SEATRIAL_PROBE": "batch", "trap": "signal", "tail": "memory", "sleep 3600": "time"}
 UNLIMITED_MEMORY = {"memory_limited": Outcome.WARN}
-# What the script would have told by its exit code.
+# Metrics that the batch script reports by its exit code.
 UNMEASURED = {"sbatch_environment login": Outcome.ERROR, "sbatch_directory login": Outcome.ERROR}
 
 
 class Queue:
-    """A Slurm that runs jobs by the book, but for what a test changes. Its clock goes by asking and by waiting."""
+    """A fake Slurm that runs jobs correctly except for a test's changes; its clock advances on query and sleep."""
 
     def __init__(self) -> None:
         self.ends = {
@@ -31,36 +31,36 @@ class Queue:
             "memory": "OUT_OF_MEMORY 0:125",
             "time": "TIMEOUT 0:15",
         }
-        self.begins = "RUNNING"  # what a job is in the first second after its submission
-        self.instead: dict[str, Reply] = {}  # of what it does by the book, by the command's name
+        self.begins = "RUNNING"  # state in the first second after submission
+        self.overrides: dict[str, Reply] = {}  # command name → answer
         self.settings = {"TaskPlugin": "task/none", "JobAcctGatherParams": "(null)"}
         self.now = 1000.0
         self.submitted: dict[str, tuple[str, float, Sequence[str]]] = {}
-        self.signalled = self.deaf = False
+        self.signalled = self.ignores_signals = False
         self.cancelled: list[str] = []
         self._ids = map(str, itertools.count(1))
 
     def replies(self) -> dict[str, Reply]:
         tools = {"sbatch": self._sbatch, "srun": self._srun, "scontrol": self._scontrol, "scancel": self._scancel}
-        return {**tools, "scontrol show config": config_with(**self.settings), **self.instead}
+        return {**tools, "scontrol show config": config_with(**self.settings), **self.overrides}
 
     def _sbatch(self, argv: Sequence[str]) -> CommandResult:
-        script = next(word for word in argv if word.startswith("--wrap="))
+        script = next(option for option in argv if option.startswith("--wrap="))
         (kind,) = (kind for mark, kind in KINDS.items() if mark in script)
         job_id = next(self._ids)
         self.submitted[job_id] = (kind, self.now, argv)
         return success(f"{job_id};seatrial\n")
 
     def _srun(self, argv: Sequence[str]) -> CommandResult:
-        (probe,) = (word for word in argv if word.startswith("SEATRIAL_PROBE="))
-        text = f"probe={probe.partition('=')[2]}\ndirectory={os.getcwd()}\nnode=node0\n"
+        (variable,) = (part for part in argv if part.startswith("SEATRIAL_PROBE="))
+        text = f"probe={variable.partition('=')[2]}\ndirectory={os.getcwd()}\nnode=node0\n"
         return CommandResult(7, text, "srun: error: node0: task 0: Exited with exit code 7\n")
 
     def _scontrol(self, argv: Sequence[str]) -> CommandResult:
         assert argv[1:3] == ["show", "job"]
-        kind, when, _ = self.submitted[argv[3]]
-        waits = self.now - when < 1 or (kind == "signal" and not self.signalled)
-        state, _, code = f"{self.begins} 0:0".partition(" ") if waits else self.ends[kind].partition(" ")
+        kind, submitted_at, _ = self.submitted[argv[3]]
+        pending = self.now - submitted_at < 1 or (kind == "signal" and not self.signalled)
+        state, _, code = f"{self.begins} 0:0".partition(" ") if pending else self.ends[kind].partition(" ")
         nodes = "" if state == "PENDING" or code.endswith(":1") else "node0"
         return success(
             f"JobId={argv[3]} JobName=x\n   JobState={state} Reason=Resources Dependency=(null)\n"
@@ -72,7 +72,7 @@ class Queue:
             self.cancelled.append(argv[1].removeprefix("--name="))
         else:
             assert argv[1:3] == ["--signal=USR1", "--batch"]
-            self.signalled = not self.deaf
+            self.signalled = not self.ignores_signals
         return success("")
 
     def sleep(self, seconds: float) -> None:
@@ -84,11 +84,11 @@ class Queue:
 
     @property
     def names(self) -> set[str]:
-        words = [word for _, _, argv in self.submitted.values() for word in argv]
-        return {word.removeprefix("--job-name=") for word in words if word.startswith("--job-name=")}
+        options = [option for _, _, argv in self.submitted.values() for option in argv]
+        return {option.removeprefix("--job-name=") for option in options if option.startswith("--job-name=")}
 
 
-class Trial:
+class JobsRunner:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.queue = Queue()
         self.monkeypatch = monkeypatch
@@ -101,11 +101,11 @@ class Trial:
             self.monkeypatch.setattr(module, "time", clock)
         return run_check(CHECK, self.folder, **options)
 
-    def bad(self, **options: Any) -> dict[str, Outcome]:
+    def not_passed(self, **options: Any) -> dict[str, Outcome]:
         return not_passed(judge(CHECK, self.measure(**options)))
 
     def error(self, **options: Any) -> str:
-        """Why it could not be measured; whatever that was, what was submitted has been cancelled."""
+        """Returns the error of the measurement, and asserts that all submitted jobs are cancelled."""
         error = self.measure(**options).error
         assert error
         assert set(self.queue.cancelled) >= self.queue.names
@@ -113,40 +113,40 @@ class Trial:
 
 
 @pytest.fixture
-def trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trial:
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobsRunner:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    return Trial(monkeypatch, tmp_path)
+    return JobsRunner(monkeypatch, tmp_path)
 
 
 def with_cgroups(queue: Queue) -> None:
     queue.settings |= {"TaskPlugin": "task/cgroup"}
 
 
-class TestWhenAllIsWell:
-    def test_only_what_is_not_set_up_is_told(self, trial: Trial) -> None:
-        assert trial.bad() == UNLIMITED_MEMORY
+class TestHealthy:
+    def test_unlimited_memory_is_the_only_warning(self, runner: JobsRunner) -> None:
+        assert runner.not_passed() == UNLIMITED_MEMORY
 
-    def test_with_every_limit(self, trial: Trial) -> None:
-        with_cgroups(trial.queue)
-        assert trial.bad(time_limit=True) == {}
+    def test_all_limits(self, runner: JobsRunner) -> None:
+        with_cgroups(runner.queue)
+        assert runner.not_passed(time_limit=True) == {}
 
-    def test_every_rule_judges_a_metric_that_is_measured(self, trial: Trial) -> None:
-        with_cgroups(trial.queue)
-        measured = {metric.name for metric in trial.measure(time_limit=True).metrics}
+    def test_every_rule_has_a_measured_metric(self, runner: JobsRunner) -> None:
+        with_cgroups(runner.queue)
+        measured = {metric.name for metric in runner.measure(time_limit=True).metrics}
         assert measured == set(METRICS)
         assert {rule.metric for rule in RULES} == measured - {"srun_seconds"}
 
-    def test_a_trap_that_was_not_set_yet_is_no_lost_signal(self, trial: Trial) -> None:
-        trial.queue.ends["signal"] = "FAILED 0:10"
-        assert trial.bad() == UNLIMITED_MEMORY
+    def test_signal_before_the_trap_is_delivered(self, runner: JobsRunner) -> None:
+        runner.queue.ends["signal"] = "FAILED 0:10"
+        assert runner.not_passed() == UNLIMITED_MEMORY
 
 
 class TestSubmission:
-    def test_a_job_is_small_short_and_goes_by_itself(self, trial: Trial) -> None:
-        trial.measure(wait_s=60)
-        ((name,), (_, _, argv)) = trial.queue.names, trial.queue.submitted["1"]
-        wanted = {
+    def test_submit_options_and_cancellation(self, runner: JobsRunner) -> None:
+        runner.measure(wait_s=60)
+        ((name,), (_, _, argv)) = runner.queue.names, runner.queue.submitted["1"]
+        expected = {
             "--nodes=1",
             "--ntasks=1",
             "--time=5",
@@ -154,29 +154,29 @@ class TestSubmission:
             "--output=/dev/null",
             "--parsable",
         }
-        assert wanted < set(argv)
+        assert expected < set(argv)
         assert f"SEATRIAL_PROBE={name}" in argv
-        assert trial.queue.cancelled == [name]
+        assert runner.queue.cancelled == [name]
 
-    def test_options_become_words(self, trial: Trial) -> None:
-        trial.measure(partition="gpu", account="ada", extra=["--qos=test"])
-        for _, _, argv in trial.queue.submitted.values():
+    def test_options_of_the_check(self, runner: JobsRunner) -> None:
+        runner.measure(partition="gpu", account="ada", extra=["--qos=test"])
+        for _, _, argv in runner.queue.submitted.values():
             assert {"--partition=gpu", "--account=ada", "--qos=test"} < set(argv)
 
-    def test_inside_a_job_of_our_own_it_is_hidden(self, trial: Trial) -> None:
+    def test_variables_of_an_enclosing_job_are_unset(self, runner: JobsRunner) -> None:
         for name, value in (("SLURM_JOB_ID", "4"), ("SLURM_MEM_PER_NODE", "9"), ("SLURM_CONF", "/etc/slurm.conf")):
-            trial.monkeypatch.setenv(name, value)
-        trial.measure()
-        argv = trial.queue.submitted["1"][2]
-        assert [word for word in argv if word.startswith("--unset=")] == [
+            runner.monkeypatch.setenv(name, value)
+        runner.measure()
+        argv = runner.queue.submitted["1"][2]
+        assert [option for option in argv if option.startswith("--unset=")] == [
             "--unset=SLURM_JOB_ID",
             "--unset=SLURM_MEM_PER_NODE",
         ]
 
 
-class TestWhatIsMeasuredBad:
+class TestFailures:
     @pytest.mark.parametrize(
-        ("end", "found"),
+        ("end", "outcomes"),
         [
             ("COMPLETED 0:0", {"sbatch_exit_code": Outcome.FAIL, **UNMEASURED}),
             ("FAILED 1:0", {"sbatch_exit_code": Outcome.FAIL, **UNMEASURED}),
@@ -185,96 +185,98 @@ class TestWhatIsMeasuredBad:
             ("FAILED 10:0", {"sbatch_environment": Outcome.FAIL, "sbatch_directory": Outcome.WARN}),
         ],
     )
-    def test_sbatch(self, trial: Trial, end: str, found: dict[str, Outcome]) -> None:
-        trial.queue.ends["batch"] = end
-        assert trial.bad() == {**UNLIMITED_MEMORY, **found}
+    def test_sbatch(self, runner: JobsRunner, end: str, outcomes: dict[str, Outcome]) -> None:
+        runner.queue.ends["batch"] = end
+        assert runner.not_passed() == {**UNLIMITED_MEMORY, **outcomes}
 
-    def test_a_lost_signal(self, trial: Trial) -> None:
-        trial.queue.ends["signal"] = "COMPLETED 0:0"
-        assert trial.bad() == {**UNLIMITED_MEMORY, "signal_delivered": Outcome.FAIL}
+    def test_signal_not_delivered(self, runner: JobsRunner) -> None:
+        runner.queue.ends["signal"] = "COMPLETED 0:0"
+        assert runner.not_passed() == {**UNLIMITED_MEMORY, "signal_delivered": Outcome.FAIL}
 
-    def test_a_job_that_hears_nothing_is_given_up(self, trial: Trial) -> None:
-        trial.queue.deaf = True
-        assert trial.bad()["signal_delivered"] is Outcome.FAIL
-        assert trial.queue.now < 1100
+    def test_signal_test_has_a_timeout(self, runner: JobsRunner) -> None:
+        runner.queue.ignores_signals = True
+        assert runner.not_passed()["signal_delivered"] is Outcome.FAIL
+        assert runner.queue.now < 1100
 
     @pytest.mark.parametrize(
-        ("answer", "found"),
+        ("answer", "failed"),
         [
             (CommandResult(0, "probe=\ndirectory=/tmp\nnode=node0\n", ""), {"srun_exit_code", "srun_environment"}),
             (CommandResult(7, "probe=\ndirectory=/tmp\nnode=node0\n", ""), {"srun_environment"}),
         ],
     )
-    def test_srun(self, trial: Trial, answer: CommandResult, found: set[str]) -> None:
-        trial.queue.instead["srun"] = answer
-        assert trial.bad() == {
+    def test_srun(self, runner: JobsRunner, answer: CommandResult, failed: set[str]) -> None:
+        runner.queue.overrides["srun"] = answer
+        assert runner.not_passed() == {
             **UNLIMITED_MEMORY,
-            **dict.fromkeys(found, Outcome.FAIL),
+            **dict.fromkeys(failed, Outcome.FAIL),
             "srun_directory": Outcome.WARN,
         }
 
-    def test_a_memory_limit_that_does_not_bite(self, trial: Trial) -> None:
-        with_cgroups(trial.queue)
-        trial.queue.ends["memory"] = "COMPLETED 0:0"
-        assert trial.bad() == {"memory_limit_enforced": Outcome.FAIL}
+    def test_memory_limit_not_enforced(self, runner: JobsRunner) -> None:
+        with_cgroups(runner.queue)
+        runner.queue.ends["memory"] = "COMPLETED 0:0"
+        assert runner.not_passed() == {"memory_limit_enforced": Outcome.FAIL}
 
     @pytest.mark.parametrize("end", ["FAILED 137:0", "FAILED 0:9", "CANCELLED 0:15"])
-    def test_every_way_to_die_of_it(self, trial: Trial, end: str) -> None:
-        with_cgroups(trial.queue)
-        trial.queue.ends["memory"] = end
-        assert trial.bad() == {}
+    def test_job_killed_by_the_memory_limit(self, runner: JobsRunner, end: str) -> None:
+        with_cgroups(runner.queue)
+        runner.queue.ends["memory"] = end
+        assert runner.not_passed() == {}
 
-    def test_a_time_limit_that_does_not_bite(self, trial: Trial) -> None:
-        trial.queue.ends["time"] = "RUNNING 0:0"
-        assert trial.bad(time_limit=True)["time_limit_enforced"] is Outcome.FAIL
-        assert trial.queue.now < 1400
+    def test_time_limit_not_enforced(self, runner: JobsRunner) -> None:
+        runner.queue.ends["time"] = "RUNNING 0:0"
+        assert runner.not_passed(time_limit=True)["time_limit_enforced"] is Outcome.FAIL
+        assert runner.queue.now < 1400
 
 
 @pytest.mark.parametrize(
     ("settings", "fact"),
     [
         ({}, "not enforced: neither task/cgroup with ConstrainRAMSpace nor OverMemoryKill is configured"),
-        ({"SelectTypeParameters": "CR_CORE"}, "not enforced: memory is not handed out to jobs"),
+        ({"SelectTypeParameters": "CR_CORE"}, "not enforced: memory is not a consumable resource"),
         ({"TaskPlugin": "task/affinity,task/cgroup"}, "task/cgroup"),
         ({"TaskPlugin": "task/cgroup", "ConstrainRAMSpace": "no"}, "not enforced: neither"),
         ({"JobAcctGatherParams": "OverMemoryKill"}, "OverMemoryKill"),
     ],
 )
-def test_what_holds_jobs_to_their_memory(trial: Trial, settings: dict[str, str], fact: str) -> None:
-    trial.queue.settings |= settings
-    assert str(trial.measure().facts["memory_limit"]).startswith(fact)
+def test_memory_limit_mechanism(runner: JobsRunner, settings: dict[str, str], fact: str) -> None:
+    runner.queue.settings |= settings
+    assert str(runner.measure().facts["memory_limit"]).startswith(fact)
 
 
-class TestWhatCannotBeMeasured:
-    def test_a_job_that_never_starts(self, trial: Trial) -> None:
-        trial.queue.begins = "PENDING"
-        trial.queue.ends["batch"] = "PENDING 0:0"
-        error = trial.error(wait_s=20)
-        assert "job 1 waited 20 s in vain: Resources. Run first: squeue --start --job 1; sinfo" in error
-        assert 1020 < trial.queue.now < 1025
+class TestErrors:
+    def test_job_stays_pending(self, runner: JobsRunner) -> None:
+        runner.queue.begins = "PENDING"
+        runner.queue.ends["batch"] = "PENDING 0:0"
+        error = runner.error(wait_s=20)
+        assert "job 1 still pending after 20 s: Resources" in error
+        assert 1020 < runner.queue.now < 1025
 
     @pytest.mark.parametrize("end", ["NODE_FAIL 0:0", "TIMEOUT 0:15", "CANCELLED 0:15", "FAILED 0:1", "RUNNING 0:0"])
-    def test_a_job_that_is_not_left_to_run(self, trial: Trial, end: str) -> None:
-        trial.queue.ends["batch"] = end
-        assert "job 1 was not left to run" in trial.error()
+    def test_job_does_not_run_to_its_end(self, runner: JobsRunner, end: str) -> None:
+        runner.queue.ends["batch"] = end
+        assert "job 1 did not run" in runner.error()
 
-    def test_a_job_that_slurm_forgets(self, trial: Trial) -> None:
-        trial.queue.instead["scontrol"] = recorded("scontrol-show-job-unknown.txt")
-        assert "job 1 was lost from sight: Slurm forgets jobs 300 s after" in trial.error()
+    def test_job_unknown_to_slurm(self, runner: JobsRunner) -> None:
+        runner.queue.overrides["scontrol"] = recorded("scontrol-show-job-unknown.txt")
+        assert "state of job 1 unknown" in runner.error()
 
-    def test_a_memory_job_that_took_none(self, trial: Trial) -> None:
-        with_cgroups(trial.queue)
-        trial.queue.ends["memory"] = "FAILED 127:0"
-        assert "the memory limit could not be tried: job 3 ended as FAILED" in trial.error()
+    def test_memory_job_fails_otherwise(self, runner: JobsRunner) -> None:
+        with_cgroups(runner.queue)
+        runner.queue.ends["memory"] = "FAILED 127:0"
+        assert "memory limit not tested: job 3 ended with state FAILED" in runner.error()
 
-    def test_sbatch_refused(self, trial: Trial) -> None:
-        trial.queue.instead["sbatch"] = recorded("sbatch-partition-unknown.txt")
-        assert "SlurmRefused: no such partition, or not for us" in trial.error(partition="nosuch")
+    def test_sbatch_rejected(self, runner: JobsRunner) -> None:
+        runner.queue.overrides["sbatch"] = recorded("sbatch-partition-unknown.txt")
+        assert "SlurmRefused: no such partition" in runner.error(partition="nosuch")
 
-    def test_srun_refused(self, trial: Trial) -> None:
-        trial.queue.instead["srun"] = failure("srun: error: Unable to allocate resources: Invalid qos specification\n")
-        assert "no such QOS" in trial.error()
+    def test_srun_rejected(self, runner: JobsRunner) -> None:
+        runner.queue.overrides["srun"] = failure(
+            "srun: error: Unable to allocate resources: Invalid qos specification\n"
+        )
+        assert "no such QOS" in runner.error()
 
-    def test_no_client(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_no_slurm_client(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         assert run_check(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

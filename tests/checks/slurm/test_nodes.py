@@ -10,38 +10,38 @@ from tests.fakes.slurm import NEWER_NODES, NODES, CheckRunner, cluster, recorded
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
     return CheckRunner(CHECK, monkeypatch, tmp_path)
 
 
-def test_a_healthy_cluster(bench: CheckRunner) -> None:
-    assert bench.not_passed(cluster()) == {}
+def test_a_healthy_cluster(runner: CheckRunner) -> None:
+    assert runner.not_passed(cluster()) == {}
 
 
-def test_nodes_with_jobs_on_them_are_usable(bench: CheckRunner) -> None:
-    """Three nodes are ALLOCATED there, and the fourth is drained."""
-    assert bench.not_passed(cluster("busy"), nodes=3) == {"in_service node3": Outcome.WARN}
+def test_allocated_nodes_are_usable(runner: CheckRunner) -> None:
+    """Three nodes are ALLOCATED, and the fourth is drained."""
+    assert runner.not_passed(cluster("busy"), nodes=3) == {"in_service node3": Outcome.WARN}
 
 
-def test_a_drained_node_of_those_promised(bench: CheckRunner) -> None:
-    bad = bench.not_passed(cluster("busy"), nodes=4)
+def test_drained_node_below_expected_count(runner: CheckRunner) -> None:
+    bad = runner.not_passed(cluster("busy"), nodes=4)
     assert bad == {"in_service node3": Outcome.WARN, "nodes_missing": Outcome.FAIL}
 
 
-def test_the_reason_is_told(bench: CheckRunner) -> None:
-    verdicts = {v.metric: v for v in bench.verdicts(cluster("busy")) if v.outcome in (Outcome.FAIL, Outcome.WARN)}
+def test_evidence_has_the_drain_reason(runner: CheckRunner) -> None:
+    verdicts = {v.metric: v for v in runner.verdicts(cluster("busy")) if v.outcome in (Outcome.FAIL, Outcome.WARN)}
     for metric in ("in_service", "nodes_missing"):
         assert '{"node3": "IDLE+DRAIN: fan broken"}' in verdicts[metric].evidence
 
 
-def test_a_dead_node_and_a_drained_one(bench: CheckRunner) -> None:
+def test_down_node_and_drained_node(runner: CheckRunner) -> None:
     bad = {"up node1": Outcome.FAIL, "in_service node2": Outcome.WARN}
-    assert bench.not_passed(cluster("troubled"), nodes=2) == bad
-    assert bench.not_passed(cluster("troubled"), nodes=3) == {**bad, "nodes_missing": Outcome.FAIL}
+    assert runner.not_passed(cluster("troubled"), nodes=2) == bad
+    assert runner.not_passed(cluster("troubled"), nodes=3) == {**bad, "nodes_missing": Outcome.FAIL}
 
 
-def test_states_of_a_newer_slurm(bench: CheckRunner) -> None:
-    assert bench.not_passed({NODES: success(NEWER_NODES.read_text())}, nodes=3) == {
+def test_states_of_slurm_24(runner: CheckRunner) -> None:
+    assert runner.not_passed({NODES: success(NEWER_NODES.read_text())}, nodes=3) == {
         "in_service gpu3": Outcome.WARN,
         "up gpu4": Outcome.FAIL,
         "free_of_reservations gpu7": Outcome.WARN,
@@ -50,44 +50,44 @@ def test_states_of_a_newer_slurm(bench: CheckRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("holder", "ours", "free"),
+    ("reservation", "option", "free"),
     [
         ("week47", None, False),
         ("week47", "week47", True),
         ("maintenance", "week47", False),
-        ("", "week47", True),  # Slurm does not say which: the job will tell
+        ("", "week47", True),  # no ReservationName: sbatch reports a mismatch
         ("", None, False),
     ],
 )
-def test_a_reserved_node_is_usable_by_who_names_its_reservation(
-    bench: CheckRunner, holder: str, ours: str | None, free: bool
+def test_reserved_node_is_usable_with_its_reservation(
+    runner: CheckRunner, reservation: str, option: str | None, free: bool
 ) -> None:
     before, gpu7, after = NEWER_NODES.read_text().partition("NodeName=gpu7 ")
-    after = after.replace("\n\n", f"\n   ReservationName={holder}\n\n", 1) if holder else after
+    after = after.replace("\n\n", f"\n   ReservationName={reservation}\n\n", 1) if reservation else after
     replies = {NODES: success(before + gpu7 + after)}
-    found = {
-        (one.name, one.subject): one.value
-        for one in bench.measure(replies, (4, None), **({"reservation": ours} if ours else {})).metrics
+    values = {
+        (metric.name, metric.subject): metric.value
+        for metric in runner.measure(replies, (4, None), **({"reservation": option} if option else {})).metrics
     }
-    assert found["free_of_reservations", "gpu7"] == free
-    assert found["free_of_reservations", "gpu1"]
-    assert found["nodes_usable", "cluster"] == 3 + free
-    assert found["nodes_missing", "cluster"] == 1 - free
+    assert values["free_of_reservations", "gpu7"] == free
+    assert values["free_of_reservations", "gpu1"]
+    assert values["nodes_usable", "cluster"] == 3 + free
+    assert values["nodes_missing", "cluster"] == 1 - free
 
 
-def test_no_nodes_at_all(bench: CheckRunner) -> None:
+def test_no_nodes(runner: CheckRunner) -> None:
     replies = {NODES: success("No nodes in the system\n")}
-    bad = bench.not_passed(replies)
+    bad = runner.not_passed(replies)
     assert bad.pop("nodes_missing") is Outcome.FAIL
-    assert set(bad.values()) == {Outcome.ERROR}  # nobody measured the nodes
+    assert set(bad.values()) == {Outcome.ERROR}  # no node has metrics
 
 
-def test_no_controller(bench: CheckRunner) -> None:
+def test_no_controller(runner: CheckRunner) -> None:
     down = recorded("scontrol-show-nodes-controller-down.txt")
     replies = {**cluster(), NODES: down}
-    assert bench.not_passed(replies) == {"login": Outcome.ERROR}
+    assert runner.not_passed(replies) == {"login": Outcome.ERROR}
 
 
-def test_no_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_slurm_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run_check(CHECK, tmp_path).skipped == "no Slurm client (sinfo) on this machine"

@@ -1,4 +1,4 @@
-"""What tests of checks that train have in common."""
+"""Helpers for tests of the training checks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from seatrial.worker import measure
 
 
 def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Outcome]:
-    """Metric → what the rules say of it."""
+    """Metric → outcome of its rule."""
     return {verdict.metric: verdict.outcome for verdict in judge_check(check, list(measurements), {}, "t")}
 
 
 def failed_metrics(check: Check, observations: Iterable[Observation], folder: Path) -> set[str]:
-    """The metrics that the rules fail, of these observations."""
-    told = list(observations)
-    found = measure(replace(check, measure=lambda context, options: iter(told)), make_context(folder), {})
-    assert found.error is None
-    judged = outcomes(check, [found])
-    return {metric for metric, outcome in judged.items() if outcome is Outcome.FAIL}
+    """The metrics with outcome FAIL if ``check`` yields ``observations``."""
+    fixed = list(observations)
+    measurement = measure(replace(check, measure=lambda context, options: iter(fixed)), make_context(folder), {})
+    assert measurement.error is None
+    return {metric for metric, outcome in outcomes(check, [measurement]).items() if outcome is Outcome.FAIL}
 
 
 def make_context(out: Path, ranks: int = 2) -> Context:

@@ -26,7 +26,7 @@ from seatrial.worker import measure
 PRETRAINED = "model.weights=/models/Qwen2-7B-Instruct"
 
 
-def place(folder: Path, ranks: int = 1, device: str = "cpu") -> Context:
+def make_context(folder: Path, ranks: int = 1, device: str = "cpu") -> Context:
     return Context(
         node="node0",
         rank=0,
@@ -39,45 +39,45 @@ def place(folder: Path, ranks: int = 1, device: str = "cpu") -> Context:
     )
 
 
-def asked(folder: Path, ranks: int, device: str, *overrides: str) -> function_calling.TrainingTask:
-    return training_task(place(folder, ranks, device), WorkloadOptions(overrides=overrides))
+def task_for(folder: Path, ranks: int, device: str, *overrides: str) -> function_calling.TrainingTask:
+    return training_task(make_context(folder, ranks, device), WorkloadOptions(overrides=overrides))
 
 
-def test_on_gpus_with_random_weights_it_is_short_and_says_so(tmp_path: Path) -> None:
-    found = asked(tmp_path, 4, "cuda:0")
-    assert found.config_name == "function-calling-qwen2-7b"
-    assert tuple(found.check_overrides) == RANDOM_WEIGHTS_OVERRIDES
-    assert (found.config.max_steps, found.config.parallel.strategy) == (10, "zero3")
-    assert (found.config.seq_len, found.config.bsz, found.config.grad_accum, found.config.lora_r) == (4096, 2, 1, 64)
+def test_random_weights_on_gpus_get_a_short_training(tmp_path: Path) -> None:
+    task = task_for(tmp_path, 4, "cuda:0")
+    assert task.config_name == "function-calling-qwen2-7b"
+    assert tuple(task.check_overrides) == RANDOM_WEIGHTS_OVERRIDES
+    assert (task.config.max_steps, task.config.parallel.strategy) == (10, "zero3")
+    assert (task.config.seq_len, task.config.bsz, task.config.grad_accum, task.config.lora_r) == (4096, 2, 1, 64)
 
 
-def test_pretrained_weights_are_trained_as_the_config_says(tmp_path: Path) -> None:
-    found = asked(tmp_path, 4, "cuda:0", PRETRAINED)
-    assert found.check_overrides == {}
-    assert (found.config.max_steps, found.config.learning_rate.peak) == (100, 2e-5)
+def test_pretrained_weights_use_the_config(tmp_path: Path) -> None:
+    task = task_for(tmp_path, 4, "cuda:0", PRETRAINED)
+    assert task.check_overrides == {}
+    assert (task.config.max_steps, task.config.learning_rate.peak) == (100, 2e-5)
 
 
-def test_who_runs_it_has_the_last_word(tmp_path: Path) -> None:
-    assert asked(tmp_path, 4, "cuda:0", "max_steps=50").config.max_steps == 50
+def test_overrides_of_the_user_win(tmp_path: Path) -> None:
+    assert task_for(tmp_path, 4, "cuda:0", "max_steps=50").config.max_steps == 50
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "ddp"), (2, "zero3")])
-def test_one_rank_has_nobody_to_shard_with(tmp_path: Path, ranks: int, strategy: str) -> None:
-    found = asked(tmp_path, ranks, "cpu")
-    assert found.config_name == "tiny/function-calling-qwen2-7b"
-    assert found.config.parallel.strategy == strategy
-    assert set(found.check_overrides) == (set(SINGLE_RANK_OVERRIDES) if ranks == 1 else set())
+def test_one_rank_uses_ddp(tmp_path: Path, ranks: int, strategy: str) -> None:
+    task = task_for(tmp_path, ranks, "cpu")
+    assert task.config_name == "tiny/function-calling-qwen2-7b"
+    assert task.config.parallel.strategy == strategy
+    assert set(task.check_overrides) == (set(SINGLE_RANK_OVERRIDES) if ranks == 1 else set())
 
 
-def test_what_cannot_be_asked_for_is_refused_before_it_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="trains on no_robots: only function calling"):
-        asked(tmp_path, 2, "cpu", "data.layout=no_robots")
+def test_other_layout_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.layout is no_robots"):
+        task_for(tmp_path, 2, "cpu", "data.layout=no_robots")
 
 
-def test_the_adapters_are_as_many_as_others_counted() -> None:
+def test_number_of_adapter_parameters() -> None:
     config = train_config.load("function-calling-qwen2-7b")
     adapters = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
-    assert adapters == 161_480_704  # what users of this workload report: 161M trainable of 7.7B
+    assert adapters == 161_480_704  # as users of this workload report: 161M trainable of 7.7B
 
 
 def score(**counts: tuple[int, int]) -> dict[str, Any]:
@@ -93,51 +93,57 @@ RECORD = {
         "kept": {"train": 80, "seen": 6, "unseen": 9},
     },
     "cases": {"seen": 4, "unseen": 6},
-    "base": {"seen": score(full=(1, 4)), "unseen": score(full=(1, 6), irrelevance=(1, 2))},
-    "tuned": {"seen": score(full=(4, 4), names=(3, 3)), "unseen": score(full=(5, 6), names=(2, 4))},
-    "gate": {"delta": 0.7, "passed": True},
+    "base": {
+        "seen": score(call_correct=(1, 4)),
+        "unseen": score(call_correct=(1, 6), irrelevance_correct=(1, 2)),
+    },
+    "tuned": {
+        "seen": score(call_correct=(4, 4), function_name_correct=(3, 3)),
+        "unseen": score(call_correct=(5, 6), function_name_correct=(2, 4)),
+    },
+    "sign_test": {"gain": 0.7, "passed": True},
 }
 
 
-def test_both_splits_make_one_figure_and_what_was_not_asked_makes_none() -> None:
-    found = list(evaluation_observations(RECORD))
-    values = {one.name: one.value for one in found if isinstance(one, Metric)}
-    assert (values["full.base"], values["full.tuned"]) == (20, 90)
-    assert values["names.tuned"] == pytest.approx(500 / 7)
-    assert "names.base" not in values
-    assert values["irrelevance.base"] == 50
-    assert (values["call_correct_gain"], values["better"], values["cases"]) == (70, 1, 10)
+def test_scores_cover_both_splits_and_need_cases() -> None:
+    observed = list(evaluation_observations(RECORD))
+    values = {item.name: item.value for item in observed if isinstance(item, Metric)}
+    assert (values["call_correct.base"], values["call_correct.tuned"]) == (20, 90)
+    assert values["function_name_correct.tuned"] == pytest.approx(500 / 7)
+    assert "function_name_correct.base" not in values
+    assert values["irrelevance_correct.base"] == 50
+    assert (values["call_correct_gain"], values["improved"], values["cases"]) == (70, 1, 10)
     assert (values["rows"], values["rows_rejected"], values["rows_unaccounted"]) == (100, 4, 1)
-    assert Fact(name="rejected", value={"duplicate": 3, "no chat": 1}) in found
+    assert Fact(name="rejected_by_reason", value={"duplicate": 3, "no chat": 1}) in observed
 
 
-def test_only_gpus_are_held_to_a_speed() -> None:
+def test_speed_rule_applies_only_to_gpus() -> None:
     name = "tokens_per_second_per_gpu"
-    assert judged("no", "cpu", **{name: 1000.0})[name] is Outcome.SKIP
-    assert judged("no", "cuda", **{name: 1999.0})[name] is not Outcome.PASS
-    assert judged("no", "cuda", **{name: 2001.0})[name] is Outcome.PASS
+    assert outcomes("no", "cpu", **{name: 1000.0})[name] is Outcome.SKIP
+    assert outcomes("no", "cuda", **{name: 1999.0})[name] is not Outcome.PASS
+    assert outcomes("no", "cuda", **{name: 2001.0})[name] is Outcome.PASS
 
 
-def judged(pretrained: str, device: str = "cuda", **values: float) -> dict[str, Outcome]:
+def outcomes(pretrained: str, device: str = "cuda", **values: float) -> dict[str, Outcome]:
     metrics = tuple(Metric(name=n, value=v, unit=CHECK.metrics[n], subject=CLUSTER) for n, v in values.items())
     facts = {"trained": "yes", "pretrained": pretrained, "device": device}
     measured = Measurement(check=CHECK.name, subject=CLUSTER, rank=0, metrics=metrics, facts=facts)
     return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
 
 
-def test_only_pretrained_weights_are_held_to_what_they_must_learn() -> None:
-    assert judged("no", final_loss=6.8, better=0)["final_loss"] is Outcome.SKIP
-    assert judged("no", final_loss=6.8, better=0)["better"] is Outcome.SKIP
-    assert judged("yes", final_loss=0.7, better=0)["final_loss"] is Outcome.FAIL
-    assert judged("yes", final_loss=0.7, better=0)["better"] is Outcome.FAIL
-    good = judged("yes", final_loss=0.4, better=1)
-    assert (good["final_loss"], good["better"]) == (Outcome.PASS, Outcome.PASS)
-    assert judged("yes")["final_loss"] is Outcome.ERROR  # nobody measured it
+def test_learning_rules_need_pretrained_weights() -> None:
+    assert outcomes("no", final_loss=6.8, improved=0)["final_loss"] is Outcome.SKIP
+    assert outcomes("no", final_loss=6.8, improved=0)["improved"] is Outcome.SKIP
+    assert outcomes("yes", final_loss=0.7, improved=0)["final_loss"] is Outcome.FAIL
+    assert outcomes("yes", final_loss=0.7, improved=0)["improved"] is Outcome.FAIL
+    good = outcomes("yes", final_loss=0.4, improved=1)
+    assert (good["final_loss"], good["improved"]) == (Outcome.PASS, Outcome.PASS)
+    assert outcomes("yes")["final_loss"] is Outcome.ERROR  # not measured
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A group of this one process."""
+def single_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group with one rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -150,14 +156,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.training
-@pytest.mark.usefixtures("alone")
-def test_from_rows_to_scored_answers_on_one_rank(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("single_process_group")
+def test_training_and_evaluation_on_one_rank(tmp_path: Path) -> None:
     few = ["max_steps=4", "untimed_steps=1", "grad_accum=1", "checkpoint.every=0"]
     short = ["evaluation.cases=2", "evaluation.max_new_tokens=4"]
-    measured = measure(CHECK, place(tmp_path), {"overrides": [*few, *short]})
+    measured = measure(CHECK, make_context(tmp_path), {"overrides": [*few, *short]})
     assert measured.error is None
     verdicts = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
-    for metric in ("final_loss", "better", "tokens_per_second_per_gpu"):  # of pretrained weights, and of GPUs
+    for metric in ("final_loss", "improved", "tokens_per_second_per_gpu"):  # need pretrained weights or GPUs
         assert verdicts.pop(metric) is Outcome.SKIP
     assert set(verdicts.values()) == {Outcome.PASS}
     assert measured.facts["strategy"] == "single"

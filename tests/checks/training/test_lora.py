@@ -1,4 +1,4 @@
-"""LoRA by two stacks: adapters, exports, efficiency, and the rules on them."""
+"""train.lora: adapters, exports, efficiency, rules."""
 
 from __future__ import annotations
 
@@ -16,62 +16,67 @@ from seatrial.train import train_config
 from tests.checks.fabric.verdicts import outcomes
 
 CONFIG = train_config.load(f"tiny/{lora.NAME}")
-DUE = CONFIG.architecture().adapter_parameters(CONFIG.lora_targets, CONFIG.lora_r)
+EXPECTED = CONFIG.architecture().adapter_parameters(CONFIG.lora_targets, CONFIG.lora_r)
 GOOD: dict[str, float] = {"exit_code": 0, "steps_missing": 0, "nonfinite_losses": 0, "loss_drop": 1}
 GOOD |= {"adapter_mismatches": 0, "exports_missing": 0}
 
 
-def trained(parameters: int = DUE, speed: float = 100.0, **more: Any) -> TrainingResult:
+def trained(parameters: int = EXPECTED, speed: float = 100.0, **more: Any) -> TrainingResult:
     return TrainingResult(
         {"trained_parameters": parameters, TOKENS_PER_GPU: speed, **more}, Path("none"), "", ranks=(0,)
     )
 
 
 def adapters(export: bool = True, **runs: list[TrainingResult]) -> dict[str, float]:
-    wanted = train_config.load(f"tiny/{lora.NAME}", [f"export={str(export).lower()}"])
-    return {one.name: one.value for one in lora._adapter_counts(runs, wanted) if isinstance(one, Metric)}
+    config = train_config.load(f"tiny/{lora.NAME}", [f"export={str(export).lower()}"])
+    return {item.name: item.value for item in lora._adapter_counts(runs, config) if isinstance(item, Metric)}
 
 
-def test_adapters_are_counted_against_the_architecture() -> None:
+def test_adapter_mismatches() -> None:
     assert adapters(native=[trained()], hf=[trained()])["adapter_mismatches"] == 0
-    assert adapters(native=[trained(DUE + 1)], hf=[trained()])["adapter_mismatches"] == 1
+    assert adapters(native=[trained(EXPECTED + 1)], hf=[trained()])["adapter_mismatches"] == 1
     assert (
         adapters(native_single_gpu=[trained(1), replace(trained(2), ranks=(1,))], hf=[trained()])["adapter_mismatches"]
         == 2
     )
 
 
-def test_the_counts_are_named_by_training_and_rank() -> None:
+def test_counts_are_named_by_training_and_rank() -> None:
     runs = {"hf_single_gpu": [trained(), replace(trained(7), ranks=(1,))], "hf": [trained()]}
-    (fact,) = (one for one in lora._adapter_counts(runs, CONFIG) if isinstance(one, Fact))
-    assert fact.value == {"expected": DUE, "hf_single_gpu of rank 0": DUE, "hf_single_gpu of rank 1": 7, "hf": DUE}
+    (fact,) = (item for item in lora._adapter_counts(runs, CONFIG) if isinstance(item, Fact))
+    assert fact.value == {
+        "expected": EXPECTED,
+        "hf_single_gpu of rank 0": EXPECTED,
+        "hf_single_gpu of rank 1": 7,
+        "hf": EXPECTED,
+    }
 
 
-def test_an_export_is_missing_only_where_one_was_asked_for() -> None:
+def test_exports_are_missing_only_if_configured() -> None:
     assert adapters(native=[trained()], hf=[trained()])["exports_missing"] == 2
     assert adapters(export=False, native=[trained()], hf=[trained()])["exports_missing"] == 0
 
 
-def test_a_training_that_failed_has_neither_adapters_nor_exports() -> None:
+def test_failed_training_is_not_counted() -> None:
     failed = TrainingResult(None, Path("none"), "rank 0: ended by signal 9", -9, ranks=(0,))
     assert adapters(native=[failed]) == {"adapter_mismatches": 0, "exports_loaded": 0, "exports_missing": 0}
 
 
-def test_each_stack_is_compared_with_its_gpus_alone_and_with_the_other() -> None:
+def test_efficiency_and_ratio_of_stacks() -> None:
     runs = {
         "native": [trained(speed=90)],
         "native_single_gpu": [trained(speed=100), trained(speed=100)],
         "hf": [trained(speed=60)],
         "hf_single_gpu": [trained(speed=80)],
     }
-    found = {one.name: one.value for one in lora._compare_stacks(runs) if isinstance(one, Metric)}
-    assert found == pytest.approx({"efficiency.native": 90, "efficiency.hf": 75, "native_vs_hf": 1.5})
+    values = {item.name: item.value for item in lora._compare_stacks(runs) if isinstance(item, Metric)}
+    assert values == pytest.approx({"efficiency.native": 90, "efficiency.hf": 75, "native_vs_hf": 1.5})
     one_rank = {name: runs[name] for name in lora.STACKS}
-    assert [one.name for one in lora._compare_stacks(one_rank) if isinstance(one, Metric)] == ["native_vs_hf"]
+    assert [item.name for item in lora._compare_stacks(one_rank) if isinstance(item, Metric)] == ["native_vs_hf"]
 
 
 @pytest.mark.parametrize("metric", ["adapter_mismatches", "exports_missing"])
-def test_one_that_is_wrong_or_missing_fails(metric: str) -> None:
+def test_mismatch_or_missing_export_fails(metric: str) -> None:
     good = outcomes(lora.CHECK, GOOD, trained="yes", device="cpu")
     assert {name for name, outcome in good.items() if outcome is Outcome.FAIL} == set()
     bad = outcomes(lora.CHECK, GOOD | {metric: 1}, trained="yes", device="cpu")
@@ -80,7 +85,7 @@ def test_one_that_is_wrong_or_missing_fails(metric: str) -> None:
     assert unfinished[metric] is Outcome.SKIP
 
 
-def test_speed_is_judged_only_of_the_shipped_settings_on_gpus() -> None:
+def test_speed_rule_needs_a_gpu_and_shipped_settings() -> None:
     speed = f"{TOKENS_PER_GPU}.native"
     for facts in ({"device": "cpu", "settings": "shipped"}, {"device": "cuda", "settings": "changed"}):
         assert outcomes(lora.CHECK, GOOD | {speed: 1}, trained="yes", **facts)[speed] is Outcome.SKIP

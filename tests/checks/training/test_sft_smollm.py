@@ -1,4 +1,4 @@
-"""The declared rules of train.sft_smollm on made-up measurements."""
+"""Rules of train.sft_smollm on made-up measurements."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ BAD |= {"checkpoints": 0, "generated_tokens": 0}
 
 
 def failed(values: dict[str, float], trained: str = "yes") -> set[str]:
-    judged = outcomes(CHECK, values, trained=trained, device="cuda")
-    return {metric for metric, outcome in judged.items() if outcome is Outcome.FAIL}
+    verdicts = outcomes(CHECK, values, trained=trained, device="cuda")
+    return {metric for metric, outcome in verdicts.items() if outcome is Outcome.FAIL}
 
 
-def test_a_good_training_passes() -> None:
-    judged = outcomes(CHECK, GOOD, trained="yes", device="cuda")
-    assert {judged[metric] for metric in GOOD} == {Outcome.PASS}
+def test_good_values_pass() -> None:
+    verdicts = outcomes(CHECK, GOOD, trained="yes", device="cuda")
+    assert {verdicts[metric] for metric in GOOD} == {Outcome.PASS}
 
 
 @pytest.mark.parametrize("metric", BAD)
-def test_each_rule_fails_by_its_metric(metric: str) -> None:
+def test_bad_value_fails_its_rule(metric: str) -> None:
     assert failed(GOOD | {metric: BAD[metric]}) == {metric}
 
 
-def test_every_rule_has_its_bad_value_here() -> None:
+def test_every_rule_has_a_bad_value() -> None:
     assert {rule.metric for rule in CHECK.rules} == set(BAD)
 
 
-def test_of_a_training_that_did_not_end_only_the_exit_code_is_judged() -> None:
+def test_failed_training_fails_only_exit_code() -> None:
     assert failed(GOOD | BAD, trained="no") == {"exit_code"}
 
 
 @pytest.mark.parametrize("name", [NAME, f"tiny/{NAME}"])
-def test_the_config_ships_for_gpus_and_for_a_cpu(name: str) -> None:
+def test_config_for_gpu_and_cpu(name: str) -> None:
     assert train_config.load(name).max_steps > 0
 
 
-def test_a_training_without_its_metrics_is_an_error() -> None:
-    judged = outcomes(CHECK, {"exit_code": 0}, trained="yes", device="cuda")
-    assert judged["loss_drop"] is Outcome.ERROR
+def test_missing_metrics_are_an_error() -> None:
+    verdicts = outcomes(CHECK, {"exit_code": 0}, trained="yes", device="cuda")
+    assert verdicts["loss_drop"] is Outcome.ERROR

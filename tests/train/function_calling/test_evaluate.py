@@ -14,41 +14,42 @@ from seatrial.train.function_calling.score import Call, Score, score
 from tests.train.hf import runs
 
 
-def test_cases_are_where_the_user_has_spoken_and_functions_are_on_offer() -> None:
-    one, two, refused, none, thanks = (convert(row) for row in generate.rows(5, seed=0))
-    cases = [list(evaluate.extract_cases(conversation, "seen")) for conversation in (one, two, refused, none, thanks)]
-    assert [len(found) for found in cases] == [1, 1, 1, 0, 2]
-    assert [len(found[0].expected) for found in (cases[0], cases[1], cases[2])] == [1, 2, 0]
-    assert cases[4][1].messages[-1]["content"] == "Thank you!"
-    assert cases[4][1].expected == []
+def test_cases_follow_user_messages_with_functions() -> None:
+    cases = [list(evaluate.extract_cases(convert(row), "seen")) for row in generate.rows(5, seed=0)]
+    one_call, two_calls, no_match, no_functions, with_thanks = cases
+    assert [len(conversation_cases) for conversation_cases in cases] == [1, 1, 1, 0, 2]
+    assert no_functions == []
+    assert [len(case.expected) for (case,) in (one_call, two_calls, no_match)] == [1, 2, 0]
+    assert with_thanks[1].messages[-1]["content"] == "Thank you!"
+    assert with_thanks[1].expected == []
 
 
-def scores(*full: int) -> list[Score]:
+def scores(*call_correct: int) -> list[Score]:
     call = Call("f", {})
     schemas: dict[str, Any] = {"f": {"type": "object", "properties": {}}}
-    right = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    return [score(right if good else "", [call], schemas) for good in full]
+    correct = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    return [score(correct if is_correct else "", [call], schemas) for is_correct in call_correct]
 
 
 @pytest.mark.parametrize(
     ("base", "tuned", "p_value", "passed"),
     [
         ([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1], 1 / 32, True),
-        ([0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1], 1 / 16, False),  # four of four may be chance
+        ([0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1], 1 / 16, False),  # four of four is not significant
         ([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 0], 7 / 64, False),
-        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], 1, False),  # good, and no better for it
+        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], 1, False),  # no improvement
         ([1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], 1, False),
     ],
 )
-def test_the_gate_is_on_the_difference(base: list[int], tuned: list[int], p_value: float, passed: bool) -> None:
-    found = evaluate.sign_test(scores(*base), scores(*tuned), significance=0.05)
-    assert found["p_value"] == pytest.approx(p_value)
-    assert found["passed"] is passed
-    assert found["delta"] == pytest.approx((sum(tuned) - sum(base)) / 6)
+def test_sign_test(base: list[int], tuned: list[int], p_value: float, passed: bool) -> None:
+    result = evaluate.sign_test(scores(*base), scores(*tuned), significance=0.05)
+    assert result["p_value"] == pytest.approx(p_value)
+    assert result["passed"] is passed
+    assert result["gain"] == pytest.approx((sum(tuned) - sum(base)) / 6)
 
 
-def test_both_models_answer_every_case(tmp_path: Path) -> None:
-    wanted = runs.config(
+def test_both_models_answer_all_cases(tmp_path: Path) -> None:
+    config = runs.config(
         *(
             "function-calling-qwen2-7b",
             "parallel.strategy=ddp",
@@ -58,22 +59,22 @@ def test_both_models_answer_every_case(tmp_path: Path) -> None:
         ),
         *("bsz=1", "grad_accum=1", "learning_rate.peak=1.0", "evaluation.cases=3", "evaluation.max_new_tokens=8"),
     )
-    runs.train(wanted, tmp_path)
-    record = hf.evaluate(wanted, tmp_path)
+    runs.train(config, tmp_path)
+    record = hf.evaluate(config, tmp_path)
     assert record == json.loads((tmp_path / "evaluation.json").read_text())
     assert (record["weights"], record["data"], record["cases"]) == ("random", "generated", {"seen": 3, "unseen": 3})
-    assert record["base"]["unseen"]["full"]["of"] == record["tuned"]["unseen"]["full"]["of"] == 3
+    assert record["base"]["unseen"]["call_correct"]["of"] == record["tuned"]["unseen"]["call_correct"]["of"] == 3
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert len(answers) == 6
-    assert any(answer["base"] != answer["tuned"] for answer in answers)  # the adapters were really loaded
+    assert any(answer["base"] != answer["tuned"] for answer in answers)  # the adapters are loaded
 
 
-def test_what_cannot_be_evaluated_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="only function calling is evaluated"):
+def test_evaluation_needs_a_function_calling_training(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.layout is no_robots"):
         hf.evaluate(runs.config("sft-smollm-135m"), tmp_path)
-    with pytest.raises(UsageError, match="run the training first"):
+    with pytest.raises(UsageError, match=r"final/adapter_config\.json"):
         hf.evaluate(runs.config("function-calling-qwen2-7b"), tmp_path)
-    (tmp_path / "final").mkdir()  # of a training that was cut short, or of one without adapters: never asked of the Hub
+    (tmp_path / "final").mkdir()  # of an incomplete training or one without adapters; never requested from the Hub
     (tmp_path / "final" / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"no .*final/adapter_config.json: run the training first"):
+    with pytest.raises(UsageError, match=r"final/adapter_config\.json"):
         hf.evaluate(runs.config("function-calling-qwen2-7b"), tmp_path)

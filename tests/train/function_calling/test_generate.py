@@ -9,17 +9,17 @@ from seatrial.train.function_calling import generate
 from seatrial.train.function_calling.glaive import convert
 
 
-def test_generated_rows_are_all_usable_and_repeatable() -> None:
+def test_all_rows_are_usable_and_deterministic() -> None:
     rows = list(generate.rows(200, seed=3))
-    found = [convert(row) for row in rows]
+    conversations = [convert(row) for row in rows]
     assert rows == list(generate.rows(200, seed=3))
     assert rows != list(generate.rows(200, seed=4))
-    calls = [len(message.get("tool_calls", [])) for one in found for message in one.messages]
+    calls = [len(message.get("tool_calls", [])) for conversation in conversations for message in conversation.messages]
     assert {1, 2} <= set(calls)
-    assert any(not one.tools for one in found)
+    assert any(not conversation.tools for conversation in conversations)
 
 
-def test_rows_are_the_same_whatever_their_number() -> None:
+def test_rows_do_not_depend_on_the_count() -> None:
     assert list(generate.rows(7, seed=3)) == list(generate.rows(20, seed=3))[:7]
 
 
@@ -33,7 +33,7 @@ def test_five_kinds_of_rows_come_in_turn() -> None:
     assert {conversation.messages[-1]["content"] for conversation in conversations[4::5]} == {"You are welcome."}
 
 
-def test_the_functions_that_are_called_are_among_those_that_are_listed_with_others() -> None:
+def test_called_function_is_listed_with_others() -> None:
     for row in list(generate.rows(50, seed=2))[::5]:
         conversation = convert(row)
         listed = [tool["function"]["name"] for tool in conversation.tools]
@@ -42,8 +42,8 @@ def test_the_functions_that_are_called_are_among_those_that_are_listed_with_othe
         assert 2 <= len(set(listed)) == len(listed) <= 1 + generate.MAX_OTHER_FUNCTIONS
 
 
-def test_values_with_apostrophes_and_accents_come_back_as_they_were_drawn() -> None:
-    """The layout quotes arguments by apostrophes, so that one within a value is escaped."""
+def test_apostrophes_and_accents_survive_conversion() -> None:
+    """The layout has arguments in single quotes; apostrophes inside values are escaped."""
     arguments = [
         json.dumps(call["function"]["arguments"], ensure_ascii=False)
         for row in generate.rows(400, seed=0)
@@ -56,7 +56,7 @@ def test_values_with_apostrophes_and_accents_come_back_as_they_were_drawn() -> N
 
 
 @pytest.mark.parametrize("function", generate.functions(), ids=lambda function: str(function["name"]))
-def test_each_function_has_kinds_that_are_known_and_asks_for_all_its_parameters(function: dict[str, Any]) -> None:
+def test_functions_have_valid_kinds_and_complete_requests(function: dict[str, Any]) -> None:
     assert set(function["parameters"].values()) <= set(generate._KINDS)
     assert function["response"] in generate._RESPONSES
     for name in function["parameters"]:

@@ -7,7 +7,7 @@ import pytest
 
 from seatrial.train.function_calling.glaive import REJECTION_REASONS, RejectedRow, convert
 
-# As rows of the dataset are: pretty-printed objects one after the other, three line ends between turns.
+# As in the dataset: concatenated pretty-printed objects, three line breaks between turns.
 SYSTEM = """SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -
 {
     "name": "get_exchange_rate",
@@ -45,8 +45,8 @@ def call_of(arguments: str, name: str = "note") -> Any:
     return message["tool_calls"][0]["function"]["arguments"]
 
 
-def test_a_row_as_the_dataset_has_it() -> None:
-    found = convert(
+def test_row_of_the_dataset() -> None:
+    conversation = convert(
         {
             "system": SYSTEM,
             "chat": chat(
@@ -57,10 +57,10 @@ def test_a_row_as_the_dataset_has_it() -> None:
             ),
         }
     )
-    assert list(found.parameter_schemas) == ["get_exchange_rate", "note"]
+    assert list(conversation.parameter_schemas) == ["get_exchange_rate", "note"]
     arguments = {"base_currency": "USD", "target_currency": "EUR"}
     call = {"type": "function", "function": {"name": "get_exchange_rate", "arguments": arguments}}
-    assert found.messages == [
+    assert conversation.messages == [
         {"role": "user", "content": "Hi, what is a euro worth?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "get_exchange_rate", "content": '{"exchange_rate": 0.85}'},
@@ -72,24 +72,24 @@ def test_a_row_as_the_dataset_has_it() -> None:
     ("written", "text"),
     [
         ("""'{"text": "plain"}'""", "plain"),
-        ("""'{"text": "it's raining"}'""", "it's raining"),  # an apostrophe as it is
-        (r"""'{"text": "it\'s raining"}'""", "it's raining"),  # and escaped
+        ("""'{"text": "it's raining"}'""", "it's raining"),  # apostrophe without escape
+        (r"""'{"text": "it\'s raining"}'""", "it's raining"),  # with escape
         (r"""'{"text": "it\'s \"odd\""}'""", 'it\'s "odd"'),
         (r"""'{"text": "C:\\dir\\"}'""", "C:\\dir\\"),
-        ("""'{"text": "'}'"}'""", "'}'"),  # what ends the call, within a string
+        ("""'{"text": "'}'"}'""", "'}'"),  # the end of a call inside a string
         ("""'{"text": "naïve – 東京 🚢"}'""", "naïve – 東京 🚢"),
         ("""'{"text": "line\none"}'""", "line\none"),
         ("""{"text": "not quoted"}""", "not quoted"),
         ("""' {"text": "spaces"} ' """, "spaces"),
     ],
 )
-def test_quotes_within_quotes(written: str, text: str) -> None:
+def test_quotes_in_arguments(written: str, text: str) -> None:
     assert call_of(written) == {"text": text}
 
 
-def test_two_calls_in_one_turn_get_their_responses_in_order() -> None:
+def test_responses_match_calls_in_order() -> None:
     both = f"""Sure. {RATE} <functioncall> {{"name": "note", "arguments": '{{}}'}}"""
-    found = convert(
+    conversation = convert(
         {
             "system": SYSTEM,
             "chat": chat(
@@ -101,11 +101,14 @@ def test_two_calls_in_one_turn_get_their_responses_in_order() -> None:
             ),
         }
     )
-    assert found.messages[1]["content"] == "Sure."
-    assert [(m["name"], m["content"]) for m in found.messages[2:4]] == [("get_exchange_rate", "1"), ("note", "2")]
+    assert conversation.messages[1]["content"] == "Sure."
+    assert [(m["name"], m["content"]) for m in conversation.messages[2:4]] == [
+        ("get_exchange_rate", "1"),
+        ("note", "2"),
+    ]
 
 
-def test_a_row_without_functions_and_functions_as_a_list() -> None:
+def test_no_functions_and_functions_as_a_list() -> None:
     talk = chat("USER: Hello", "ASSISTANT: Hello! <|endoftext|>")
     assert convert({"system": NO_FUNCTIONS, "chat": talk}).tools == []
     listed = f"{SYSTEM.splitlines()[0]}\n" + json.dumps([{"name": "a"}, {"name": "b", "parameters": {}}])
@@ -119,8 +122,8 @@ ANSWERED = chat("USER: Hello", "ASSISTANT: Hello! <|endoftext|>")
 @pytest.mark.parametrize(
     ("reason", "system", "talk"),
     [
-        ("no_row", None, ANSWERED),
-        ("no_row", SYSTEM, ["USER: Hello"]),
+        ("fields_missing", None, ANSWERED),
+        ("fields_missing", SYSTEM, ["USER: Hello"]),
         ("no_system_prompt", "You are helpful.", ANSWERED),
         ("functions_missing", HEAD, ANSWERED),
         ("functions_unreadable", SYSTEM[: len(SYSTEM) // 2], ANSWERED),
@@ -151,10 +154,10 @@ ANSWERED = chat("USER: Hello", "ASSISTANT: Hello! <|endoftext|>")
         ("call_unreadable", SYSTEM, chat("USER: Hello", 'ASSISTANT: <functioncall> {"name": "note"} <|endoftext|>')),
         ("call_unknown_function", SYSTEM, chat("USER: a", f"ASSISTANT: {RATE.replace('get_', 'set_')} <|endoftext|>")),
         ("call_unknown_function", NO_FUNCTIONS, chat("USER: a", f"ASSISTANT: {RATE} <|endoftext|>")),
-        ("arguments_do_not_fit", SYSTEM, chat("USER: a", f"ASSISTANT: {RATE.replace('base', 'bass')} <|endoftext|>")),
-        ("responses_do_not_match", SYSTEM, chat("USER: a", "FUNCTION RESPONSE: 1", "ASSISTANT: b <|endoftext|>")),
+        ("arguments_invalid", SYSTEM, chat("USER: a", f"ASSISTANT: {RATE.replace('base', 'bass')} <|endoftext|>")),
+        ("response_count", SYSTEM, chat("USER: a", "FUNCTION RESPONSE: 1", "ASSISTANT: b <|endoftext|>")),
         (
-            "responses_do_not_match",
+            "response_count",
             SYSTEM,
             chat(
                 "USER: a",
@@ -165,7 +168,7 @@ ANSWERED = chat("USER: Hello", "ASSISTANT: Hello! <|endoftext|>")
         ),
     ],
 )
-def test_what_is_not_certain_is_rejected_with_its_reason(reason: str, system: Any, talk: Any) -> None:
+def test_rejection_reasons(reason: str, system: Any, talk: Any) -> None:
     with pytest.raises(RejectedRow) as caught:
         convert({"system": system, "chat": talk})
     assert caught.value.reason == reason
@@ -174,19 +177,19 @@ def test_what_is_not_certain_is_rejected_with_its_reason(reason: str, system: An
 
 
 @pytest.mark.parametrize("arguments", ["'[1]'", "'\"text\"'", '\'{"text": "open\'', '\'{"text": "a"}', "''"])
-def test_arguments_that_are_no_object(arguments: str) -> None:
+def test_arguments_must_be_an_object(arguments: str) -> None:
     with pytest.raises(RejectedRow) as caught:
         call_of(arguments)
     assert caught.value.reason == "call_unreadable"
 
 
-def test_a_schema_is_never_fetched_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_schema_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("went to the network")
+        raise AssertionError("network access")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     system = SYSTEM.replace('{"type": "integer"}', '{"$ref": "http://localhost/schema.json"}')
     text = """<functioncall> {"name": "note", "arguments": '{"stars": 3}'} <|endoftext|>"""
     with pytest.raises(RejectedRow) as caught:
         convert({"system": system, "chat": chat("USER: a", f"ASSISTANT: {text}")})
-    assert caught.value.reason == "arguments_do_not_fit"
+    assert caught.value.reason == "arguments_invalid"

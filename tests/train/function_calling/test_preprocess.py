@@ -11,57 +11,58 @@ from seatrial.train.function_calling import generate
 from seatrial.train.function_calling.preprocess import SPLITS, HeldOutFractions, preprocess, read_rows, read_split
 
 ROWS = list(generate.rows(300, seed=0))
-SHARES = HeldOutFractions(conversations=0.2, functions=0.2)
+HELD_OUT = HeldOutFractions(conversations=0.2, functions=0.2)
 
 
-def test_every_row_is_accounted_for(tmp_path: Path) -> None:
+def test_every_row_is_counted(tmp_path: Path) -> None:
     bad = [{}, {"system": "SYSTEM: x", "chat": "USER: cut"}, ROWS[0]]
-    report = preprocess([*ROWS, *bad], tmp_path / "data", "generated", SHARES)
+    report = preprocess([*ROWS, *bad], tmp_path / "data", "generated", HELD_OUT)
     assert report["rows"] == len(ROWS) + len(bad) == sum(report["kept"].values()) + sum(report["rejected"].values())
-    assert report["rejected"]["no_row"] == report["rejected"]["truncated"] == 1
+    assert report["rejected"]["fields_missing"] == report["rejected"]["truncated"] == 1
     assert report["rejected"]["duplicate"] >= 1
-    assert report["examples"]["no_row"][0].startswith("row 300:")
+    assert report["examples"]["fields_missing"][0].startswith("row 300:")
     assert report == json.loads((tmp_path / "data" / "report.json").read_text())
     assert {split: len(read_split(tmp_path / "data", split)) for split in SPLITS} == report["kept"]
     assert all(report["kept"].values())
 
 
-def test_unseen_functions_are_nowhere_in_training(tmp_path: Path) -> None:
-    preprocess(ROWS, tmp_path / "data", "generated", SHARES)
+def test_unseen_functions_are_not_in_training(tmp_path: Path) -> None:
+    preprocess(ROWS, tmp_path / "data", "generated", HELD_OUT)
     train, seen, unseen = (read_split(tmp_path / "data", split) for split in SPLITS)
     assert train
     assert unseen
-    known = {name for one in train for name in one.parameter_schemas}
-    assert all(not set(one.parameter_schemas) <= known for one in unseen)
-    texts = [json.dumps(one.record()) for one in [*train, *seen, *unseen]]
+    trained_functions = {name for conversation in train for name in conversation.parameter_schemas}
+    assert all(not set(conversation.parameter_schemas) <= trained_functions for conversation in unseen)
+    texts = [json.dumps(conversation.record()) for conversation in [*train, *seen, *unseen]]
     assert max(Counter(texts).values()) == 1
 
 
-def test_splits_do_not_depend_on_the_order_of_rows_or_the_spelling_of_names(tmp_path: Path) -> None:
-    preprocess(ROWS, tmp_path / "one", "generated", SHARES)
-    preprocess(ROWS[::-1], tmp_path / "two", "generated", SHARES)
+def test_splits_do_not_depend_on_row_order_or_spelling(tmp_path: Path) -> None:
+    preprocess(ROWS, tmp_path / "rows", "generated", HELD_OUT)
+    preprocess(ROWS[::-1], tmp_path / "reversed", "generated", HELD_OUT)
     renamed = [{key: text.replace("get_weather", "getWeather") for key, text in row.items()} for row in ROWS]
-    preprocess(renamed, tmp_path / "three", "generated", SHARES)
+    preprocess(renamed, tmp_path / "renamed", "generated", HELD_OUT)
     held_out = []
-    for name in ("one", "two", "three"):
+    for name in ("rows", "reversed", "renamed"):
         unseen = read_split(tmp_path / name, "unseen")
-        held_out.append(sorted(json.dumps(one.record(), sort_keys=True).replace("getW", "get_w") for one in unseen))
+        records = (json.dumps(conversation.record(), sort_keys=True) for conversation in unseen)
+        held_out.append(sorted(record.replace("getW", "get_w") for record in records))
     assert held_out[0] == held_out[1] == held_out[2]
 
 
-def test_a_folder_that_is_there_is_left_alone_and_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+def test_existing_folder_is_kept_and_failure_leaves_no_folder(tmp_path: Path) -> None:
     out = tmp_path / "data"
-    with pytest.raises(UsageError, match=r"no row of 1 can be trained on.*no_row"):
+    with pytest.raises(UsageError, match=r"none of 1 rows.*fields_missing"):
         preprocess([{}], out, "rows.jsonl")
     assert not out.exists()
     preprocess(ROWS[:50], out, "generated")
     before = (out / "train.jsonl").read_bytes()
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="exists"):
         preprocess(ROWS, out, "generated")
     assert (out / "train.jsonl").read_bytes() == before
 
 
-def test_rows_are_read_from_every_format_and_broken_ones_are_counted(tmp_path: Path) -> None:
+def test_file_formats_and_invalid_lines(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "rows.json").write_text(json.dumps([*ROWS[:3], 7]))
@@ -76,7 +77,7 @@ def test_rows_are_read_from_every_format_and_broken_ones_are_counted(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "text"), [("rows.csv", "a"), ("rows.json", "[{"), ("rows.json", "{}"), ("gone.json", None)]
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | None) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, name: str, text: str | None) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=name):

@@ -13,7 +13,7 @@ CITY: dict[str, Any] = {
 }
 
 
-def deep(depth: int) -> dict[str, Any]:
+def nested_schema(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -21,7 +21,7 @@ def deep(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parameters", [CITY, NO_PARAMETERS, {"type": "object"}])
-def test_a_schema_of_an_object_is_valid(parameters: dict[str, Any]) -> None:
+def test_valid_object_schema(parameters: dict[str, Any]) -> None:
     assert is_object_schema(parameters)
 
 
@@ -32,15 +32,15 @@ def test_a_schema_of_an_object_is_valid(parameters: dict[str, Any]) -> None:
         {"type": "string"},
         {"type": "object", "properties": []},
         {"type": "object", "properties": {"a": {"type": "strng"}}},
-        deep(100_000),
+        nested_schema(100_000),
     ],
 )
-def test_anything_else_is_not(parameters: dict[str, Any]) -> None:
+def test_invalid_object_schema(parameters: dict[str, Any]) -> None:
     assert not is_object_schema(parameters)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fit"),
+    ("arguments", "valid"),
     [
         ({"city": "Oslo"}, True),
         ({"city": "Oslo", "days": 3}, True),
@@ -52,10 +52,10 @@ def test_anything_else_is_not(parameters: dict[str, Any]) -> None:
         (None, False),
     ],
 )
-def test_arguments_fit_what_is_declared_and_required(arguments: object, fit: bool) -> None:
-    assert matches_schema(arguments, CITY) is fit
+def test_arguments_match_declared_and_required_properties(arguments: object, valid: bool) -> None:
+    assert matches_schema(arguments, CITY) is valid
 
 
-def test_nothing_is_fetched_for_a_schema() -> None:
+def test_remote_schema_is_not_downloaded() -> None:
     remote = {"type": "object", "properties": {"a": {"$ref": "https://192.0.2.1/schema.json"}}}
     assert not matches_schema({"a": 1}, remote)

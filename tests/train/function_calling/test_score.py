@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling.score import Call, equal_values, parse_calls, score, summary, table
+from seatrial.train.function_calling.score import _LABELS, Call, equal_values, parse_calls, score, summary, table
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -23,7 +23,7 @@ WEATHER = Call("weather", {"city": "New York", "days": 3})
 TIP = Call("tip", {"bill": 10})
 
 
-def said(*calls: Call) -> str:
+def answer_with(*calls: Call) -> str:
     blocks = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
     return "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
 
@@ -32,11 +32,15 @@ def said(*calls: Call) -> str:
     "arguments",
     [{"city": "New York", "days": 3}, {"days": 3, "city": "new-york"}, {"city": "NEW YORK.", "days": 3.0}],
 )
-def test_the_right_call_in_other_words(arguments: dict[str, Any]) -> None:
-    got = score(said(Call("weather", arguments)), [WEATHER], SCHEMAS)
-    assert (got.call_correct, got.function_name_correct, got.arguments_correct, got.json_valid, got.schema_valid) == (
-        True,
-    ) * 5
+def test_equivalent_arguments(arguments: dict[str, Any]) -> None:
+    result = score(answer_with(Call("weather", arguments)), [WEATHER], SCHEMAS)
+    assert (
+        result.call_correct,
+        result.function_name_correct,
+        result.arguments_correct,
+        result.json_valid,
+        result.schema_valid,
+    ) == (True,) * 5
 
 
 @pytest.mark.parametrize(
@@ -45,40 +49,43 @@ def test_the_right_call_in_other_words(arguments: dict[str, Any]) -> None:
         ({"city": "Boston", "days": 3}, True),
         ({"city": "New York"}, True),  # an expected argument is missing
         ({"days": 3}, False),  # … and is required
-        ({"city": "New York", "days": 3, "unit": "celsius"}, True),  # one too many, though declared
+        ({"city": "New York", "days": 3, "unit": "celsius"}, True),  # declared but not expected
         ({"city": "New York", "days": 3, "wind": 1}, False),  # not declared
-        ({"city": "New York", "days": "3"}, False),  # another type
+        ({"city": "New York", "days": "3"}, False),  # wrong type
         ({"city": "New York", "days": True}, False),
         ({"city": "New York", "days": 3, "unit": "kelvin"}, False),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], schema_valid: bool) -> None:
-    got = score(said(Call("weather", arguments)), [WEATHER], SCHEMAS)
-    assert got.function_name_correct
-    assert (got.call_correct, got.arguments_correct, got.schema_valid) == (False, False, schema_valid)
+    result = score(answer_with(Call("weather", arguments)), [WEATHER], SCHEMAS)
+    assert result.function_name_correct
+    assert (result.call_correct, result.arguments_correct, result.schema_valid) == (False, False, schema_valid)
 
 
 @pytest.mark.parametrize("name", ["Weather", "weather ", "forecast", "tip"])
 def test_names_are_exact(name: str) -> None:
-    got = score(said(Call(name, WEATHER.arguments)), [WEATHER], SCHEMAS)
-    assert (got.function_name_correct, got.call_correct) == (False, False)
+    result = score(answer_with(Call(name, WEATHER.arguments)), [WEATHER], SCHEMAS)
+    assert (result.function_name_correct, result.call_correct) == (False, False)
 
 
-def test_calls_at_once_have_no_order_but_a_count() -> None:
+def test_parallel_calls_in_any_order() -> None:
     other = Call("weather", {"city": "Oslo"})
-    assert score(said(TIP, other, WEATHER), [WEATHER, other, TIP], SCHEMAS).call_correct
-    assert not score(said(WEATHER, WEATHER, TIP), [WEATHER, other, TIP], SCHEMAS).call_correct
-    over, under = score(said(WEATHER, TIP), [WEATHER], SCHEMAS), score(said(WEATHER), [WEATHER, TIP], SCHEMAS)
+    assert score(answer_with(TIP, other, WEATHER), [WEATHER, other, TIP], SCHEMAS).call_correct
+    assert not score(answer_with(WEATHER, WEATHER, TIP), [WEATHER, other, TIP], SCHEMAS).call_correct
+    over, under = (
+        score(answer_with(WEATHER, TIP), [WEATHER], SCHEMAS),
+        score(answer_with(WEATHER), [WEATHER, TIP], SCHEMAS),
+    )
     assert (over.call_correct, over.over_call, over.under_call) == (False, True, False)
     assert (under.call_correct, under.over_call, under.under_call) == (False, False, True)
 
 
-def test_where_nothing_is_to_be_called_nothing_may_be() -> None:
+def test_no_call_expected() -> None:
     assert score("I cannot do that.", [], SCHEMAS).call_correct
-    assert not score(said(TIP), [], SCHEMAS).call_correct
-    assert not score("<tool_call>{", [], SCHEMAS).call_correct  # unreadable, and yet an attempt
-    silent = score("Well.", [TIP], SCHEMAS)
-    assert (silent.call_correct, silent.under_call, silent.json_valid) == (False, True, None)
+    assert not score(answer_with(TIP), [], SCHEMAS).call_correct
+    assert not score("<tool_call>{", [], SCHEMAS).call_correct  # an unreadable call is a call
+    no_call = score("Well.", [TIP], SCHEMAS)
+    assert (no_call.call_correct, no_call.under_call, no_call.json_valid) == (False, True, None)
 
 
 @pytest.mark.parametrize(
@@ -94,60 +101,65 @@ def test_where_nothing_is_to_be_called_nothing_may_be() -> None:
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
     ],
 )
-def test_what_cannot_be_read_is_a_call_that_is_wrong(text: str) -> None:
+def test_unreadable_call_is_wrong(text: str) -> None:
     assert parse_calls(text) == [None]
-    got = score(text, [TIP], SCHEMAS)
-    assert (got.emitted, got.json_valid, got.schema_valid, got.call_correct) == (1, False, False, False)
+    result = score(text, [TIP], SCHEMAS)
+    assert (result.emitted, result.json_valid, result.schema_valid, result.call_correct) == (1, False, False, False)
 
 
 def test_values() -> None:
     assert equal_values({"a": [1, "B-b"]}, {"a": [1.0, "bb"]})
-    for value, wanted in [([1, 2], [2, 1]), (True, 1), ("1", 1), ({"a": 1}, {}), (None, ""), ([1], [1, 1])]:
-        assert not equal_values(value, wanted)
+    for value, other in [([1, 2], [2, 1]), (True, 1), ("1", 1), ({"a": 1}, {}), (None, ""), ([1], [1, 1])]:
+        assert not equal_values(value, other)
 
 
-def test_a_summary_counts_only_what_was_asked() -> None:
-    found = summary([score(said(TIP), [TIP], SCHEMAS), score("No.", [], SCHEMAS), score("No.", [TIP], SCHEMAS)])
-    assert found["full"] == {"count": 2, "of": 3}
-    assert found["calls_full"] == {"count": 1, "of": 2}
-    assert found["irrelevance"] == {"count": 1, "of": 1}
-    assert found["json_valid"] == {"count": 1, "of": 1}
-    assert found["parallel_full"] == {"count": 0, "of": 0}
-    assert found["under_call"] == {"count": 1, "of": 3}
+def test_summary_counts_applicable_cases() -> None:
+    scores = [score(answer_with(TIP), [TIP], SCHEMAS), score("No.", [], SCHEMAS), score("No.", [TIP], SCHEMAS)]
+    counts = summary(scores)
+    assert counts["call_correct"] == {"count": 2, "of": 3}
+    assert counts["expected_call_correct"] == {"count": 1, "of": 2}
+    assert counts["irrelevance_correct"] == {"count": 1, "of": 1}
+    assert counts["json_valid"] == {"count": 1, "of": 1}
+    assert counts["parallel_calls_correct"] == {"count": 0, "of": 0}
+    assert counts["under_call"] == {"count": 1, "of": 3}
 
 
 def record(passed: bool) -> dict[str, Any]:
-    """Of two cases, one of each split, that ask for the weather."""
+    """evaluation.json with two cases, one per split, that expect a call of weather."""
 
-    def of(*said_in_them: str) -> dict[str, Any]:
-        scores = (summary([score(text, [WEATHER], SCHEMAS)]) for text in said_in_them)
+    def summaries(*answers: str) -> dict[str, Any]:
+        scores = (summary([score(answer, [WEATHER], SCHEMAS)]) for answer in answers)
         return dict(zip(("seen", "unseen"), scores, strict=True))
 
-    gate = {"full_base": 0.0, "full_tuned": 0.5, "won": 1, "lost": 0, "p_value": 0.5, "significance": 0.05}
-    cases = {"seen": 1, "unseen": 1}
+    test = {"call_correct_base": 0.0, "call_correct_tuned": 0.5, "won": 1, "lost": 0, "p_value": 0.5}
     return {
-        "cases": cases,
-        "base": of("no", "no"),
-        "tuned": of(said(WEATHER), "no"),
-        "gate": {**gate, "passed": passed},
+        "cases": {"seen": 1, "unseen": 1},
+        "base": summaries("no", "no"),
+        "tuned": summaries(answer_with(WEATHER), "no"),
+        "sign_test": {**test, "significance": 0.05, "passed": passed},
     }
 
 
-def test_the_table_counts_both_splits_together_for_both_models() -> None:
-    head, *lines, gate = table(record(passed=False))
+def test_table_sums_both_splits() -> None:
+    head, *lines, _ = table(record(passed=False))
     assert head.split() == ["2", "cases", "(1", "seen,", "1", "unseen)", "base", "tuned"]
-    found = {line[:48].strip(): line[48:].split("  ") for line in lines}
-    assert {words: [cell.strip() for cell in cells if cell] for words, cells in found.items()} == {
-        "fully right": ["0 of 2", "1 of 2"],
-        "fully right where there was something to call": ["0 of 2", "1 of 2"],
-        "nothing called where there was nothing to": ["none", "none"],
-        "calls in valid JSON": ["none", "1 of 1"],
-        "calls valid by their schema": ["none", "1 of 1"],
-        "right functions": ["0 of 2", "1 of 2"],
-        "right arguments": ["0 of 2", "1 of 2"],
-        "several calls at once, fully right": ["none", "none"],
-        "called more than was expected": ["0 of 2", "0 of 2"],
-        "called less than was expected": ["2 of 2", "1 of 2"],
+    cells = [[cell.strip() for cell in line[48:].split("  ") if cell] for line in lines]
+    assert dict(zip(_LABELS, cells, strict=True)) == {
+        "call_correct": ["0 of 2", "1 of 2"],
+        "expected_call_correct": ["0 of 2", "1 of 2"],
+        "irrelevance_correct": ["none", "none"],
+        "json_valid": ["none", "1 of 1"],
+        "schema_valid": ["none", "1 of 1"],
+        "function_name_correct": ["0 of 2", "1 of 2"],
+        "arguments_correct": ["0 of 2", "1 of 2"],
+        "parallel_calls_correct": ["none", "none"],
+        "over_call": ["0 of 2", "0 of 2"],
+        "under_call": ["2 of 2", "1 of 2"],
     }
-    assert gate.startswith("After the training not better by more than chance: 0% of cases fully right before, 50% ")
-    assert gate.endswith("1 won, 0 lost, p 0.5 (asked: < 0.05)")
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_table_ends_with_the_sign_test(passed: bool) -> None:
+    *_, line = table(record(passed))
+    assert line.startswith("significant") is passed
+    assert all(text in line for text in ("0% correct", "50% after", "1 won", "0 lost", "p 0.5", "< 0.05"))

@@ -1,4 +1,4 @@
-"""Once imported, what a rank of the stack hf imports is, and the way it does."""
+"""Importing this module imports stack hf as a training rank does."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from tests.paths import CONFIGS
 
 
 def config(name: str, *overrides: str) -> TrainConfig:
-    """One of configs/tiny."""
+    """The config ``name`` in configs/tiny."""
     return train_config.load(CONFIGS / "tiny" / f"{name}.yaml", overrides)
 
 
-def train(wanted: TrainConfig, out: Path) -> dict[str, Any]:
-    return hf.train(wanted, out)
+def train(settings: TrainConfig, out: Path) -> dict[str, Any]:
+    return hf.train(settings, out)
 
 
 def steps(out: Path) -> list[dict[str, Any]]:

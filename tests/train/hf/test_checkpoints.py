@@ -1,4 +1,4 @@
-"""Disks that are full, and checkpoints of something else."""
+"""Full disks and incompatible checkpoints."""
 
 from __future__ import annotations
 
@@ -20,72 +20,81 @@ from tests.checks.host import mounts
 from tests.train import ranks
 from tests.train.hf import runs
 
-SHORT = ("max_steps=3", "untimed_steps=0", "checkpoint.every=1", "checkpoint.keep=9", "grad_accum=1", "data.samples=32")
+SHORT_RUN = (
+    "max_steps=3",
+    "untimed_steps=0",
+    "checkpoint.every=1",
+    "checkpoint.keep=9",
+    "grad_accum=1",
+    "data.samples=32",
+)
 
 
-def _no_room(settings: TrainConfig, out: Path) -> Any:
-    """From the second checkpoint on, no file takes more than 64 KiB."""
+def _train_on_full_disk(settings: TrainConfig, out: Path) -> Any:
+    """Train with files limited to 64 KiB from the second checkpoint on."""
     from seatrial.train.hf.step_recorder import CountingTrainer
 
     failure.GRACE_S = 0.2
-    real = CountingTrainer._save_checkpoint
+    original = CountingTrainer._save_checkpoint
 
     def save(self: CountingTrainer, *arguments: Any) -> None:
         if self.state.global_step == 2:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
-        real(self, *arguments)
+        original(self, *arguments)
 
     CountingTrainer._save_checkpoint = save  # type: ignore[method-assign,assignment]
     return runs.train(settings, out)
 
 
 @pytest.mark.training
-def test_where_there_is_no_room_the_one_before_is_kept_and_gone_on_from(tmp_path: Path) -> None:
-    wanted = runs.config("sft-smollm-135m", *SHORT)
-    told, other = ranks.run(2, _no_room, wanted, tmp_path)
-    assert re.match(r"cannot write the checkpoint \S+/checkpoint-2: .*File too large", told.said)
-    assert "Earlier ones were not touched" in told.said
-    assert re.search("ended with rank 0|lost a peer", other.said)
+def test_training_resumes_from_the_checkpoint_before_a_full_disk(tmp_path: Path) -> None:
+    settings = runs.config("sft-smollm-135m", *SHORT_RUN)
+    rank_0, other = ranks.run(2, _train_on_full_disk, settings, tmp_path)
+    assert re.match(r"cannot write the checkpoint \S+/checkpoint-2: .*File too large", rank_0.said)
+    assert "Earlier ones were not touched" in rank_0.said
+    assert re.search("exits because rank 0|a peer disconnected", other.said)
     assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoints" / "checkpoint-1"
-    assert not list((tmp_path / "checkpoints").glob("checkpoint-2/*.safetensors"))  # half a file would fill the disk
-    found = ranks.run(2, runs.train, runs.config("sft-smollm-135m", *SHORT, "checkpoint.resume=true"), tmp_path)
-    assert not any(isinstance(one, ranks.Failed) for one in found), found
+    assert not list(
+        (tmp_path / "checkpoints").glob("checkpoint-2/*.safetensors")
+    )  # a partial checkpoint would fill the disk
+    results = ranks.run(2, runs.train, runs.config("sft-smollm-135m", *SHORT_RUN, "checkpoint.resume=true"), tmp_path)
+    assert not any(isinstance(result, ranks.Failed) for result in results), results
     assert runs.steps(tmp_path)[-1]["step"] == 3
-    note = json.loads((tmp_path / "checkpoints" / "checkpoint-3" / checkpoints.METADATA_FILE).read_text())
-    assert (note["strategy"], note["world_size"]) == ("ddp", 2)
+    metadata = json.loads((tmp_path / "checkpoints" / "checkpoint-3" / checkpoints.METADATA_FILE).read_text())
+    assert (metadata["strategy"], metadata["world_size"]) == ("ddp", 2)
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_incompatible_checkpoint_is_rejected(tmp_path: Path) -> None:
     model = nn.Linear(2, 3)
     with checkpoints.write_errors_handled(tmp_path, model, "zero3"):
         pass
     checkpoints.check_compatible(tmp_path, model, "zero3")
-    wrong: tuple[tuple[nn.Module, str, str], ...] = (
-        (nn.Linear(2, 4), "zero3", r"of another model: bias is \[3\], this run's is \[4\]"),
-        (nn.Linear(2, 3, bias=False), "zero3", r"of another model: bias is \[3\], this run's is not there"),
-        (model, "ddp", "of strategy zero3, this run's is ddp"),
+    incompatible: tuple[tuple[nn.Module, str, str], ...] = (
+        (nn.Linear(2, 4), "zero3", r"another model: shape of bias is \[3\] .* \[4\]"),
+        (nn.Linear(2, 3, bias=False), "zero3", r"another model: shape of bias is \[3\] .* missing"),
+        (model, "ddp", "strategy zero3; this run uses ddp"),
     )
-    for other, strategy, complaint in wrong:
-        with pytest.raises(UsageError, match=complaint):
+    for other, strategy, message in incompatible:
+        with pytest.raises(UsageError, match=message):
             checkpoints.check_compatible(tmp_path, other, strategy)
-    note = json.loads((tmp_path / checkpoints.METADATA_FILE).read_text())
-    (tmp_path / checkpoints.METADATA_FILE).write_text(json.dumps(note | {"world_size": 4}))
-    with pytest.raises(UsageError, match="of 4 ranks, and these are 1: ZeRO-3"):
+    metadata = json.loads((tmp_path / checkpoints.METADATA_FILE).read_text())
+    (tmp_path / checkpoints.METADATA_FILE).write_text(json.dumps(metadata | {"world_size": 4}))
+    with pytest.raises(UsageError, match="by 4 ranks; this run has 1"):
         checkpoints.check_compatible(tmp_path, model, "zero3")
 
 
-def test_what_is_cut_short_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_not_complete(tmp_path: Path) -> None:
     for step, text in ((9, "{}"), (10, '{"cut'), (11, None)):
-        place = tmp_path / "checkpoints" / f"checkpoint-{step}"
-        place.mkdir(parents=True)
+        folder = tmp_path / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
         if text is not None:
-            (place / checkpoints.LAST_WRITTEN_FILE).write_text(text)
+            (folder / checkpoints.LAST_WRITTEN_FILE).write_text(text)
     assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoints" / "checkpoint-9"
     assert checkpoints.newest_complete(tmp_path / "none") is None
 
 
-def test_what_is_not_the_disks_is_left_alone(tmp_path: Path) -> None:
+def test_other_errors_are_not_converted(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="peer"),
         checkpoints.write_errors_handled(tmp_path / "new", nn.Linear(1, 1), "ddp"),
@@ -93,22 +102,22 @@ def test_what_is_not_the_disks_is_left_alone(tmp_path: Path) -> None:
         raise RuntimeError("peer")
 
 
-def short() -> RuntimeError:
+def short_write_error() -> RuntimeError:
     return RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter: file write failed")
 
 
 @mounts.needs_mount
-def test_a_full_disk_is_told_from_a_broken_one(tmp_path: Path) -> None:
-    words = "cannot write the checkpoint .*file write failed. Earlier"
+def test_full_disk_is_distinguished_from_a_write_error(tmp_path: Path) -> None:
+    message = "cannot write the checkpoint .*file write failed"
     with (
         mounts.tmpfs(tmp_path / "small", "size=64k") as small,
-        pytest.raises(disk.DiskFullError, match=words),
+        pytest.raises(disk.DiskFullError, match=message),
         checkpoints.write_errors_handled(small / "new", nn.Linear(1, 1), "ddp"),
     ):
-        raise short()
+        raise short_write_error()
     with (
-        pytest.raises(SeatrialError, match=words) as broken,
+        pytest.raises(SeatrialError, match=message) as broken,
         checkpoints.write_errors_handled(tmp_path / "new", nn.Linear(1, 1), "ddp"),
     ):
-        raise short()
+        raise short_write_error()
     assert not isinstance(broken.value, disk.DiskFullError)

@@ -10,45 +10,45 @@ from seatrial.model import UsageError
 from seatrial.train.hf import hub
 from tests.train.hf import runs
 
-NAMED = "model.weights=hub:nobody/nothing"
+HUB_WEIGHTS = "model.weights=hub:nobody/nothing"
 CLOSED = "http://127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (hub.OFFLINE_VARIABLE, "HTTPS_PROXY", "https_proxy", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, "")  # put back afterwards, whatever settle() does
+        monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
 
 
-def test_a_config_that_names_nothing_there_stays_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("went to the network"))
+def test_config_without_hub_names_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("opened a connection"))
     hub.set_offline_mode(runs.config("sft-smollm-135m"))
     assert os.environ[hub.OFFLINE_VARIABLE] == "1"
 
 
-def test_a_hub_that_does_not_answer_is_given_up_at_once() -> None:
+def test_unreachable_hub_is_offline_without_delay() -> None:
     before = time.monotonic()
-    hub.set_offline_mode(runs.config("sft-smollm-135m", NAMED))
+    hub.set_offline_mode(runs.config("sft-smollm-135m", HUB_WEIGHTS))
     assert os.environ[hub.OFFLINE_VARIABLE] == "1"
     assert time.monotonic() - before < 30
 
 
-def test_a_hub_that_answers_or_a_proxy_that_may_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reachable_hub_or_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        hub.set_offline_mode(runs.config("sft-smollm-135m", NAMED))
+        hub.set_offline_mode(runs.config("sft-smollm-135m", HUB_WEIGHTS))
     assert hub.OFFLINE_VARIABLE not in os.environ
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-    hub.set_offline_mode(runs.config("sft-smollm-135m", NAMED))
+    hub.set_offline_mode(runs.config("sft-smollm-135m", HUB_WEIGHTS))
     assert hub.OFFLINE_VARIABLE not in os.environ
 
 
-def test_what_cannot_be_had_names_the_local_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_errors_name_local_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hub.OFFLINE_VARIABLE, "1")
     with (
         pytest.raises(
@@ -63,13 +63,13 @@ def test_what_cannot_be_had_names_the_local_ways(tmp_path: Path, monkeypatch: py
     ):
         raise OSError("no such file")
     with (
-        pytest.raises(UsageError, match=r"^cannot load a/b: it is not there; .*hub:OWNER/NAME"),
+        pytest.raises(UsageError, match=r"^cannot load a/b: .*hub:OWNER/NAME"),
         hub.load_errors_explained("a/b"),
     ):
         raise OSError("We couldn't connect to 'https://huggingface.co'")
 
 
-def test_sources_are_labelled() -> None:
+def test_source_labels() -> None:
     assert hub.source_label("hub:a/b", "random") == "hub"
     assert hub.source_label("/weights", "random") == "path"
     assert hub.source_label("random", "random") == "random"

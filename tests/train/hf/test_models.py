@@ -1,4 +1,4 @@
-"""Weights and tokenizers of the user's own that cannot be used: an error of the config, whatever a library raises."""
+"""Unusable weights raise UsageError, whatever a library raises."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def build(folder: Path) -> None:
     models.build(runs.config("lora-mistral-7b-ddp", "stack=hf", f"model.weights={folder}"), CPU)
 
 
-def test_weights_that_are_cut_short_are_refused(weights: Path, tmp_path: Path) -> None:
+def test_truncated_weights_are_rejected(weights: Path, tmp_path: Path) -> None:
     build(weights)
     (tmp_path / "config.json").write_bytes((weights / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes((weights / "model.safetensors").read_bytes()[:5000])
-    with pytest.raises(UsageError, match=f"cannot load {tmp_path}: its weights cannot be read: .*not fully covered"):
+    with pytest.raises(UsageError, match=f"cannot load {tmp_path}: cannot read the weights: .*not fully covered"):
         build(tmp_path)
 
 
-def test_weights_of_other_shapes_are_refused(weights: Path, tmp_path: Path) -> None:
-    shape = json.loads((weights / "config.json").read_text())
-    shape["intermediate_size"] *= 2
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+def test_weights_of_other_shapes_are_rejected(weights: Path, tmp_path: Path) -> None:
+    config = json.loads((weights / "config.json").read_text())
+    config["intermediate_size"] *= 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(weights / "model.safetensors")
-    with pytest.raises(UsageError, match=f"cannot load {tmp_path}: its weights are not of the shapes"):
+    with pytest.raises(UsageError, match=f"cannot load {tmp_path}: the shapes of the weights differ"):
         build(tmp_path)
 
 
-def test_memory_that_does_not_suffice_is_not_the_configs(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_out_of_memory_is_not_a_usage_error(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(models._auto, "from_pretrained", full)
+    monkeypatch.setattr(models._auto, "from_pretrained", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         build(weights)

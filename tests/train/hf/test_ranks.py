@@ -15,17 +15,17 @@ from seatrial.train.hf import ranks
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with one process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_without_a_group_this_process_is_rank_0_of_1() -> None:
+def test_without_group_this_process_is_rank_0_of_1() -> None:
     assert (ranks.rank(), ranks.world_size(), ranks.gather("x")) == (0, 1, ["x"])
 
 
-def test_with_a_group_its_ranks_are_asked(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_group_values_are_gathered(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [value, "other"])
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -33,7 +33,7 @@ def test_with_a_group_its_ranks_are_asked(group: None, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_work_is_done_once_on_rank_0(grouped: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_work_runs_once_on_rank_0(grouped: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if grouped:
         request.getfixturevalue("group")
     done: list[int] = []
@@ -41,35 +41,33 @@ def test_work_is_done_once_on_rank_0(grouped: bool, request: pytest.FixtureReque
     assert done == [1]
 
 
-def test_another_rank_does_not_work_and_raises_the_error_of_rank_0(
-    group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_other_rank_raises_the_error_of_rank_0(group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broadcast(errors: list[SeatrialError | None]) -> None:
-        errors[0] = answer
+        errors[0] = rank_0_error
 
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
-    answer: SeatrialError | None = None
-    ranks.run_on_rank_0(lambda: pytest.fail("worked"), tmp_path)
-    answer = UsageError("no such weights")
+    rank_0_error: SeatrialError | None = None
+    ranks.run_on_rank_0(lambda: pytest.fail("work ran"), tmp_path)
+    rank_0_error = UsageError("no such weights")
     with pytest.raises(UsageError, match="no such weights"):
-        ranks.run_on_rank_0(lambda: pytest.fail("worked"), tmp_path)
+        ranks.run_on_rank_0(lambda: pytest.fail("work ran"), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
         (UsageError("no such weights"), UsageError, "^no such weights$"),
-        (ValueError("odd"), SeatrialError, "^rank 0 failed in what it does for all: ValueError: odd$"),
+        (ValueError("bad value"), SeatrialError, "^rank 0 failed .*: ValueError: bad value$"),
         (
             PermissionError(errno.EACCES, "denied", "/f"),
             SeatrialError,
-            r"^rank 0 failed .* all: \[Errno 13\] denied: '/f'",
+            r"^rank 0 failed .*: \[Errno 13\] denied: '/f'",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError, "^rank 0 failed in what it does for all: "),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError, "^rank 0 failed "),
     ],
 )
-def test_a_failure_of_rank_0_is_named(
+def test_failure_of_rank_0_is_reported(
     error: Exception, kind: type[SeatrialError], message: str, group: None, tmp_path: Path
 ) -> None:
     def fail() -> None:

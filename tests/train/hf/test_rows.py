@@ -11,13 +11,13 @@ USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be kind."}
 
 
-def test_the_same_seed_generates_the_same_rows_whatever_their_number() -> None:
+def test_rows_depend_only_on_the_seed() -> None:
     few, many, other = (list(rows.generate("alpaca", count, seed)) for count, seed in ((8, 0), (20, 0), (20, 1)))
     assert few == many[:8]
     assert many != other
 
 
-def test_generated_answers_follow_from_their_instructions() -> None:
+def test_generated_answers_match_their_instructions() -> None:
     generated = rows.generate("alpaca", 400, seed=5)
     for reverse, add, count, letter in zip(*[generated] * 4, strict=True):
         assert reverse["output"].split() == reverse["input"].split()[::-1]
@@ -28,7 +28,7 @@ def test_generated_answers_follow_from_their_instructions() -> None:
         assert letter["output"] == f"{letter['input']} begins with {letter['input'][0]}."
 
 
-def test_both_layouts_hold_the_same_tasks_and_are_read_back() -> None:
+def test_both_layouts_have_the_same_tasks() -> None:
     for chat, plain in zip(rows.generate("no_robots", 12, 0), rows.generate("alpaca", 12, 0), strict=True):
         prompt = "\n\n".join(part for part in (plain["instruction"], plain["input"]) if part)
         assert chat["prompt"] == prompt
@@ -39,15 +39,15 @@ def test_both_layouts_hold_the_same_tasks_and_are_read_back() -> None:
         assert rows.prompt_and_output(plain)[1] == plain["output"]
 
 
-def test_a_layout_that_is_unknown_is_an_error() -> None:
+def test_unknown_layout_is_an_error() -> None:
     with pytest.raises(KeyError, match="glaive"):
         next(islice(rows.generate("glaive", 1, 0), 1))
 
 
 @pytest.mark.parametrize("messages", [[USER, ASSISTANT], [SYSTEM, USER, ASSISTANT], [USER, ASSISTANT] * 2])
-def test_turns_that_alternate_are_a_conversation_without_tools(messages: list[dict[str, str]]) -> None:
-    found = rows.conversation({"messages": [turn | {"id": 7} for turn in messages]})
-    assert (found.messages, found.tools) == (messages, [])
+def test_alternating_turns_are_a_conversation_without_tools(messages: list[dict[str, str]]) -> None:
+    conversation = rows.conversation({"messages": [turn | {"id": 7} for turn in messages]})
+    assert (conversation.messages, conversation.tools) == (messages, [])
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_turns_that_alternate_are_a_conversation_without_tools(messages: list[di
         ({"messages": [USER | {"content": None}, ASSISTANT]}, "an empty turn"),
     ],
 )
-def test_a_row_that_is_no_conversation_says_why(row: dict[str, Any], reason: str) -> None:
+def test_invalid_conversation_is_rejected_with_the_reason(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"^{reason}$"):
         rows.conversation(row)
 
 
-def test_a_prompt_has_an_input_only_where_there_is_one() -> None:
+def test_prompt_has_an_input_only_if_the_row_has_one() -> None:
     row = {"instruction": "Add", "input": "1 1", "output": "2"}
     assert rows.prompt_and_output(row) == ("### Instruction:\nAdd\n\n### Input:\n1 1\n\n### Response:\n", "2")
-    for nothing in ("", None):
-        assert rows.prompt_and_output(row | {"input": nothing}) == ("### Instruction:\nAdd\n\n### Response:\n", "2")
+    for empty in ("", None):
+        assert rows.prompt_and_output(row | {"input": empty}) == ("### Instruction:\nAdd\n\n### Response:\n", "2")
 
 
 @pytest.mark.parametrize("change", [{"instruction": ""}, {"output": ""}, {"output": 2}, {"input": 3}])
-def test_a_row_without_instruction_or_output_is_refused(change: dict[str, Any]) -> None:
+def test_row_without_instruction_or_output_is_rejected(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no instruction, input and output"):
         rows.prompt_and_output({"instruction": "Add", "input": "1 1", "output": "2"} | change)
     with pytest.raises(ValueError, match="no JSON object"):

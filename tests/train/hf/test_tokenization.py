@@ -18,28 +18,28 @@ def tokenizer() -> Any:
     return tokenization.train(TEXT, 300)
 
 
-def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_tokenizer_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"x"')
     with pytest.raises(UsageError, match=rf"cannot read the tokenizer {tmp_path}/tokenizer.json: EOF"):
         tokenization.load(str(tmp_path / "tokenizer.json"))
 
 
-def test_a_vocabulary_that_holds_no_text_and_a_tokenizer_that_does_not_fit(tokenizer: Any) -> None:
-    with pytest.raises(UsageError, match="take 259 tokens"):
+def test_vocabulary_limits(tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="need 259"):
         tokenization.train(["a"], 258)
-    with pytest.raises(UsageError, match="the model takes 270 tokens"):
+    with pytest.raises(UsageError, match="at most 270 tokens"):
         tokenization.prepare(tokenizer, 270, chat=True)
 
 
-def test_a_trained_tokenizer_gives_any_text_back_and_knows_the_marks(tokenizer: Any) -> None:
+def test_trained_tokenizer_round_trips_text_and_has_special_tokens(tokenizer: Any) -> None:
     assert len(tokenizer) <= 300
     assert tokenizer.eos_token == template.END_OF_TURN
     assert tokenizer.decode(tokenizer(other := "Qué? \t\n" + TEXT[1])["input_ids"]) == other
-    for mark in template.SPECIAL_TOKENS:
-        assert len(tokenizer(mark)["input_ids"]) == 1
+    for token in template.SPECIAL_TOKENS:
+        assert len(tokenizer(token)["input_ids"]) == 1
 
 
-def test_a_saved_tokenizer_is_loaded_from_its_folder_and_from_its_file(tokenizer: Any, tmp_path: Path) -> None:
+def test_saved_tokenizer_loads_from_folder_and_file(tokenizer: Any, tmp_path: Path) -> None:
     tokenization.save(tokenizer, tmp_path)
     for name in (tmp_path, tmp_path / "tokenizer.json"):
         loaded = tokenization.load(str(name))
@@ -47,13 +47,13 @@ def test_a_saved_tokenizer_is_loaded_from_its_folder_and_from_its_file(tokenizer
         assert loaded.eos_token == template.END_OF_TURN
 
 
-def test_a_file_without_a_token_that_ends_a_text_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_without_end_token_is_rejected(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
     path = tmp_path / "tokenizer.json"
     Tokenizer(WordLevel({"a": 0})).save(str(path))
-    with pytest.raises(UsageError, match="no token that ends a text is in it; name a folder"):
+    with pytest.raises(UsageError, match="no end-of-text token"):
         tokenization.load(str(path))
 
 
@@ -65,29 +65,27 @@ def test_a_file_without_a_token_that_ends_a_text_is_refused(tmp_path: Path) -> N
         (["data.tokenizer=/tokenizer", "model.weights=/weights"], "/tokenizer"),
     ],
 )
-def test_the_tokenizer_that_is_named_precedes_the_one_beside_the_weights(
-    overrides: list[str], expected: str | None
-) -> None:
+def test_configured_tokenizer_precedes_that_of_the_weights(overrides: list[str], expected: str | None) -> None:
     assert tokenization.tokenizer_name(runs.config("sft-smollm-135m", *overrides)) == expected
 
 
-def test_only_a_chat_gets_our_template(tokenizer: Any) -> None:
+def test_only_chat_gets_the_template(tokenizer: Any) -> None:
     assert tokenization.prepare(tokenizer, 300, chat=False).chat_template is None
     assert tokenization.prepare(tokenizer, 300, chat=True).chat_template == template.chat_template()
 
 
-def test_a_chat_needs_the_marks_between_turns(tmp_path: Path) -> None:
+def test_chat_needs_the_special_tokens(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
     Tokenizer(WordLevel({"a": 0, "</s>": 1})).save(str(tmp_path / "tokenizer.json"))
     plain = tokenization.load(str(tmp_path / "tokenizer.json"))
     assert tokenization.prepare(plain, 300, chat=False) is plain
-    with pytest.raises(UsageError, match=r"the tokenizer lacks <\|im_start\|>, <\|im_end\|>, which separate the turns"):
+    with pytest.raises(UsageError, match=r"the tokenizer lacks .*<\|im_start\|>, <\|im_end\|>"):
         tokenization.prepare(plain, 300, chat=True)
 
 
-def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any) -> None:
+def test_tokenizer_with_unset_end_token_is_rejected(tokenizer: Any) -> None:
     tokenizer.eos_token = None
-    with pytest.raises(UsageError, match="ends a text with None; the model takes 300 tokens, and needs an end"):
+    with pytest.raises(UsageError, match="end-of-text token None"):
         tokenization.prepare(tokenizer, 300, chat=False)

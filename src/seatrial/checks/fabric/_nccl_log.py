@@ -1,4 +1,4 @@
-"""Over which transports NCCL moves the data of a job, by the logs of the job itself."""
+"""The transports that NCCL uses in a job, read from the NCCL logs of its ranks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from pathlib import Path
 
 from seatrial.discover import nccl_log
 
+NOT_LOGGED = "not logged"  # in facts: NCCL's log has no line on this value
+
 
 def logging_environment(folder: Path, name: str) -> dict[str, str]:
-    """Variables of a child process by which NCCL logs what it chooses for each operation, in ``folder``."""
+    """Environment variables that make NCCL log its choice for each operation to a file in ``folder``."""
     log = str(folder / f"nccl.{name}.%h.%p.log")
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,ENV,TUNING", "NCCL_DEBUG_FILE": log}
 
 
 def log_size(device: str) -> int:
-    """How many bytes NCCL's log of this process has by now; 0 where there is none."""
+    """Current size of this process's NCCL log in bytes; 0 without a log."""
     from seatrial.bench import group
 
     log = group.nccl_log_path()
@@ -23,16 +25,16 @@ def log_size(device: str) -> int:
 
 
 def connections_by_transport(device: str, offset: int = 0) -> dict[str, int]:
-    """Connections of all ranks by kind, by the logs of this job so far; of none where no log tells.
+    """Number of connections of all ranks by transport, from the logs of this job; empty without logs.
 
-    ``since``: what this process had ``written`` when those of interest began. Called by all ranks together.
+    Only the log after byte ``offset`` is read. All ranks call this together.
     """
     from seatrial.bench import group, rank
 
     if not device.startswith("cuda"):
         return {}
     try:
-        own = nccl_log.read(group.nccl_log_path(), start=offset).transports
-    except OSError:  # collectives.transport says why
-        own = {}
-    return dict(sum((Counter(found) for found in rank.gather(own)), Counter[str]()).most_common())
+        transports = nccl_log.read(group.nccl_log_path(), start=offset).transports
+    except OSError:  # collectives.transport reports the error
+        transports = {}
+    return dict(sum((Counter(counts) for counts in rank.gather(transports)), Counter[str]()).most_common())

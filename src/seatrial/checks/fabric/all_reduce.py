@@ -1,4 +1,4 @@
-"""How fast do all processes sum a buffer together, and is the sum right, bit by bit?"""
+"""All-reduce: bandwidth, latency and bit-exact sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast does every rank send a block of its own to every other, as a mixture of experts does with tokens?"""
+"""All-to-all: every rank sends a block to every other, as a mixture of experts does with tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "all_to_all",
-    "All-to-all: every rank sends a block to every other",
+    "All-to-all bandwidth and correctness",
     rules=(busbw_rule("all_to_all", "1GiB"),),
 )

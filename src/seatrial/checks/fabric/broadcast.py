@@ -1,4 +1,4 @@
-"""How fast does one rank hand its buffer to all, as a checkpoint is handed out at the start?"""
+"""Broadcast: one rank sends its buffer to all others, as at the start of training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "broadcast",
-    "Broadcast: one rank to all",
+    "Broadcast bandwidth and correctness",
     rules=(busbw_rule("broadcast", "1GiB", reference_optional=True),),
 )

@@ -1,11 +1,12 @@
-"""Which GPU of a node, or which path between two of them, is slower than the others through NCCL?
+"""Bandwidth between every two GPUs of a node through NCCL, to locate slow GPUs and slow paths.
 
-Every two GPUs of a node send to and receive from each other at the same time, as pipelines and experts do. They are
-paired in rounds by the circle method; in a round all pairs of all nodes work at once, and all rounds are run. What is
-slow with every partner is at fault itself; where two good ones meet slowly, it is their path. Two GPUs never outvote
-each other, and none is compared with another node's. A pair that is slow among others is tried again with no other pair
-of its node at work, and judged by that: on PCIe pairs share links, which is no fault of any path. Which of the two ways
-is slow only ``transfer.peers`` tells.
+The GPUs of a pair send to and receive from each other at the same time, as in pipeline and expert parallelism. Pairs
+are scheduled in rounds by the circle method; in each round all disjoint pairs of all nodes run concurrently.
+
+A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
+With two GPUs in a node neither can be located, and GPUs are compared only within their node. A slow pair is retried
+without other pairs of its node, and the retry counts: on PCIe, pairs share links. For the slow direction, see
+``transfer.peers``.
 """
 
 from __future__ import annotations
@@ -46,88 +47,90 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# 3 ms on an H200: 17 fill a window. By send_receive on two of them (docs/results) 1 GiB comes to 359.8 and 360.0 GB/s,
-# of the 369 that its time over size has without the start; 64 MiB to 263 and 266, its windows 2 % apart. On a CPU: a
-# rehearsal.
+# 3 ms on an H200, 17 operations per window. Two H200s with send_receive (docs/results): 359.8 and 360.0 GB/s at 1 GiB,
+# of 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %. CPU_SIZE: CPU ONLY.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
-MIN_SHARE = 0.90  # of what the others reach; the judge's own limit for a shortfall
+MIN_SHARE = 0.90  # of the other pairs' rate; equal to the judge's threshold for a shortfall
 
-Partners = dict[int, int]  # rank → rank, both ways
+Partners = dict[int, int]  # rank → rank, in both directions
 
 
 class GpuPairOptions(Options):
-    """``size``: bytes that each GPU sends and receives at a time; by default what suits the device.
+    """Options of collectives.gpu_pairs.
 
-    ``seconds`` cap the timed part of each round. ``again``: whether slow pairs are tried once more, alone; by default
-    not on CPUs, whose pairs are not judged.
+    ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
+    timed duration of each round. ``retry``: measure slow pairs again without other pairs; off by default on CPUs, where
+    pairs are not judged.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
-    seconds: float = Field(default=0.4, gt=0, allow_inf_nan=False)  # 8 windows: an interval takes six
-    again: bool | None = None
+    seconds: float = Field(default=0.4, gt=0, allow_inf_nan=False)  # 8 windows: a confidence interval needs six
+    retry: bool | None = None
 
 
 def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
-    """Yield a node's figures on its first rank.
+    """Yield the metrics of a node on its first rank.
 
-    Raises NotApplicable where no node has two GPUs, SeatrialError where the buffers do not fit.
+    Raises NotApplicable where no node has two GPUs, and SeatrialError where the buffers do not fit.
     """
     from seatrial.bench import collectives, rank, subgroups
 
     nodes = subgroups.ranks_by_node(context.node)
     if max(map(len, nodes.values())) < 2:
-        raise NotApplicable("nodes with one GPU have no pair of them")
-    path, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
+        raise NotApplicable("one GPU per node: no pairs within a node")
+    group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
     subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
-    # Of one node the connections may be there already; several have a group each, which connects anew
-    since = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
-    again = context.on_gpu if options.again is None else options.again
-    found = _exchanged(context, options, nodes, subjects, again=again)
-    path["transports"] = _nccl_log.connections_by_transport(context.device, since)
-    figures, ranks = found.get(context.node), nodes[context.node]
-    if figures and context.rank == ranks[0]:
-        # the figures are of two GPUs of one node, however many there are: SKU data is kept by such counts
-        joined = sorted(link_types(gpu.read(context.root), [indices[one] for one in ranks])) if context.on_gpu else []
-        yield from facts({**path, "gpu": models, "world_size": 2, "nodes": 1, "size": figures.size})
-        yield from facts(_alike(figures, " + ".join(joined), again=again))
-        yield from _figures(context.node, figures, " + ".join(joined))
-        yield Fact(name="how", value=_how(transport_text(path), figures, len(found)))
-        if context.on_gpu and figures.size != GPU_SIZE:
-            why = f"the trial's options ask for {size_label(figures.size)}"
-            yield Fact(name=NOT_REQUESTED, value={f"busbw.{size_label(GPU_SIZE)}": why})
+    # On one node NCCL may reuse open connections; with several nodes each node's group opens new ones
+    log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
+    retry = context.on_gpu if options.retry is None else options.retry
+    results_by_node = _measure_rounds(context, options, nodes, subjects, retry=retry)
+    group["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
+    results, ranks = results_by_node.get(context.node), nodes[context.node]
+    if results and context.rank == ranks[0]:
+        links = sorted(link_types(gpu.read(context.root), [indices[rank] for rank in ranks])) if context.on_gpu else []
+        # world_size 2: SKU data has reference values for two GPUs of one node
+        yield from facts({**group, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
+        yield from facts(_comparison_facts(results, " + ".join(links), retry=retry))
+        yield from _observations(context.node, results, " + ".join(links))
+        yield Fact(name="method", value=_method_text(transport_text(group), results, len(results_by_node)))
+        if context.on_gpu and results.size != GPU_SIZE:
+            reason = f"the trial's options set size {size_label(results.size)}"
+            yield Fact(name=NOT_REQUESTED, value={f"busbw.{size_label(GPU_SIZE)}": reason})
 
 
-def _exchanged(
+def _measure_rounds(
     context: Context,
     options: GpuPairOptions,
     nodes: Mapping[str, Sequence[int]],
     subjects: Sequence[str],
     *,
-    again: bool,
+    retry: bool,
 ) -> dict[str, PairResults]:
-    """What came of all rounds, and of what was slow and tried again, by node: the same on all ranks.
+    """The results of all rounds and retries by node, the same on all ranks.
 
-    Each node has a group of its own. In one of several nodes NCCL moves data inside of them by as few channels, and in
-    as small pieces, as it does between them (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src): the
-    figures of a node would be others than those of the same node by itself.
+    Each node has its own group. In a group of several nodes NCCL uses as few channels and as small chunks inside a node
+    as between nodes (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src), and the rates would differ from
+    those of a single node.
     """
     from seatrial.bench import pairs, subgroups
 
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
-    lines: list[PairTiming] = []
-    alone: list[PairTiming] = []
+    timings: list[PairTiming] = []
+    retries: list[PairTiming] = []
     with subgroups.open_subgroups(list(nodes.values()), context.device) as (group, _):
-        exchange = partial(pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds, group=group)
+        measure_pairs = partial(
+            pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds, group=group
+        )
         rounds = merge_steps([_rounds(ranks) for ranks in nodes.values()])
         for number, partners in enumerate(rounds, 1):
             context.progress(f"round {number} of {len(rounds)}")
-            lines += exchange(partners)
-        first = figures_by_node(nodes, subjects, size, lines) if again else {}
-        tries = merge_steps([_tries(figures) for figures in first.values()])
-        for number, partners in enumerate(tries, 1):  # the same on all ranks: they all know all times
-            context.progress(f"what is slow, alone: {number} of {len(tries)}")
-            alone += exchange(partners)
-    return figures_by_node(nodes, subjects, size, lines, alone)
+            timings += measure_pairs(partners)
+        first_results = figures_by_node(nodes, subjects, size, timings) if retry else {}
+        retry_steps = merge_steps([_retry_steps(results) for results in first_results.values()])
+        for number, partners in enumerate(retry_steps, 1):  # the same on all ranks: every rank has all timings
+            context.progress(f"retry {number} of {len(retry_steps)}")
+            retries += measure_pairs(partners)
+    return figures_by_node(nodes, subjects, size, timings, retries)
 
 
 def _rounds(ranks: Sequence[int]) -> list[Partners]:
@@ -138,132 +141,132 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
     ]
 
 
-def _tries(figures: PairResults) -> list[Partners]:
-    """One after the other, the pairs of a node that are slow. Of two or three GPUs no other pair was at work."""
+def _retry_steps(results: PairResults) -> list[Partners]:
+    """The slow pairs of a node, one per step; empty where pairs did not run concurrently."""
     from seatrial.bench import pairs
 
-    slow = figures.slow_pairs(MIN_SHARE) if _crowded(figures) else []
-    return [pairs.partner_map([(0, 1)], [figures.nodes[a], figures.nodes[b]]) for a, b in slow]
+    slow = results.slow_pairs(MIN_SHARE) if _has_concurrent_pairs(results) else []
+    return [pairs.partner_map([(0, 1)], [results.nodes[a], results.nodes[b]]) for a, b in slow]
 
 
-def _crowded(figures: PairResults) -> bool:
-    """Whether more than one pair of the node was at work at a time."""
-    return len(figures.nodes) > 3
+def _has_concurrent_pairs(results: PairResults) -> bool:
+    """Whether more than one pair of the node ran at a time."""
+    return len(results.nodes) > 3
 
 
-def merge_steps(plans: Iterable[Sequence[Partners]]) -> list[Partners]:
-    """All nodes at once: the first steps of all ``plans`` together, the second ones …"""
-    steps = zip_longest(*plans, fillvalue=Partners())
-    return [dict(chain.from_iterable(one.items() for one in step)) for step in steps]
+def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
+    """The first steps of all nodes as one step, then the second steps, and so on."""
+    merged = zip_longest(*steps_by_node, fillvalue=Partners())
+    return [dict(chain.from_iterable(partners.items() for partners in step)) for step in merged]
 
 
 def figures_by_node(
     nodes: Mapping[str, Sequence[int]],
     subjects: Sequence[str],
     size: int,
-    lines: Iterable[PairTiming],
-    alone: Iterable[PairTiming] = (),
+    timings: Iterable[PairTiming],
+    retries: Iterable[PairTiming] = (),
 ) -> dict[str, PairResults]:
-    """The figures of each node that has pairs: its GPUs are compared with each other and with no other node's."""
+    """The results of each node that has pairs, from its own timings only."""
     from seatrial.bench.pairs import PairResults
 
-    home = {rank: node for node, ranks in nodes.items() for rank in ranks}
-    own: dict[str, tuple[list[PairTiming], list[PairTiming]]] = {
+    node_of_rank = {rank: node for node, ranks in nodes.items() for rank in ranks}
+    by_node: dict[str, tuple[list[PairTiming], list[PairTiming]]] = {
         node: ([], []) for node, ranks in nodes.items() if len(ranks) > 1
     }
-    for kind, every in enumerate((lines, alone)):
-        for line in every:
-            own[home[line.rank]][kind].append(line)
-    # by name: in a second measurement the ranks go the other way round, and a pair is called the same
-    named = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in own}
+    for index, group in enumerate((timings, retries)):
+        for timing in group:
+            by_node[node_of_rank[timing.rank]][index].append(timing)
+    # Sorted by subject, so that a pair keeps its name when a second measurement reverses the order of ranks
+    ordered = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in by_node}
     return {
         node: PairResults(
-            tuple(all_of), size, {subjects[rank]: (rank,) for rank in named[node]}, subjects, tuple(again)
+            tuple(first), size, {subjects[rank]: (rank,) for rank in ordered[node]}, subjects, tuple(second)
         )
-        for node, (all_of, again) in own.items()
+        for node, (first, second) in by_node.items()
     }
 
 
-def _unlike(figures: PairResults, joined: str) -> str:
-    """Why the GPUs of a node, ``joined`` in these ways, are not to be compared with each other; empty if they are."""
-    if len(figures.nodes) < 3:
-        return "two GPUs of a node cannot outvote each other"
-    if " + " in joined or joined == UNKNOWN_LINK:
-        return f"GPUs are compared where all are joined alike, and these are by {joined}"
+def _not_comparable_reason(results: PairResults, link: str) -> str:
+    """Why the GPUs of a node, connected by ``link``, cannot be compared with each other; empty if they can."""
+    if len(results.nodes) < 3:
+        return "the node has only two GPUs"
+    if " + " in link or link == UNKNOWN_LINK:
+        return f"comparing GPUs requires one link type in the node, found {link}"
     return ""
 
 
-def _alike(figures: PairResults, joined: str, *, again: bool) -> dict[str, JsonValue]:
-    """The facts on what can be compared."""
-    unlike = _unlike(figures, joined)
-    retried = "yes" if again and _crowded(figures) else "no"
-    found: dict[str, JsonValue] = {"comparable": f"no: {unlike}" if unlike else "yes", "retried": retried}
-    return found | ({"joined": joined} if joined else {})
+def _comparison_facts(results: PairResults, link: str, *, retry: bool) -> dict[str, JsonValue]:
+    """The facts ``comparable``, ``retried`` and ``link``."""
+    reason = _not_comparable_reason(results, link)
+    retried = "yes" if retry and _has_concurrent_pairs(results) else "no"
+    values: dict[str, JsonValue] = {"comparable": f"no: {reason}" if reason else "yes", "retried": retried}
+    return values | ({"link": link} if link else {})
 
 
-def _figures(node: str, figures: PairResults, joined: str) -> Iterator[Observation]:
-    """Every pair, as it was alone where it was tried again; every GPU with its fastest partner.
+def _observations(node: str, results: PairResults, link: str) -> Iterator[Observation]:
+    """Yield rates in GB/s of every pair and of every GPU with its fastest partner; the rate of a retry counts.
 
-    Where all GPUs of the node are joined alike, each stands beside what the others reach.
+    Where all GPUs of the node have the same link type, also yield their ratio to the other pairs and GPUs.
     """
-    gpus: list[JsonValue] = [name.rpartition("/")[2] for name in figures.nodes]
-    yield Fact(
-        name="matrix", value={"gpus": gpus, "gb_s": [[*row] for row in figures.rate_matrix(figures.final_by_pair)]}
-    )
-    comparable = not _unlike(figures, joined)
-    for (a, b), lines in figures.final_by_pair.items():
-        yield metric(f"busbw.{size_label(figures.size)}", figures.pair_rates(lines), "GB/s", _pair(a, b))
-        if comparable and (shares := figures.pair_shares(lines)):
-            yield metric("path_share", shares, "of the best", _pair(a, b))
-    for rank, rates in figures.best_rates_with_retries.items():
-        yield metric("best_busbw", rates, "GB/s", figures.subjects[rank])
-        if comparable and figures.median_best_rate:
-            shares = tuple(rate / figures.median_best_rate for rate in rates)
-            yield metric("gpu_share", shares, "of the median", figures.subjects[rank])
-    if _crowded(figures):
-        alone = ([median(figures.rates(line)) for line in lines] for lines in figures.retries_by_pair.values())
-        good = sum(all(rate >= MIN_SHARE * figures.median_best_rate for rate in rates) for rates in alone)
+    gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.nodes]
+    matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
+    yield Fact(name="matrix", value={"gpus": gpus, "gb_s": matrix})
+    comparable = not _not_comparable_reason(results, link)
+    for (a, b), timings in results.final_by_pair.items():
+        yield metric(f"busbw.{size_label(results.size)}", results.pair_rates(timings), "GB/s", _pair_subject(a, b))
+        if comparable and (shares := results.pair_shares(timings)):
+            yield metric("path_share", shares, "of the best", _pair_subject(a, b))
+    for rank, rates in results.best_rates_with_retries.items():
+        yield metric("best_busbw", rates, "GB/s", results.subjects[rank])
+        if comparable and results.median_best_rate:
+            shares = tuple(rate / results.median_best_rate for rate in rates)
+            yield metric("gpu_share", shares, "of the median", results.subjects[rank])
+    if _has_concurrent_pairs(results):
+        retry_rates = ([median(results.rates(timing)) for timing in pair] for pair in results.retries_by_pair.values())
+        good = sum(all(rate >= MIN_SHARE * results.median_best_rate for rate in rates) for rates in retry_rates)
         yield metric("shared_links", good, "pairs", node)
-    if figures.retries:
-        yield Fact(name="alone", value={_pair(*pair): rates for pair, rates in figures.retry_rates().items()})
-    yield Fact(name="distinguishable", value=max_distinguishable(len(figures.nodes)))
-    yield from pair_wrong_data_results(figures, node)
+    if results.retries:
+        rates_by_pair = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
+        yield Fact(name="single_pair", value=rates_by_pair)
+    yield Fact(name="distinguishable", value=max_distinguishable(len(results.nodes)))
+    yield from pair_wrong_data_results(results, node)
 
 
-def _pair(a: str, b: str) -> str:
-    """``node/gpu0->gpu1``: once for both ways, which one operation carries and nobody can time apart."""
+def _pair_subject(a: str, b: str) -> str:
+    """``node/gpu0->gpu1``, for both directions: one operation carries both, and they cannot be timed separately."""
     return f"{a}->{b.rpartition('/')[2]}"
 
 
 def max_distinguishable(gpus: int) -> int:
-    """How many bad GPUs of a node are found exactly, in all rounds: most are good, and so each good one meets one."""
+    """Maximum number of bad GPUs in a node that are located exactly: a majority must be good."""
     return (gpus - 1) // 2 if gpus > 2 else 0
 
 
-def _how(carried: str, figures: PairResults, nodes: int) -> str:
-    pairs, ranks = len(figures.by_pair), len(figures.nodes)
-    windows = sorted({len(line.seconds) for line in figures.timings})
-    counted = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
-    rounds, least = ranks - 1 + ranks % 2, max_distinguishable(ranks)
-    few = f"up to {least} slow {'rank is' if least == 1 else 'ranks are'} told apart"
-    together = f"all disjoint pairs of {nodes} nodes" if nodes > 1 else "all disjoint pairs"
+def _method_text(transport: str, results: PairResults, nodes: int) -> str:
+    pairs, ranks = len(results.by_pair), len(results.nodes)
+    windows = sorted({len(timing.seconds) for timing in results.timings})
+    window_count = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
+    rounds, bad = ranks - 1 + ranks % 2, max_distinguishable(ranks)
+    guarantee = f"up to {bad} slow {'rank is' if bad == 1 else 'ranks are'} located exactly"
+    concurrent = f"all disjoint pairs of {nodes} nodes" if nodes > 1 else "all disjoint pairs"
     return (
-        f"{carried}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'} of the circle method, {together} at once; each rank sends "
-        f"{format_bytes(figures.size)} to its partner and receives as much at the same time; GB/s each way, medians of "
-        f"{counted} windows; {few if least else 'two of a node cannot outvote each other'}"
+        f"{transport}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
+        f"{'round' if rounds == 1 else 'rounds'} of the circle method, {concurrent} concurrently; each rank sends "
+        f"{format_bytes(results.size)} to its partner and receives as much at the same time; GB/s per direction, "
+        f"median of {window_count} windows; {guarantee if bad else 'with two ranks the slow one cannot be located'}"
     )
 
 
-_WHERE = {"backend": "nccl", "comparable": "yes"}
-_LOOK = (
-    "transfer.peers tells which way is slow; nvidia-smi nvlink -s -i INDEX, nvidia-smi nvlink -e -i INDEX (links that "
-    "are down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
+_APPLIES_IF = {"backend": "nccl", "comparable": "yes"}
+_LINK_COMMANDS = (
+    "Run transfer.peers to find the slow direction; nvidia-smi nvlink -s -i INDEX and nvidia-smi nvlink -e -i INDEX "
+    "(links down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
 )
 
 CHECK = Check(
     name="collectives.gpu_pairs",
-    title="GPU to GPU through NCCL, every pair of a node",
+    title="GPU-to-GPU bandwidth through NCCL within each node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
     metrics={
@@ -279,42 +282,42 @@ CHECK = Check(
             metric=f"busbw.{size_label(GPU_SIZE)}",
             reference=f"gpu_pairs.busbw.{size_label(GPU_SIZE)}",
             applies_if={"backend": "nccl"},
-            evidence_facts=("alone",),
-            reference_optional=True,  # of GPUs on PCIe it depends on the board as well
-            meaning="these two exchange less than two GPUs of their model do: a collective goes at the pace of its slowest "
-            "link",
-            fix=_LOOK,
+            evidence_facts=("single_pair",),
+            reference_optional=True,  # on PCIe the rate also depends on the board
+            meaning="The pair is slower than the reference value of its GPU model. The slowest link limits every "
+            "collective.",
+            fix=_LINK_COMMANDS,
         ),
         Rule(
             metric="gpu_share",
             expect=f">= {MIN_SHARE} of the median",
-            applies_if=_WHERE,
-            evidence_facts=("alone",),
-            meaning="this GPU is slow with every other GPU of its node, so that it is its own: its links, its clocks, its "
-            "memory or the process that drives it",
-            fix=f"{_LOOK}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+            applies_if=_APPLIES_IF,
+            evidence_facts=("single_pair",),
+            meaning="The GPU is slow with every other GPU of its node: check its links, clocks, memory and process.",
+            fix=f"{_LINK_COMMANDS}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
         ),
         Rule(
             metric="path_share",
             expect=f">= {MIN_SHARE} of the best",
-            applies_if=_WHERE,
-            evidence_facts=("alone",),
-            meaning="both GPUs are faster with others: it is the path between these two that is slow, alone too",
-            fix=_LOOK,
+            applies_if=_APPLIES_IF,
+            evidence_facts=("single_pair",),
+            meaning="Both GPUs are faster with other GPUs, and the pair is slow without concurrent pairs too: the path "
+            "between them is slow.",
+            fix=_LINK_COMMANDS,
         ),
         Rule(
             metric="shared_links",
             expect="== 0 pairs",
-            applies_if={"backend": "nccl", "joined": NVLINK, "retried": "yes"},
+            applies_if={"backend": "nccl", "link": NVLINK, "retried": "yes"},
             outcome_if_violated=Outcome.WARN,
-            evidence_facts=("alone",),
-            meaning="these pairs are slow among others and good alone: they share a link, and by design no two pairs do "
-            "where NVLinks join all GPUs",
-            fix=f"{_LOOK}; look at the switches: systemctl status nvidia-fabricmanager, dmesg | grep SXid",
+            evidence_facts=("single_pair",),
+            meaning="These pairs are slow when other pairs run concurrently and fast otherwise, so they share a link. "
+            "With NVLink between all GPUs, no two pairs share a link by design.",
+            fix=f"{_LINK_COMMANDS}; for the switches: systemctl status nvidia-fabricmanager; dmesg | grep SXid",
         ),
         wrong_data_rule(
-            "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
-            "fault. On its node: nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid",
+            "The fact wrong_data names sender, receiver, offset and flipped bits; a GPU in all entries is at fault. On "
+            "its node run nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid",
         ),
     ),
     measure=measure,
@@ -322,7 +325,7 @@ CHECK = Check(
     operation="send_receive",
     bounds=BANDWIDTH_BOUNDS,
     comparisons={
-        "gpu_share": Comparison(part="a GPU's way to all others of its node"),
+        "gpu_share": Comparison(part="one GPU to all others of its node"),
         "path_share": Comparison(part="the path between two GPUs of a node"),
     },
     finding_templates={
@@ -336,7 +339,7 @@ CHECK = Check(
             first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
         ),
     },
-    required_per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "place", "gpu_share": "place"},
+    required_per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "rank", "gpu_share": "rank"},
     per_node=True,
     limit_s=300.0,
     needs=Needs(min_ranks=2),

@@ -1,7 +1,7 @@
-"""What limits an all-reduce? The same one again, with one thing changed in NCCL at a time: that by which it changes.
+"""All-reduce bandwidth under several NCCL settings; each setting changes one environment variable.
 
-NCCL reads its variables once a process, so that each contrast is measured by new processes, one beside every rank. What
-they write of it proves what was measured: algorithm, protocol, channels and transport of every size.
+NCCL reads its variables once per process. Child processes beside every rank measure each setting, and their NCCL logs
+record algorithm, protocol, channels and transport for every size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from seatrial.checks.base import Check, Comparison, Context, Needs, Options, facts, metric
-from seatrial.checks.fabric._nccl_log import logging_environment
+from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, wrong_data_rule
 from seatrial.discover import gpu, nccl_log
 from seatrial.discover.nccl_log import NcclLog
@@ -39,42 +39,43 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
 
-SIZE = parse_bytes("1GiB")  # where links are saturated
-# Of collectives.all_reduce: beside each of its figures stands the way that it took
+SIZE = parse_bytes("1GiB")  # saturates the links
+# The sizes of collectives.all_reduce: the report shows the transport of each
 PATH_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
-ALL_RANKS, PER_NODE = "all", "inside"
+ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # groups of a measurement
 
 
 @dataclass(frozen=True)
 class NcclSetting:
-    """``meaning``: what a difference from NCCL's own choice says."""
+    """Environment variables, and the meaning of a difference from NCCL's default."""
 
     env: Mapping[str, str]
     meaning: str
 
 
 SETTINGS = {
-    "default": NcclSetting({}, "NCCL's own choice in the environment of the trial: what the others are compared with"),
+    "default": NcclSetting({}, "NCCL's own choice in the trial's environment; the other settings are compared with it"),
     "ring": NcclSetting(
         {"NCCL_ALGO": "Ring"},
-        "much slower: trees or NVLS carry the default, whose figure then says little of a network of more nodes; "
-        "faster: NCCL's choice is wrong here (a topology file, a tuner plugin, NCCL_ALGO)",
+        "much slower: the default uses trees or NVLS, and its bandwidth does not predict that of more nodes; "
+        "faster: NCCL's choice is wrong (topology file, tuner plugin, NCCL_ALGO)",
     ),
     "no_p2p": NcclSetting(
         {"NCCL_P2P_DISABLE": "1"},
-        "no slower: the default does not go by NVLink or PCIe peer-to-peer, or something else is slower than both",
+        "equally fast: the default does not use NVLink or PCIe peer-to-peer, or another component limits both",
     ),
     "no_nvls": NcclSetting(
         {"NCCL_NVLS_ENABLE": "0"},
-        "slower: the switches sum for the default (NVLink SHARP), whose figure may then be beyond the links' own rate",
+        "slower: the default sums in the NVLink switches (NVLink SHARP); its bus bandwidth may exceed the line rate",
     ),
 }
 
 
 class NcclSettingsOptions(Options):
-    """``size``: bytes of the all-reduce that is timed. ``path_sizes``: of these the way is told, too.
+    """Options of collectives.nccl_settings.
 
-    ``seconds`` cap the timed part of each contrast; ``limit_s`` is for each start of processes.
+    ``size``: bytes of the timed all-reduce. ``path_sizes``: further sizes whose algorithm and transport are recorded.
+    ``seconds``: maximum timed duration of each setting. ``limit_s``: time limit of the child processes of a setting.
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
@@ -84,57 +85,61 @@ class NcclSettingsOptions(Options):
 
 
 def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observation]:
-    """Yield the cluster's figures on rank 0. Raises SeatrialError where a contrast could not be measured."""
+    """Yield the cluster's metrics on rank 0.
+
+    Raises NotApplicable on CPUs, and SeatrialError where a setting could not be measured.
+    """
     if not context.on_gpu:
-        raise NotApplicable("the contrasts are NCCL's, and gloo knows none of them")
+        raise NotApplicable("NCCL settings have no effect on gloo")
     from seatrial.bench import collectives, rank, subgroups
 
     nodes = subgroups.ranks_by_node(context.node)
-    chosen, left_out = applicable_settings(nodes, os.environ)
-    path = {**collectives.describe_group(), "nodes": len(nodes), "nvlink": _nvlink(context), "size": options.size}
-    path |= {"peers": "no" if "no_p2p" in left_out else "yes", "left_out": left_out}
-    path |= {"meaning": {name: SETTINGS[name].meaning for name in chosen}}
-    answers, logged = {}, {}
-    for name in chosen:
+    names, not_applicable = applicable_settings(nodes, os.environ)
+    group = {**collectives.describe_group(), "nodes": len(nodes), "nvlink": _nvlink(context), "size": options.size}
+    group |= {"p2p_available": "no" if "no_p2p" in not_applicable else "yes"}
+    group |= {"settings_not_applicable": not_applicable}
+    group |= {"settings_tested": {name: SETTINGS[name].meaning for name in names}}
+    results, logs = {}, {}
+    for name in names:
         context.progress(name)
-        answers[name] = measure_setting(name, nodes, context, options)
-        logged[name] = rank.gather(_path(answers[name][context.rank]))
+        results[name] = measure_setting(name, nodes, context, options)
+        logs[name] = rank.gather(_child_log(results[name][context.rank]))
     failed = {}
-    for name, by_rank in answers.items():
-        if problems := {f"rank {rank}": answer.error for rank, answer in enumerate(by_rank) if answer.error}:
-            failed[name] = problems
+    for name, by_rank in results.items():
+        if errors := {f"rank {rank}": result.error for rank, result in enumerate(by_rank) if result.error}:
+            failed[name] = errors
     if context.rank == 0:
-        yield from facts(path)
-        good = {name: by_rank[0].value for name, by_rank in answers.items() if name not in failed}
-        yield from _figures(good, list(nodes), options.size)
-        yield from _paths(good, logged, options)
+        yield from facts(group)
+        measured = {name: by_rank[0].value for name, by_rank in results.items() if name not in failed}
+        yield from _metrics(measured, list(nodes), options.size)
+        yield from _path_facts(measured, logs, options)
     if failed:
-        raise SeatrialError(f"not measured: {failed}")
+        raise SeatrialError(f"NCCL settings not measured: {failed}")
 
 
 def applicable_settings(
     nodes: Mapping[str, Sequence[int]], environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The contrasts to measure, and why not the others."""
-    left_out = {}
+    """The names of the settings to measure, and the reasons for omitting the others."""
+    not_applicable = {}
     if environ.get("NCCL_NVLS_ENABLE") == "0":
-        left_out["no_nvls"] = "NCCL_NVLS_ENABLE is 0 in the environment: the default has no NVLS to switch off"
+        not_applicable["no_nvls"] = "NCCL_NVLS_ENABLE=0 in the environment: NVLS is already disabled"
     if max(map(len, nodes.values())) == 1:
-        left_out["no_p2p"] = "one rank a node: no two that could be peers"
-    return [name for name in SETTINGS if name not in left_out], left_out
+        not_applicable["no_p2p"] = "one rank per node: no peer-to-peer transfers"
+    return [name for name in SETTINGS if name not in not_applicable], not_applicable
 
 
 def measure_setting(
     name: str, nodes: Mapping[str, Sequence[int]], context: Context, options: NcclSettingsOptions
 ) -> list[ChildResult]:
-    """What the processes of one contrast answer, by rank."""
+    """The results of the child processes of one setting, by rank."""
     from seatrial.bench import child_ranks
 
     groups = {ALL_RANKS: [[rank for ranks in nodes.values() for rank in ranks]]}
     if len(nodes) > 1 and min(map(len, nodes.values())) > 1:
         groups[PER_NODE] = [list(ranks) for ranks in nodes.values()]
     task = {
-        "groups": {kind: [sorted(ranks) for ranks in found] for kind, found in groups.items()},
+        "groups": {name: [sorted(ranks) for ranks in members] for name, members in groups.items()},
         "size": options.size,
         "seconds": options.seconds,
         "path_sizes": list(options.path_sizes),
@@ -150,29 +155,33 @@ def measure_setting(
     )
 
 
-def _path(answer: ChildResult) -> NcclLog:
-    """By the log of our own child; nothing where it is not to be read."""
-    if answer.error:
+def _child_log(result: ChildResult) -> NcclLog:
+    """The NCCL log of this rank's child process; empty where the child failed."""
+    if result.error:
         return NcclLog()
-    return nccl_log.read(Path(answer.value["log"]), answer.value["log_bytes"])
+    return nccl_log.read(Path(result.value["log"]), result.value["log_bytes"])
 
 
 def _nvlink(context: Context) -> str:
-    """Whether any GPU of every node has active NVLinks: yes, no, or unknown."""
+    """Whether every node has a GPU with active NVLinks: yes, no or unknown."""
     from seatrial.bench import rank
 
     gpus = gpu.read(context.root).gpus if context.local_rank == 0 else ()
-    told = "unknown" if not gpus or not all(one.nvlink_states_readable for one in gpus) else ""
-    own = told or ("yes" if any(one.active_nvlinks for one in gpus) else "no")
-    found = [answer for answer, leads in rank.gather((own, context.local_rank == 0)) if leads]
-    return next((answer for answer in ("unknown", "no") if answer in found), "yes")
+    if not gpus or not all(device.nvlink_states_readable for device in gpus):
+        state = "unknown"
+    else:
+        state = "yes" if any(device.active_nvlinks for device in gpus) else "no"
+    states = [
+        node_state for node_state, is_local_rank_0 in rank.gather((state, context.local_rank == 0)) if is_local_rank_0
+    ]
+    return next((value for value in ("unknown", "no") if value in states), "yes")
 
 
-def _figures(answers: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
-    """GB/s by contrast, over all ranks and inside each node, and what each contrast changes. By rank 0's answers."""
+def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
+    """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios of default to other settings."""
     rates: dict[str, dict[str, Sequence[float]]] = {}
-    for name, answer in answers.items():
-        busbw = answer["busbw"]
+    for name, result in results.items():
+        busbw = result["busbw"]
         rates[name] = {
             CLUSTER: busbw[ALL_RANKS][0],
             **(dict(zip(nodes, busbw[PER_NODE], strict=True)) if PER_NODE in busbw else {}),
@@ -185,51 +194,51 @@ def _figures(answers: Mapping[str, Any], nodes: Sequence[str], size: int) -> Ite
         if subject in default and subject in other:
             base = median(other[subject])
             yield metric(name, [rate / base for rate in default[subject]], "x", subject)
-    yield metric("wrong_elements", sum(answer["wrong"] for answer in answers.values()), "count")
+    yield metric("wrong_elements", sum(result["wrong_elements"] for result in results.values()), "count")
 
 
-def _paths(
-    answers: Mapping[str, Any], logged: Mapping[str, Sequence[NcclLog]], options: NcclSettingsOptions
+def _path_facts(
+    results: Mapping[str, Any], logs: Mapping[str, Sequence[NcclLog]], options: NcclSettingsOptions
 ) -> Iterator[Fact]:
-    """The path of every size, by NCCL's own log, of every contrast."""
+    """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
     by_size = {
         name: {
             format_bytes(size): "not measured: no memory"
-            if size in answer["not_allocated"]
-            else path_at_size(logged[name], size)
+            if size in result["not_allocated"]
+            else path_at_size(logs[name], size)
             for size in sorted({options.size, *options.path_sizes})
         }
-        for name, answer in answers.items()
+        for name, result in results.items()
     }
     yield Fact(name="path_by_size", value=by_size)
-    if "default" in answers:
-        ranks = logged["default"]
+    if "default" in results:
+        ranks = logs["default"]
         algorithm, protocol, channels, transport = path_at_size(ranks, options.size).values()
-        tree = "" if len(ranks) > 2 else "; two ranks have no tree: a ring is all there is to choose"
+        tree = "" if len(ranks) > 2 else "; with two ranks NCCL has no tree, only a ring"
         yield Fact(
-            name="how",
+            name="method",
             value=f"NCCL {ranks[0].version}, {len(ranks)} ranks on {ranks[0].nodes} nodes, all-reduce of "
-            f"{format_bytes(options.size)} in new processes for every contrast; by default {algorithm}, {protocol}, "
+            f"{format_bytes(options.size)} in new processes for each setting; default: {algorithm}, {protocol}, "
             f"{channels} channels, over {transport}{tree}",
         )
 
 
 def path_at_size(ranks: Sequence[NcclLog], size: int) -> dict[str, object]:
-    """Algorithm, protocol and channels, which the first rank tells, and the transports of all ranks together."""
+    """Algorithm, protocol and channels from the first rank's log, and the transports of all ranks."""
     choice = ranks[0].choice_for("AllReduce", size)
-    transports = sorted({name for one in ranks for name in one.transports})
-    sums_in_switch = choice is not None and choice.algorithm.startswith("NVLS")
+    transports = sorted({name for log in ranks for name in log.transports})
+    uses_nvls = choice is not None and choice.algorithm.startswith("NVLS")
     return {
-        "algorithm": choice.algorithm if choice else "not told",
-        "protocol": (choice.protocol if choice else None) or "not told",
-        "channels": (choice.channels if choice else None) or "not told",
-        "transport": " + ".join([*(["NVLS"] if sums_in_switch else []), *transports]) or "not told",
+        "algorithm": choice.algorithm if choice else NOT_LOGGED,
+        "protocol": (choice.protocol if choice else None) or NOT_LOGGED,
+        "channels": (choice.channels if choice else None) or NOT_LOGGED,
+        "transport": " + ".join([*(["NVLS"] if uses_nvls else []), *transports]) or NOT_LOGGED,
     }
 
 
 CHECK = Check(
     name="collectives.nccl_settings",
-    title="What limits the all-reduce",
+    title="All-reduce under different NCCL settings",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
     metrics={
@@ -244,28 +253,29 @@ CHECK = Check(
     rules=(
         Rule(
             metric="p2p_gain",
-            # The narrowest NVLink bridge, of an RTX A6000, carries 56 GB/s each way (NVIDIA's data sheet: 112.5 GB/s
-            # both ways), 1.8 times the 31.5 GB/s of PCIe 4.0 x16 that is left without it
+            # The slowest NVLink bridge (RTX A6000) carries 56 GB/s per direction (NVIDIA's data sheet: 112.5 GB/s
+            # bidirectional), 1.8 times the 31.5 GB/s of PCIe 4.0 x16
             expect=">= 1.5 x",
-            applies_if={"nvlink": "yes", "peers": "yes"},
+            applies_if={"nvlink": "yes", "p2p_available": "yes"},
             evidence_facts=("path_by_size",),
-            meaning="NVLinks are active, and NCCL is hardly faster with peer-to-peer than without: it does not use them",
-            fix="env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL); nvidia-smi topo -p2p r; in a container all "
-            "GPUs must be visible to each process; in a virtual machine look for ACS and IOMMU settings",
+            meaning="NVLinks are active, but disabling peer-to-peer hardly slows the all-reduce: NCCL does not use "
+            "them.",
+            fix="Run env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL) and nvidia-smi topo -p2p r. In a container, "
+            "all GPUs must be visible to each process. In a virtual machine, check the ACS and IOMMU settings.",
         ),
         Rule(
             metric="default_vs_ring",
             expect=">= 0.90 x",
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("path_by_size",),
-            meaning="NCCL takes what it expects to be fastest, and a ring is faster: its picture of this machine is wrong",
-            fix="env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN); unset them, or report it with "
-            "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING",
+            meaning="A ring is faster than NCCL's default algorithm: its model of this machine is wrong.",
+            fix="Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else "
+            "report an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
         ),
-        wrong_data_rule("collectives.all_reduce names rank, offset and flipped bits"),
+        wrong_data_rule("Run collectives.all_reduce: it names rank, offset and flipped bits."),
     ),
     measure=measure,
-    fact_roles={"contrast_algorithms": "path_by_size"},
+    fact_roles={"algorithms_by_setting": "path_by_size"},
     bounds=BANDWIDTH_BOUNDS,
     comparisons={"p2p_gain": Comparison(part="peer-to-peer", is_speedup=True)},
     performance_metrics=("busbw_*", "p2p_gain", "default_vs_ring"),

@@ -1,11 +1,12 @@
-"""Which node, GPU or path between two nodes is slower than the others? Every node exchanges data with several others.
+"""Bandwidth between pairs of nodes, to locate slow nodes, GPUs and inter-node paths.
 
-Nodes are paired in rounds by the circle method; in a round all pairs work at once. GPU i of one node sends to and
-receives from GPU i of the other, so that all network cards carry load and NVLink none. One slow exchange does not tell
-who is at fault. What is slow with every partner is at fault itself; where two good ones meet slowly, it is their path.
-With r partners each, up to r−1 bad nodes are told apart exactly, as long as more than half of all nodes are good. Two
-nodes never outvote each other: of them only the data is judged. A path that is slow among others is tried again with no
-other pair at work: it may share an uplink.
+Nodes are paired in rounds by the circle method; in each round all pairs run concurrently. GPU i of a node sends to and
+receives from GPU i of the other node, so that all NICs carry load and NVLink carries none.
+
+A single slow pair does not locate the fault. A node that is slow with every partner is at fault. If two good nodes are
+slow with each other, their path is at fault. With r partners each, up to r−1 bad nodes are located exactly, if more
+than half of all nodes are good. With two nodes only the data is judged. A slow path is retried without concurrent
+pairs: it may share an uplink.
 """
 
 from __future__ import annotations
@@ -35,101 +36,105 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# Some 5 ms at the 50 GB/s of a 400 Gb/s card: starting it does not count. On a CPU: a rehearsal.
+# About 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE: CPU ONLY.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
-MAX_NODES_ALL_PAIRS = 8  # nodes
-MAX_ROUNDS = 4  # of more nodes: three bad ones are told apart, in the same time however many nodes there are
-MAX_RETRIES = 4  # slow paths that are tried again: each takes as long as a round
-MIN_SHARE = 0.90  # of what the others reach; the judge's own limit for a shortfall
+MAX_NODES_ALL_PAIRS = 8
+MAX_ROUNDS = 4  # with more nodes: locates three bad nodes, in the same time for any number of nodes
+MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
+MIN_SHARE = 0.90  # of the other pairs' rate; equal to the judge's threshold for a shortfall
 
 
 class PairOptions(Options):
-    """``rounds``: by default all that there are up to 8 nodes, and 4 of more. ``seconds`` cap each of them.
+    """Options of collectives.pairs.
 
-    ``size``: bytes that each rank sends and receives at a time; by default what suits the device. ``again``: how many
-    slow paths are tried once more, alone; by default none on CPUs, whose paths are not judged.
+    ``rounds``: number of rounds; by default all up to 8 nodes, else 4. ``seconds``: maximum timed duration of each.
+    ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``retry``: maximum
+    number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where paths are not
+    judged.
     """
 
     rounds: int | None = Field(default=None, ge=1)
-    again: int | None = Field(default=None, ge=0)
+    retry: int | None = Field(default=None, ge=0)
     size: ByteSize | None = Field(default=None, ge=4)
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
 
 def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
-    """Yield the cluster's figures on rank 0. Raises NotApplicable on a single node."""
+    """Yield the cluster's metrics on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, pairs, rank, subgroups
 
     nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:
-        raise NotApplicable("one node has no other to exchange data with")
-    subjects, path = rank.gather(context.subject), collectives.describe_group()
+        raise NotApplicable("one node: no pairs of nodes")
+    subjects, group = rank.gather(context.subject), collectives.describe_group()
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
-    most = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
-    rounds, members = pairs.round_robin(len(nodes), most), list(nodes.values())
-    lines: list[PairTiming] = []
-    alone: list[PairTiming] = []
+    max_rounds = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
+    rounds, members = pairs.round_robin(len(nodes), max_rounds), list(nodes.values())
+    timings: list[PairTiming] = []
+    retries: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")
-        lines += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
-    figures = pairs.PairResults(tuple(lines), size, nodes, tuple(subjects))
-    again = (MAX_RETRIES if context.on_gpu else 0) if options.again is None else options.again
-    for a, b in figures.slow_paths(MIN_SHARE)[:again]:  # the same on all ranks: they all know all times
-        context.progress(f"{a}->{b} alone")
+        timings += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
+    results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects))
+    max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.retry is None else options.retry
+    for a, b in results.slow_paths(MIN_SHARE)[:max_retries]:  # the same on all ranks: every rank has all timings
+        context.progress(f"retry {a}->{b}")
         partners = pairs.partner_map([(0, 1)], [nodes[a], nodes[b]])
-        alone += pairs.measure_pairs(partners, size, context.device, options.seconds)
-    path["transports"] = _nccl_log.connections_by_transport(context.device)
+        retries += pairs.measure_pairs(partners, size, context.device, options.seconds)
+    group["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank == 0:
-        yield from facts({**path, "nodes": len(nodes), "size": size, "rounds": len(rounds)})
-        figures = pairs.PairResults(tuple(lines), size, nodes, tuple(subjects), tuple(alone))
-        yield from _figures(figures, len(rounds), transport_text(path))
+        yield from facts({**group, "nodes": len(nodes), "size": size, "rounds": len(rounds)})
+        results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects), tuple(retries))
+        yield from _observations(results, len(rounds), transport_text(group))
 
 
-def _figures(figures: PairResults, rounds: int, carried: str) -> Iterator[Observation]:
-    count = len(figures.nodes)
-    distinguishable = _told_apart(count, rounds)
-    guarantee = f"up to {distinguishable} bad {'node is' if distinguishable == 1 else 'nodes are'} told apart exactly"
+def _observations(results: PairResults, rounds: int, transport: str) -> Iterator[Observation]:
+    """Yield rates in GB/s of pairs and of ranks with their fastest partner, ratios to the others, data and method."""
+    count = len(results.nodes)
+    distinguishable = _max_distinguishable(count, rounds)
+    guarantee = f"up to {distinguishable} bad {'node is' if distinguishable == 1 else 'nodes are'} located exactly"
     if count == 2:
-        guarantee = "two nodes cannot outvote each other: slow, either may be at fault, or the path between them"
+        guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
     comparable = "yes" if count > 2 else "no"
     yield from facts({"comparable": comparable, "distinguishable": distinguishable, "guarantee": guarantee})
-    yield Fact(name="pair_matrix", value={"nodes": [*figures.nodes], "gb_s": figures.rate_matrix(figures.by_pair)})
-    if figures.retries:
-        yield Fact(name="alone", value={f"{a}->{b}": rates for (a, b), rates in figures.retry_rates().items()})
-    for (a, b), lines in figures.by_pair.items():
-        yield metric("pair_busbw", figures.pair_rates(lines), "GB/s", f"{a}->{b}")
-        if shares := figures.pair_shares(figures.final_by_pair[a, b]):
+    yield Fact(name="pair_matrix", value={"nodes": [*results.nodes], "gb_s": results.rate_matrix(results.by_pair)})
+    if results.retries:
+        yield Fact(name="single_pair", value={f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()})
+    for (a, b), timings in results.by_pair.items():
+        yield metric("pair_busbw", results.pair_rates(timings), "GB/s", f"{a}->{b}")
+        if shares := results.pair_shares(results.final_by_pair[a, b]):
             yield metric("pair_share", shares, "of the best", f"{a}->{b}")
-    for rank, rates in figures.best_rates.items():
-        yield metric("best_busbw", rates, "GB/s", figures.subjects[rank])
-        if figures.median_best_rate:
-            shares = tuple(rate / figures.median_best_rate for rate in rates)
-            yield metric("best_share", shares, "of the median", figures.subjects[rank])
-    shared = sum(median(figures.pair_shares(lines)) >= MIN_SHARE for lines in figures.retries_by_pair.values())
+    for rank, rates in results.best_rates.items():
+        yield metric("best_busbw", rates, "GB/s", results.subjects[rank])
+        if results.median_best_rate:
+            shares = tuple(rate / results.median_best_rate for rate in rates)
+            yield metric("best_share", shares, "of the median", results.subjects[rank])
+    shared = sum(median(results.pair_shares(timings)) >= MIN_SHARE for timings in results.retries_by_pair.values())
     yield metric("shared_paths", shared, "pairs")
-    yield from pair_wrong_data_results(figures)
+    yield from pair_wrong_data_results(results)
     yield Fact(
-        name="how",
-        value=f"{carried}: {len(figures.by_pair)} pairs of {count} nodes in {rounds} rounds of the circle method; each "
-        f"rank sends {format_bytes(figures.size)} to the same rank of the other node and receives as much at the same "
-        f"time; GB/s each way and rank; {guarantee}",
+        name="method",
+        value=f"{transport}: {len(results.by_pair)} pairs of {count} nodes in {rounds} rounds of the circle method; "
+        f"each rank sends {format_bytes(results.size)} to the same rank of the other node and receives as much at the "
+        f"same time; GB/s per direction and rank; {guarantee}",
     )
 
 
-def _told_apart(nodes: int, rounds: int) -> int:
-    """How many bad nodes are found exactly: a good one then has a good partner, and most nodes are good.
+def _max_distinguishable(nodes: int, rounds: int) -> int:
+    """Maximum number of bad nodes that are located exactly.
 
-    With an odd number of nodes each may have rested in one round.
+    Every good node then has a good partner, and a majority of nodes is good. With an odd number of nodes each may pause
+    for one round.
     """
     partners = rounds - (nodes % 2)
     return max(0, min(partners - 1, (nodes - 1) // 2))
 
 
-_WHERE = {"backend": "nccl", "comparable": "yes"}
+_APPLIES_IF = {"backend": "nccl", "comparable": "yes"}
 
 CHECK = Check(
     name="collectives.pairs",
-    title="Node to node, in pairs",
+    title="Node-to-node bandwidth in pairs",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
     metrics={
@@ -144,43 +149,43 @@ CHECK = Check(
         Rule(
             metric="best_share",
             expect=f">= {MIN_SHARE} of the median",
-            applies_if=_WHERE,
-            meaning="this GPU's way out of its node is slow with every partner, so that it is this node's own: its network "
-            "card, cable, switch port, PCIe slot or driver settings",
-            fix="On that node: ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
-            "LnkSta (speed and width of the card's slot); nvidia-smi topo -m (GPU and card should share a switch); "
-            "compare with a good node",
+            applies_if=_APPLIES_IF,
+            meaning="The GPU is slow with every partner, so the cause is in its node: NIC, cable, switch port, PCIe "
+            "slot or driver settings.",
+            fix="On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
+            "LnkSta (speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). "
+            "Compare with a good node.",
         ),
         Rule(
             metric="pair_share",
             expect=f">= {MIN_SHARE} of the best",
-            applies_if=_WHERE,
-            evidence_facts=("alone",),
-            meaning="both nodes are faster with others: it is the path between these two that is slow",
-            fix="ibtracert or traceroute between the two; look for errors on the switch ports on the way "
-            "(ibqueryerrors, or the switch's own counters), and for links of an uplink that are down",
+            applies_if=_APPLIES_IF,
+            evidence_facts=("single_pair",),
+            meaning="Both nodes are faster with other nodes: the path between them is slow.",
+            fix="Run ibtracert or traceroute between the two nodes. Check the switch ports on the path for errors "
+            "(ibqueryerrors, or the switch's counters) and the uplinks for links that are down.",
         ),
         Rule(
             metric="shared_paths",
             expect="== 0 pairs",
-            applies_if=_WHERE,
+            applies_if=_APPLIES_IF,
             outcome_if_violated=Outcome.WARN,
-            evidence_facts=("alone",),
-            meaning="these paths are slow among others and good alone: they share an uplink that cannot carry all of them",
-            fix="Compare the uplinks of these nodes' leaf switches with their ports to nodes: are some down, or "
-            "is the fabric oversubscribed by design? Adaptive routing may be off; ibdiagnet tells",
+            evidence_facts=("single_pair",),
+            meaning="These paths are slow when other pairs run concurrently and fast otherwise: they share an "
+            "oversubscribed uplink.",
+            fix="Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or "
+            "the fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
         ),
         wrong_data_rule(
-            "The fact wrong_data names sender, receiver, offset and flipped bits; who is in all of its entries is at "
-            "fault",
+            "The fact wrong_data names sender, receiver, offset and flipped bits; a rank in all entries is at fault."
         ),
     ),
     measure=measure,
     performance_metrics=("pair_*", "best_*"),
-    required_per={"best_*": "place"},
+    required_per={"best_*": "rank"},
     bounds=BANDWIDTH_BOUNDS,
     comparisons={
-        "best_share": Comparison(part="a GPU's way out of its node", inter_node=True),
+        "best_share": Comparison(part="the inter-node path of one GPU", inter_node=True),
         "pair_share": Comparison(part="the path between two nodes", inter_node=True),
     },
     finding_templates={

@@ -1,4 +1,4 @@
-"""How fast do all ranks sum into one?"""
+"""Reduce: one rank receives the sum over all ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "reduce",
-    "Reduce: all ranks to one",
+    "Reduce bandwidth and correctness",
     rules=(busbw_rule("reduce", "1GiB", reference_optional=True),),
 )

@@ -1,4 +1,4 @@
-"""How fast does every rank get its block of the sum, as FSDP does with gradients after each layer?"""
+"""Reduce-scatter: every rank receives its block of the sum, as FSDP does with gradients after each layer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from seatrial.checks.fabric._collective import busbw_rule, collective_check
 
 CHECK = collective_check(
     "reduce_scatter",
-    "Reduce-scatter: every rank gets a block of the sum",
+    "Reduce-scatter bandwidth and correctness",
     rules=(busbw_rule("reduce_scatter", "1GiB"),),
 )

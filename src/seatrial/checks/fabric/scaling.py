@@ -1,7 +1,7 @@
-"""What is left of the bandwidth as nodes are added: the same all-reduce on one node, on two, on four … on all of them.
+"""Scaling of the all-reduce bandwidth with the number of nodes: 1, 2, 4 and so on, up to all nodes.
 
-A figure of two nodes says little of many: NCCL's trees carry less over the network there than its rings do, so both one
-and two nodes stand beside each efficiency as what it is measured by.
+The efficiency is given relative to one node and to two nodes. With two nodes NCCL's trees carry less over the network
+than its rings do, so that two nodes do not predict many.
 """
 
 from __future__ import annotations
@@ -35,75 +35,78 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.subgroups import GroupResult
 
-# At 1 GiB the links are saturated. On a CPU: a rehearsal.
+# 1 GiB saturates the links. CPU_SIZE: CPU ONLY.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("1MiB")
 
 
 def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
-    """Yield busbw by number of nodes on rank 0. Raises NotApplicable on a single node."""
+    """Yield busbw (GB/s) by number of nodes on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, subgroups
 
     nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:
-        raise NotApplicable("one node does not scale: it is what more nodes are compared with")
-    path = collectives.describe_group()
+        raise NotApplicable("one node: scaling needs at least two")
+    group = collectives.describe_group()
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     results: dict[int, GroupResult] = {}
     for count, ranks in ranks_by_node_count(list(nodes.values())).items():
-        context.progress(_nodes(count))
+        context.progress(_nodes_label(count))
         (results[count],) = subgroups.measure_all_reduce([ranks], size, context.device, options.seconds)
-    path["transports"] = _nccl_log.connections_by_transport(context.device)
+    group["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank == 0:
-        yield from facts({**path, "nodes": len(nodes), "size": size, "order": list(nodes)})
-        yield from _figures(results, size)
-        shape = ", ".join(f"{len(result.ranks)} on {_nodes(count)}" for count, result in results.items())
+        yield from facts({**group, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
+        yield from _observations(results, size)
+        shape = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
         yield Fact(
-            name="how",
-            value=f"{transport_text(path)}: all-reduce of {format_bytes(size)} over the first nodes in the order of ranks "
-            f"({shape}), the others looking on; efficiency.BASE is the busbw of all nodes over that of BASE",
+            name="method",
+            value=f"{transport_text(group)}: all-reduce of {format_bytes(size)} over the first nodes in rank order "
+            f"({shape}), the other nodes idle; efficiency.BASE = busbw of all nodes / busbw of BASE",
         )
 
 
 def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """Number of nodes → the ranks of the first so many: the powers of two, and all. A single rank reduces nothing."""
+    """Number of nodes (powers of two, and all) → the ranks of the first nodes; without counts that give one rank."""
     counts = {2**power for power in range(len(members).bit_length()) if 2**power < len(members)} | {len(members)}
-    found = {count: sorted(chain.from_iterable(members[:count])) for count in sorted(counts)}
-    return {count: ranks for count, ranks in found.items() if len(ranks) > 1}
+    ranks_by_count = {count: sorted(chain.from_iterable(members[:count])) for count in sorted(counts)}
+    return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
 
 
-def _figures(results: Mapping[int, GroupResult], size: int) -> Iterator[Observation]:
+def _observations(results: Mapping[int, GroupResult], size: int) -> Iterator[Observation]:
+    """Yield busbw by number of nodes, the efficiency of the largest relative to one and two nodes, and the data."""
     rates = {count: result.busbw(size) for count, result in results.items()}
     busbw = {count: median(samples) for count, samples in rates.items()}
     for count, samples in rates.items():
-        yield metric(f"busbw.{_nodes(count)}", samples, "GB/s")
-    most = max(rates)
+        yield metric(f"busbw.{_nodes_label(count)}", samples, "GB/s")
+    largest = max(rates)
     bases = [base for base in (1, 2) if base in rates]
-    for base in (base for base in bases if base < most):
-        yield metric(f"efficiency.{_nodes(base)}", busbw[most] / busbw[base], "of the base")
+    for base in (base for base in bases if base < largest):
+        yield metric(f"efficiency.{_nodes_label(base)}", busbw[largest] / busbw[base], "of the base")
     x, y = tuple(map(float, busbw)), tuple(busbw.values())
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
-    shares = {
-        _nodes(count): {f"of {_nodes(base)}": round(one / busbw[base], 4) for base in bases if base <= count}
-        for count, one in busbw.items()
+    efficiency = {
+        _nodes_label(count): {
+            f"of {_nodes_label(base)}": round(rate / busbw[base], 4) for base in bases if base <= count
+        }
+        for count, rate in busbw.items()
     }
-    yield Fact(name="efficiency", value=shares)
-    yield from group_wrong_data_results({_nodes(count): result for count, result in results.items()})
+    yield Fact(name="efficiency", value=efficiency)
+    yield from group_wrong_data_results({_nodes_label(count): result for count, result in results.items()})
 
 
-def _nodes(count: int) -> str:
+def _nodes_label(count: int) -> str:
     return "1node" if count == 1 else f"{count}nodes"
 
 
 CHECK = Check(
     name="collectives.scaling",
-    title="All-reduce from one node to all",
+    title="All-reduce scaling with the number of nodes",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
     metrics={"busbw.*": "GB/s", "efficiency.*": "of the base", "wrong_elements": "count"},
     rules=(
         wrong_data_rule(
-            "The fact wrong_data says with how many nodes, and names rank, offset and flipped bits; collectives.pairs "
-            "names sender and receiver"
+            "The fact wrong_data names the number of nodes, rank, offset and flipped bits; collectives.pairs names "
+            "sender and receiver."
         ),
     ),
     measure=measure,

@@ -1,6 +1,6 @@
-"""Which way does the data of collectives go: NVLink, shared memory, RDMA with or without the CPU's memory, or sockets?
+"""The transports that NCCL uses: NVLink, shared memory, RDMA with or without GPUDirect, or sockets.
 
-NCCL chooses by itself, and falls back without a word: a figure is worth little without its path.
+NCCL selects transports itself and falls back to slower ones without an error. A bandwidth needs its transport.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
 from seatrial.checks.fabric import _algorithms
+from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.discover import fabric, nccl_log
 from seatrial.discover.fabric import RdmaFacts
 from seatrial.discover.nccl_log import NcclLog
@@ -18,158 +19,161 @@ from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, Seatr
 
 
 class TransportOptions(Options):
-    """``sockets``: that nodes talk over sockets is meant so, though they have RDMA ports."""
+    """``sockets_expected``: sockets between nodes are intended, although the nodes have RDMA ports."""
 
-    sockets: bool = False
+    sockets_expected: bool = False
 
 
 @dataclass(frozen=True)
 class RankTransport:
-    """What one rank's NCCL told, and the RDMA ports of its node that are up, as far as that can be read."""
+    """The NCCL log of one rank and the active RDMA ports of its node."""
 
-    path: NcclLog
+    log: NcclLog
     active_ports: tuple[str, ...]
-    unreadable_ports: str  # what of them could not be read
-    log_error: str  # why its log could not be read
+    unreadable_ports: str  # port states that could not be read, with reasons
+    log_error: str  # why the log could not be read
 
     @property
     def rdma_state_unknown(self) -> bool:
-        """Whether it talks over sockets, and nobody knows of a port for RDMA, nor that there is none."""
-        return self.path.uses_sockets and not self.active_ports and bool(self.unreadable_ports)
+        """Whether the rank uses sockets, no active RDMA port is known, and some port states could not be read."""
+        return self.log.uses_sockets and not self.active_ports and bool(self.unreadable_ports)
 
 
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
-    """Let all ranks connect, then read what each one's NCCL wrote.
+    """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError where a log tells nothing, and where sockets are in use and the ports for RDMA cannot be read.
+    Raises SeatrialError where a log has no transport, and where NCCL uses sockets and RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 
     group.connect_all_ranks(context.device)
-    ways = dict(rank.gather((context.subject, _way(context))))
-    unknown = {subject: way.log_error for subject, way in ways.items() if way.log_error}
-    if unknown:
-        raise SeatrialError(f"NCCL's own log does not tell its path: {unknown}")
-    chosen = _algorithms.logged_choices(context)
+    ranks = dict(rank.gather((context.subject, _rank_transport(context))))
+    log_errors = {subject: transport.log_error for subject, transport in ranks.items() if transport.log_error}
+    if log_errors:
+        raise SeatrialError(f"no transports in the NCCL logs: {log_errors}")
+    choices = _algorithms.logged_choices(context)
     if context.rank == 0:
-        yield from facts(_paths(ways, options))
-        yield Fact(name="choices", value=chosen)
-    doubtful = {subject: way.unreadable_ports for subject, way in ways.items() if way.rdma_state_unknown}
-    if doubtful and not options.sockets:
-        raise SeatrialError(
-            f"NCCL talks over sockets, and whether a port for RDMA is active cannot be read: {doubtful}"
-        )
+        yield from facts(_transport_facts(ranks, options))
+        yield Fact(name="nccl_choices", value=choices)
+    unreadable = {
+        subject: transport.unreadable_ports for subject, transport in ranks.items() if transport.rdma_state_unknown
+    }
+    if unreadable and not options.sockets_expected:
+        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {unreadable}")
     if context.rank == 0:
-        every = ways.values()
-        yield metric(
-            "socket_despite_rdma", sum(way.path.uses_sockets and bool(way.active_ports) for way in every), "ranks"
-        )
-        yield metric("over_sockets", sum(way.path.uses_sockets for way in every), "ranks")
-        yield metric("rdma_without_gpudirect", sum(way.path.rdma_without_gpudirect for way in every), "ranks")
+        transports = ranks.values()
+        despite_rdma = sum(transport.log.uses_sockets and bool(transport.active_ports) for transport in transports)
+        yield metric("socket_despite_rdma", despite_rdma, "ranks")
+        yield metric("socket_ranks", sum(transport.log.uses_sockets for transport in transports), "ranks")
+        without_gpudirect = sum(transport.log.rdma_without_gpudirect for transport in transports)
+        yield metric("rdma_without_gpudirect", without_gpudirect, "ranks")
 
 
-def _way(context: Context) -> RankTransport:
+def _rank_transport(context: Context) -> RankTransport:
     from seatrial.bench import group
 
     rdma = fabric.read_rdma(context.root)
     active = tuple(
         f"{device.name}/{port.port}" for device in rdma.devices for port in device.ports if port.state == "ACTIVE"
     )
-    unread = "" if rdma.status_readable else _unread(rdma) or "not told why"
+    unreadable = "" if rdma.status_readable else _unreadable_states(rdma) or "unknown reason"
     try:
-        path = nccl_log.read(group.nccl_log_path())
+        log = nccl_log.read(group.nccl_log_path())
     except OSError as error:
-        return RankTransport(NcclLog(), active, unread, f"{error.strerror}: {error.filename}")
-    silent = "" if path.transports else "no line on how it connected (NCCL_DEBUG, NCCL_DEBUG_SUBSYS?)"
-    return RankTransport(path, active, unread, silent)
+        return RankTransport(NcclLog(), active, unreadable, f"{error.strerror}: {error.filename}")
+    no_transport = "" if log.transports else "no line on a transport (check NCCL_DEBUG and NCCL_DEBUG_SUBSYS)"
+    return RankTransport(log, active, unreadable, no_transport)
 
 
-def _unread(rdma: RdmaFacts) -> str:
-    """What RdmaFacts.known asks for and could not be read, with the reasons."""
-    found = {"": rdma.unreadable, **{device.name: device.unreadable for device in rdma.devices}}
-    found |= {f"{device.name}/{port.port}": port.unreadable for device in rdma.devices for port in device.ports}
+def _unreadable_states(rdma: RdmaFacts) -> str:
+    """The fields behind RdmaFacts.status_readable that could not be read, with the reasons."""
+    by_place = {"": rdma.unreadable, **{device.name: device.unreadable for device in rdma.devices}}
+    by_place |= {f"{device.name}/{port.port}": port.unreadable for device in rdma.devices for port in device.ports}
     reasons = (
-        f"{where} {what}: {why}".lstrip()
-        for where, unread in found.items()
-        for what, why in unread.items()
-        if what in ("devices", "verbs", "ports", "state")
+        f"{place} {name}: {reason}".lstrip()
+        for place, unreadable in by_place.items()
+        for name, reason in unreadable.items()
+        if name in ("devices", "verbs", "ports", "state")
     )
     return "; ".join(reasons)
 
 
-def _paths(ways: Mapping[str, RankTransport], options: TransportOptions) -> Mapping[str, object]:
-    """The facts of all ranks' paths, by subject; where they agree, those of the first rank."""
+def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptions) -> Mapping[str, object]:
+    """The facts from all logs by subject; network, plugin and settings from the first rank, with deviating ranks."""
     from seatrial.bench import group
 
-    paths = {subject: way.path for subject, way in ways.items()}
-    first = next(iter(paths.values()))
-    total = sum((Counter(path.transports) for path in paths.values()), Counter[str]())
-    hcas: dict[str, list[str]] = {}  # the ports that NCCL's own RDMA transport uses, by node, where its log says so
-    unlike: dict[str, dict[str, object]] = {}
-    for subject, path in paths.items():
-        if path.hcas:
+    logs = {subject: transport.log for subject, transport in ranks.items()}
+    first = next(iter(logs.values()))
+    total = sum((Counter(log.transports) for log in logs.values()), Counter[str]())
+    rdma_ports: dict[str, list[str]] = {}  # node → the ports that NCCL's IB transport uses, where logged
+    deviations: dict[str, dict[str, object]] = {}
+    first_values = {"network": first.network, "net_plugin": first.plugin, "settings": first.settings}
+    for subject, log in logs.items():
+        if log.hcas:
             node = subject.partition("/")[0]
-            hcas[node] = sorted({*hcas.get(node, ()), *path.hcas})
-        chosen: dict[str, object] = {"network": path.network, "net_plugin": path.plugin, "settings": path.settings}
-        same = {"network": first.network, "net_plugin": first.plugin, "settings": first.settings}
-        if differs := {name: value for name, value in chosen.items() if value != same[name]}:
-            unlike[subject] = differs
-    ours = " (set by seatrial)"  # which variables those are NCCL cannot know
+            rdma_ports[node] = sorted({*rdma_ports.get(node, ()), *log.hcas})
+        values: dict[str, object] = {"network": log.network, "net_plugin": log.plugin, "settings": log.settings}
+        if deviation := {name: value for name, value in values.items() if value != first_values[name]}:
+            deviations[subject] = deviation
+    mark = " (set by seatrial)"  # NCCL's log does not say who set a variable
     settings = {
-        name: f"{value}{ours if name in group.set_by_seatrial else ''}" for name, value in first.settings.items()
+        name: f"{value}{mark if name in group.set_by_seatrial else ''}" for name, value in first.settings.items()
     }
-    shares = ", ".join(f"{count} connections by {name}" for name, count in total.most_common())
-    network = "the network that there would be between nodes" if first.nodes == 1 else "the network between nodes"
+    connections = ", ".join(f"{count} connections over {name}" for name, count in total.most_common())
+    network = "network that NCCL would use between nodes" if first.nodes == 1 else "network between nodes"
     return {
         "backend": "nccl",
         "nccl_version": first.version,
         "network": first.network,
         "net_plugin": first.plugin or "none loaded",
-        "net_plugin_version": first.plugin_version or "not told",
-        "hcas": hcas,
+        "net_plugin_version": first.plugin_version or NOT_LOGGED,
+        "rdma_ports": rdma_ports,
         "channels": first.channels,
         "nvls_channels": first.nvls_channels,
         "settings": settings,
         "transports": dict(total),
-        "transports_by_rank": {subject: path.transports for subject, path in paths.items()},
-        "active_rdma_ports": {subject: list(way.active_ports) for subject, way in ways.items() if way.active_ports},
-        "sockets_expected": "yes" if options.sockets else "no",
-        "how": f"{shares}, as NCCL {first.version} wrote in the logs of {len(ways)} ranks on {first.nodes} nodes, "
-        f"after an all-reduce and an all-to-all; by the first rank's log {network} is {first.network or 'not told'}, "
-        f"its plugin {first.plugin or 'none'}",
-        **({"differs_from_first_rank": unlike} if unlike else {}),
+        "transports_by_rank": {subject: log.transports for subject, log in logs.items()},
+        "active_rdma_ports": {
+            subject: list(transport.active_ports) for subject, transport in ranks.items() if transport.active_ports
+        },
+        "sockets_expected": "yes" if options.sockets_expected else "no",
+        "method": f"{connections}, from the logs of {len(ranks)} ranks on {first.nodes} nodes with NCCL "
+        f"{first.version}, after an all-reduce and an all-to-all; first rank: {network} {first.network or NOT_LOGGED}, "
+        f"plugin {first.plugin or 'none'}",
+        **({"differs_from_first_rank": deviations} if deviations else {}),
     }
 
 
 CHECK = Check(
     name="collectives.transport",
-    title="The way that collectives take",
+    title="NCCL transports and algorithms",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"socket_despite_rdma": "ranks", "over_sockets": "ranks", "rdma_without_gpudirect": "ranks"},
+    metrics={"socket_despite_rdma": "ranks", "socket_ranks": "ranks", "rdma_without_gpudirect": "ranks"},
     rules=(
         Rule(
             metric="socket_despite_rdma",
             expect="== 0 ranks",
             applies_if={"sockets_expected": "no"},
             evidence_facts=("transports_by_rank", "active_rdma_ports", "settings"),
-            meaning="NCCL talks over TCP sockets although its node has an active RDMA port: a tenth of the speed, or less",
-            fix="ibstat; ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited; then look for "
-            "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. Where "
-            "it is meant so: --set checks.collectives.transport.options.sockets=true",
+            meaning="NCCL uses TCP sockets although the node has an active RDMA port: at most a tenth of the "
+            "bandwidth.",
+            fix="Run ibstat and ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited. Look for "
+            "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. If "
+            "sockets are intended: --set checks.collectives.transport.options.sockets_expected=true",
         ),
         Rule(
             metric="rdma_without_gpudirect",
             expect="== 0 ranks",
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("transports_by_rank",),
-            meaning="RDMA goes by way of host memory (no GDRDMA): each byte crosses PCIe twice, and the CPU's memory",
-            fix="lsmod | grep nvidia_peermem (or a kernel with dma-buf and an open driver); nvidia-smi topo -m: NIC "
-            "and GPU should share a switch (PIX, PXB); NCCL_NET_GDR_LEVEL",
+            meaning="RDMA without GPUDirect (no GDRDMA): each byte crosses PCIe twice and passes through host memory.",
+            fix="Run lsmod | grep nvidia_peermem (or use a kernel with dma-buf and the open driver), and "
+            "nvidia-smi topo -m: NIC and GPU should share a switch (PIX, PXB). Check NCCL_NET_GDR_LEVEL.",
         ),
     ),
     measure=measure,
-    fact_roles={"transports": "transports", "hcas": "hcas", "algorithms": "choices"},
+    fact_roles={"transports": "transports", "hcas": "rdma_ports", "algorithms": "nccl_choices"},
     limit_s=120.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=TransportOptions,

@@ -1,7 +1,6 @@
-"""A training in which one rank fails ON PURPOSE: by an error, by SIGKILL or by SIGSTOP, upon itself.
+"""A training job in which one rank fails ON PURPOSE: by an exception, SIGKILL or SIGSTOP.
 
-No trial has a use for it by itself: it always ends in ERROR. ``train.failure`` starts it in a run of its own, to see
-whether that run ends, and what it says.
+Only ``train.failure`` uses it, in a separate run: the job always ends in ERROR.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from seatrial.model import Frozen, Observation, Phase, Scope, SeatrialError
 
 Fault = Literal["error", "kill", "stop"]
 
-RECORD = "fault.json"  # in the folder of artifacts: the last thing that the victim does before its fault
-ERROR_MESSAGE = "an error on purpose, to see whether it is told of"
+RECORD = "fault.json"  # in the artifacts directory; the failing rank writes it immediately before the fault
+ERROR_MESSAGE = "intentional error of train.failing_job"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_LOOP_S = 3.0  # so long all ranks train first: a pulse comes each second, and each rank is to be seen at work
+_TRAINING_S = 3.0  # before the fault, so that every rank has sent heartbeats (one per second)
 
 
 class InjectedFault(Frozen):
-    """Who committed which fault. ``time`` is by the clock of its node."""
+    """The fault and the rank that executed it; ``time`` in Unix seconds by the clock of the rank's node."""
 
     fault: Fault
     rank: int
@@ -36,25 +35,25 @@ class InjectedFault(Frozen):
     time: float
 
 
-class VictimOptions(Options):
+class FailingJobOptions(Options):
     fault: Fault
-    rank: int | None = Field(default=None, ge=0, description="by default the last one, on the last node")
+    rank: int | None = Field(default=None, ge=0, description="default: the last rank, on the last node")
 
 
-def measure(context: Context, options: VictimOptions) -> Iterator[Observation]:
-    """Never returns where all goes as asked for: the victim fails, and its peers wait until they are ended."""
+def measure(context: Context, options: FailingJobOptions) -> Iterator[Observation]:
+    """Trains until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return."""
     from seatrial.train import ddp
     from seatrial.util import files
 
-    failing = context.world_size - 1 if options.rank is None else options.rank
-    if failing >= context.world_size:
-        raise SeatrialError(f"rank {failing} is to fail, and there are only {context.world_size} ranks")
-    begun = None  # with the first step, which alone may take seconds
+    failing_rank = context.world_size - 1 if options.rank is None else options.rank
+    if failing_rank >= context.world_size:
+        raise SeatrialError(f"option rank is {failing_rank}, expected less than the world size {context.world_size}")
+    started = None  # at the end of the first step, which may take seconds
     for step, loss in enumerate(ddp.endless_training(context.device), 1):
-        begun = begun or time.monotonic()
+        started = started or time.monotonic()
         context.progress(f"step {step}: loss {loss:.3f}")
-        if context.rank == failing and time.monotonic() - begun > _LOOP_S:
-            victim = InjectedFault(
+        if context.rank == failing_rank and time.monotonic() - started > _TRAINING_S:
+            fault = InjectedFault(
                 fault=options.fault,
                 rank=context.rank,
                 node=context.node,
@@ -62,21 +61,21 @@ def measure(context: Context, options: VictimOptions) -> Iterator[Observation]:
                 pid=os.getpid(),
                 time=time.time(),
             )
-            files.write_json(context.artifacts_dir / RECORD, victim.model_dump(mode="json"))
-            _commit(options.fault)
-    yield from ()  # never reached: what makes this a generator, as every check is
+            files.write_json(context.artifacts_dir / RECORD, fault.model_dump(mode="json"))
+            _execute(options.fault)
+    yield from ()  # not reached; makes this function a generator
 
 
-def _commit(fault: Fault) -> None:
+def _execute(fault: Fault) -> None:
     if fault == "error":
         raise RuntimeError(ERROR_MESSAGE)
     os.kill(os.getpid(), _SIGNALS[fault])
-    raise RuntimeError(f"this rank sent itself {_SIGNALS[fault].name}, and goes on")
+    raise RuntimeError(f"this rank is still running after {_SIGNALS[fault].name}")
 
 
 CHECK = Check(
     name="train.failing_job",
-    title="Fails on purpose: train.failure's victim, of no use in a trial",
+    title="Training job with an intentional fault, for train.failure only",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),
@@ -84,5 +83,5 @@ CHECK = Check(
     rules=(),
     measure=measure,
     limit_s=180,
-    options=VictimOptions,
+    options=FailingJobOptions,
 )

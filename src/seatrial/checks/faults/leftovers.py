@@ -1,4 +1,4 @@
-"""Does anything of a run that has ended still run on a node? A process left behind holds a GPU, memory, or a port."""
+"""Counts processes of an ended run that still run on a node, where they hold GPUs, memory or ports."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope
 
 
 class LeftoversOptions(Options):
-    run: str = Field(description="the run directory of the run that has ended, by its absolute path")
+    run: str = Field(description="absolute path of the ended run's directory")
 
 
 def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
-    """Sees the processes of this PID namespace: those of a container with one of its own only from within it."""
-    # torchrun and worker name the run's directory on their command line, what they start does in its environment. A
-    # zombie does no longer: it holds nothing, and waits for its parent
-    found = [
-        _described(process)
+    """Yields the number of leftover processes in this PID namespace; processes of other containers are not visible."""
+    # torchrun and the worker have the run directory on their command line, their children in the environment. Zombies
+    # have neither, and hold no resources.
+    leftovers = [
+        _description(process)
         for process in psutil.process_iter()
         if any(f"{options.run}/" in text for text in [*_command(process), *_environment(process)])
     ]
-    yield Fact(name="left", value=[f"{context.node}: {words}" for words in found])
-    yield Metric(name="processes", value=len(found), unit="count", subject=context.node)
+    yield Fact(name="leftovers", value=[f"{context.node}: {description}" for description in leftovers])
+    yield Metric(name="leftover_processes", value=len(leftovers), unit="count", subject=context.node)
 
 
 def _command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
-    except psutil.Error:  # gone, or a zombie
+    except psutil.Error:  # ended, or a zombie
         return []
 
 
 def _environment(process: psutil.Process) -> list[str]:
     try:
         return list(process.environ().values())
-    except psutil.Error:  # gone, or somebody else's: our own are what is looked for
+    except psutil.Error:  # ended, or of another user, who cannot have started the run
         return []
 
 
-def _described(process: psutil.Process) -> str:
+def _description(process: psutil.Process) -> str:
     try:
         return f"pid {process.pid}, {process.status()}: {' '.join(_command(process))}"
     except psutil.NoSuchProcess:
-        return f"pid {process.pid}, gone since"
+        return f"pid {process.pid}, ended"
 
 
 CHECK = Check(
     name="nodes.leftovers",
-    title="No process is left of a run that has ended",
+    title="Leftover processes of an ended run",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    metrics={"processes": "count"},
+    metrics={"leftover_processes": "count"},
     rules=(
         Rule(
-            metric="processes",
+            metric="leftover_processes",
             expect="== 0",
-            evidence_facts=("left",),
-            meaning="a process outlived the job that it belonged to: it holds memory, GPUs and ports of the next one",
-            fix="On that node: ps -o pid,ppid,stat,wchan,cmd -p PID. State D waits for a driver or a filesystem: "
+            evidence_facts=("leftovers",),
+            meaning="processes survived their job and hold memory, GPUs or ports that the next job needs",
+            fix="On the node: ps -o pid,ppid,stat,wchan,cmd -p PID. State D: waits for a driver or a filesystem: "
             "dmesg | tail. Under Slurm: scontrol show config | grep -E 'ProctrackType|UnkillableStep'",
         ),
     ),

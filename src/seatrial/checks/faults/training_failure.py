@@ -1,7 +1,7 @@
-"""Does a training end, everywhere and soon, when one of its ranks fails, and is the right one named?
+"""Tests that a training job ends on all nodes in time when a rank fails, and that the report names this rank.
 
-Three runs of seatrial itself, as a user starts it, each a ``train.failing_job`` whose rank fails: by an error, by SIGKILL,
-by SIGSTOP. And a look at what each left behind: in the queue, and with a run of ``nodes.leftovers`` on its nodes.
+Starts three runs of ``train.failing_job``, as a user would, in which a rank fails by an exception, SIGKILL or SIGSTOP.
+After each run it checks the Slurm queue, and runs ``nodes.leftovers`` on the nodes of the job.
 """
 
 from __future__ import annotations
@@ -54,191 +54,201 @@ METRICS = {
     "leftover_jobs.*": "count",
     "leftover_processes.*": "count",
 }
-# What must be told of each fault, in the words of launch/root_cause.py.
+# fault → text that JobResult.cause must contain (written by launch/root_cause.py)
 _CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
-# What our launcher set for this check, and not for the runs that it starts. GLOO_SOCKET_IFNAME, where it is "lo", too.
-_OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-_LOOK_EVERY_S = 0.2
-_CANCEL_S = 120.0  # an interrupted run fetches from its job of Slurm, cancels it, and waits a minute for its end
-_AGREE_S = 1.0  # two clocks may differ by so much, or we may not subtract times of one from those of the other
+# Set by the launcher of this process, not for the runs that it starts; GLOO_SOCKET_IFNAME=lo is removed too.
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_POLL_S = 0.2
+_CANCEL_S = 120.0  # an interrupted run fetches results, cancels its Slurm job, and waits up to a minute for its end
+_MAX_CLOCK_SKEW_S = 1.0  # between the failing node and this host, as times of both are subtracted
 
 
 class FailureOptions(Options):
-    """Where the fault is, and how long its end may take."""
+    """The rank that fails, and the time limit for the end of its job."""
 
     rank: int | None = Field(
-        default=None, ge=0, description="the one that fails; by default the last, on the last node"
+        default=None, ge=0, description="rank that fails; default: the last rank, on the last node"
     )
-    # From the moment that the failure is known. Seconds suffice torchrun, Slurm and us; an Epilog that looks at GPUs
-    # comes on top, and is given half a minute in all.
-    teardown_s: float = Field(default=30, gt=0, description="seconds for a job's end, once its failure is known")
+    # torchrun, Slurm and seatrial need a few seconds; the rest is for an Epilog that checks GPUs.
+    teardown_s: float = Field(
+        default=30, gt=0, description="maximum seconds from the detection of the failure to the end of the job"
+    )
 
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Starts runs like the present one, with another check, and reads what became of them."""
+    """Runs trials of one check with the configuration of the present trial, and reads their records."""
 
     folder: Path
-    config: Config  # of the present trial: launcher, nodes, environment, limits
+    config: Config  # of the present trial
     progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
-        """Carry out a trial of one check, called ``name``, and return its record.
-
-        Raises SeatrialError with its last words where it left none: it was refused, or broke.
-        """
+        """Runs a trial ``name`` of one check and returns its record. Raises SeatrialError if it leaves no record."""
         self.progress(f"run {name}")
         settings = CheckSettings(limit_s=limit_s, options=options)
         config = self.config.model_copy(update={"name": name, "checks": {check.name: settings}})
         file, out, err = (self.folder / f"{name}{ending}" for ending in (".yaml", ".out", ".err"))
         file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
-        code = _to_its_end(["env", *_env_unset_args(), *program], out, err)
+        code = _exit_code(["env", *_env_unset_args(), *program], out, err)
         try:
             return Trial.model_validate_json((self.folder / name / "trial.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            words = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-            raise SeatrialError(f"the run {name} ended with {code} and left no record: {words[-1]}") from error
+            lines = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
+            raise SeatrialError(
+                f"run {name}: exit code {code}, no trial.json; last line of stderr: {lines[-1]}"
+            ) from error
 
     def on_nodes(self, nodes: str) -> TrialRunner:
-        """The same on these nodes alone, where a scheduler has several."""
-        header = self.config.slurm.model_copy(update={"nodelist": nodes or self.config.slurm.nodelist})
-        return TrialRunner(self.folder, self.config.model_copy(update={"slurm": header}), self.progress)
+        """Returns a runner for ``nodes``, or for the nodes of the trial if empty."""
+        slurm_settings = self.config.slurm.model_copy(update={"nodelist": nodes or self.config.slurm.nodelist})
+        return TrialRunner(self.folder, self.config.model_copy(update={"slurm": slurm_settings}), self.progress)
 
 
 def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
-    """Raises SeatrialError where a run could not be carried out, and NotApplicable where it has only one rank."""
+    """Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank."""
     request = json.loads((context.run_dir / "run.json").read_text(encoding="utf-8"))
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
-    desk = TrialRunner(folder, Config.model_validate(request["config"]), context.progress)
+    runner = TrialRunner(folder, Config.model_validate(request["config"]), context.progress)
     for fault in FAULTS:
-        yield from _fail(desk, fault, options)
+        yield from _run_fault(runner, fault, options)
         report = (folder / fault / "report.html").relative_to(context.run_dir)
-        yield Artifact(path=str(report), title=f"report of the run with the fault {fault!r}")
+        yield Artifact(path=str(report), title=f"report of the run with fault {fault!r}")
 
 
-def _fail(desk: TrialRunner, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
-    heartbeat_timeout_s = desk.config.limits.heartbeat_timeout_s
-    limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s  # silence is to end it, and not the check's own limit
-    trial = desk.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
-    victim = _read_fault(desk.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
+def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
+    heartbeat_timeout_s = runner.config.limits.heartbeat_timeout_s
+    limit_s = (
+        heartbeat_timeout_s + failing_job.CHECK.limit_s
+    )  # the heartbeat timeout must end the run, not limit_s of the check
+    trial = runner.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
+    injected = _read_fault(runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
     result = trial.results[-1]
     scheduler = result.launcher == "slurm"
     kill_wait_s = slurm.settings().kill_wait_s if scheduler else 0
     allowed = {
         "teardown_s": options.teardown_s,
-        # before it takes SIGKILL to what does not end by SIGTERM: slurm.conf(5)
+        # time between SIGTERM and SIGKILL: slurm.conf(5)
         "KillWait": float(kill_wait_s) if isinstance(kill_wait_s, int) else 0.0,
-        "limits.heartbeat_timeout_s": heartbeat_timeout_s
-        if fault == "stop"
-        else 0.0,  # nothing else tells of a process that is stopped
+        # only the heartbeat timeout detects a stopped process
+        "limits.heartbeat_timeout_s": heartbeat_timeout_s if fault == "stop" else 0.0,
     }
     yield Fact(name="scheduler", value="slurm" if scheduler else "none")
-    yield from report_observations(victim, trial, allowed)
+    yield from report_observations(injected, trial, allowed)
     if scheduler:
         yield from allocation_observations(fault, slurm.job(result.scheduler_id))
     name = f"{fault}-leftovers"
-    run = str(desk.folder / fault)
-    looked = desk.on_nodes(result.nodelist).run(name, leftovers.CHECK, leftovers.CHECK.limit_s, run=run)
-    yield from leftover_observations(fault, looked.measurements, desk.config.cluster.nodes)
+    run = str(runner.folder / fault)
+    leftovers_trial = runner.on_nodes(result.nodelist).run(name, leftovers.CHECK, leftovers.CHECK.limit_s, run=run)
+    yield from leftover_observations(fault, leftovers_trial.measurements, runner.config.cluster.nodes)
 
 
-def report_observations(victim: InjectedFault, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
-    """What the run of ``victim`` said, and when it ended. Its job may take the sum of ``allowed``, in seconds. Pure.
+def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
+    """Yields whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
-    Raises SeatrialError where the fault was not during the job, by the clocks of the victim's node and of this host.
+    ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
+    of this host differ, so that the fault seems to be outside of the job.
     """
     result = trial.results[-1]
     ended = result.started + result.seconds
-    if not result.started - _AGREE_S <= victim.time <= ended + _AGREE_S:
+    if not result.started - _MAX_CLOCK_SKEW_S <= injected.time <= ended + _MAX_CLOCK_SKEW_S:
         raise SeatrialError(
-            f"the clock of {victim.node} says {victim.time:.1f} of a fault between {result.started:.1f} and "
-            f"{ended:.1f} by the clock here. Run first, on both: date +%s.%N; chronyc tracking"
+            f"clock skew: fault at {injected.time:.1f} by the clock of {injected.node}, job from {result.started:.1f} "
+            f"to {ended:.1f} by the clock of this host. Next, on both: date +%s.%N; chronyc tracking"
         )
     verdicts = [verdict for verdict in trial.verdicts if verdict.check == failing_job.CHECK.name]
-    took_s, limit_s = max(0.0, ended - victim.time), sum(allowed.values())
+    end_s, limit_s = max(0.0, ended - injected.time), sum(allowed.values())
     terms = " + ".join(f"{name} {seconds:g} s" for name, seconds in allowed.items() if seconds)
     record = {
-        "victim": f"rank {victim.rank} ({victim.subject}, pid {victim.pid})",
-        "culprit": result.failed_subject,
+        "failing_rank": f"rank {injected.rank} ({injected.subject}, pid {injected.pid})",
+        "root_cause": result.failed_subject,
         "cause": result.cause,
         "state": result.state.value,
-        "ended": f"{took_s:.1f} s after the fault; may take {limit_s:g} s: {terms}",
+        "ended": f"{end_s:.1f} s after the fault; limit {limit_s:g} s: {terms}",
         "report": [f"{verdict.outcome} {verdict.subject}: {verdict.message}" for verdict in verdicts],
     }
-    fault = victim.fault
+    fault = injected.fault
     yield Fact(name=f"fault.{fault}", value=record)
-    yield _metric(f"named.{fault}", _is_accused(victim, result) and _is_reported(victim, result, verdicts))
-    yield _metric(f"job_end_s.{fault}", took_s)
-    yield _metric(f"ended_in_time.{fault}", took_s <= limit_s)
+    yield _metric(
+        f"named.{fault}", _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts)
+    )
+    yield _metric(f"job_end_s.{fault}", end_s)
+    yield _metric(f"ended_in_time.{fault}", end_s <= limit_s)
 
 
 def allocation_observations(fault: Fault, job: Job) -> Iterator[Observation]:
-    """Whether Slurm has taken back the allocation of a run that has ended; a job it has forgotten has none. Pure."""
+    """Yields whether Slurm still lists the job of the ended run; a job without state has no allocation. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
 
 
-def leftover_observations(fault: Fault, looks: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
-    """What each node found of a run that has ended. Pure. Raises SeatrialError unless every node has looked."""
-    found = [metric for look in looks for metric in look.metrics if not look.error]
-    if len({metric.subject for metric in found}) != nodes:
-        errors = [look.error for look in looks if look.error]
+def leftover_observations(fault: Fault, measurements: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
+    """Yields the leftover processes per node. Pure. Raises SeatrialError if a node is missing."""
+    counts = [metric for measurement in measurements for metric in measurement.metrics if not measurement.error]
+    if len({metric.subject for metric in counts}) != nodes:
+        errors = [measurement.error for measurement in measurements if measurement.error]
         raise SeatrialError(
-            f"{len(found)} of {nodes} nodes told what was left of the run {fault}: {'; '.join(errors) or 'no error'}"
+            f"nodes.leftovers after run {fault}: {len(counts)} of {nodes} nodes reported; "
+            f"errors: {'; '.join(errors) or 'none'}"
         )
-    yield Fact(name=f"left.{fault}", value=[words for look in looks for words in _listed(look.facts.get("left"))])
-    for metric in found:
+    descriptions = [line for measurement in measurements for line in _as_list(measurement.facts.get("leftovers"))]
+    yield Fact(name=f"leftovers.{fault}", value=descriptions)
+    for metric in counts:
         yield _metric(f"leftover_processes.{fault}", metric.value, metric.subject)
 
 
-def _listed(value: JsonValue) -> list[JsonValue]:
+def _as_list(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def _is_accused(victim: InjectedFault, result: JobResult) -> bool:
-    """Whether the job's end is laid to the victim, on its node, and to no other rank."""
+def _names_failing_rank(injected: InjectedFault, result: JobResult) -> bool:
+    """Returns whether the job result names the failing rank on its node, and no other rank."""
     ranks = re.findall(r"\brank (\d+)", result.failed_subject)
-    ended_by = JobState.HUNG if victim.fault == "stop" else JobState.FAILED
-    return ranks == [str(victim.rank)] and victim.subject in result.failed_subject and result.state is ended_by
+    expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
+    return (
+        ranks == [str(injected.rank)] and injected.subject in result.failed_subject and result.state is expected_state
+    )
 
 
-def _is_reported(victim: InjectedFault, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
-    """Whether all that the report says of it is an ERROR of the victim, with the culprit and the right cause."""
-    words = (result.failed_subject, _CAUSES[victim.fault])
+def _all_verdicts_match(injected: InjectedFault, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
+    """Returns whether all verdicts are ERROR of the failing rank, with failed subject and expected cause."""
+    texts = (result.failed_subject, _CAUSES[injected.fault])
     return bool(verdicts) and all(
-        one.outcome is Outcome.ERROR and one.subject == victim.subject and all(word in one.detail for word in words)
-        for one in verdicts
+        verdict.outcome is Outcome.ERROR
+        and verdict.subject == injected.subject
+        and all(text in verdict.detail for text in texts)
+        for verdict in verdicts
     )
 
 
 def _read_fault(record: Path, trial: Trial) -> InjectedFault:
-    """What the victim wrote before its fault. Raises NotApplicable or SeatrialError, with the reason, without it."""
+    """Returns the record of the failing rank. Raises NotApplicable or SeatrialError if it is missing."""
     if record.exists() and not trial.stop_reason:
         return InjectedFault.model_validate_json(record.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
         if measurement.skipped:
             raise NotApplicable(measurement.skipped)
     errors = [measurement.error for measurement in trial.measurements if measurement.error]
-    why = "; ".join(errors) or trial.stop_reason or trial.decision.reason
-    raise SeatrialError(f"the run {trial.name} ended before its rank could fail: {why}")
+    reason = "; ".join(errors) or trial.stop_reason or trial.decision.reason
+    raise SeatrialError(f"run {trial.name} ended before the fault: {reason}")
 
 
-def _to_its_end(argv: Sequence[str], out: Path, err: Path) -> int:
-    """The exit code of a run of seatrial. Should we end first, it is ended, and ends what it has started itself."""
+def _exit_code(argv: Sequence[str], out: Path, err: Path) -> int:
+    """Returns the exit code of ``argv``; terminates the process if this check ends first."""
     child = processes.start(argv, env={}, stdout=out, stderr=err)
     try:
         while (code := child.poll()) is None:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         return code
     finally:
         processes.stop(child, grace_s=_CANCEL_S)
 
 
 def _env_unset_args() -> list[str]:
-    """Words for env(1) that take back what our launcher has set, and settings that are in the trial's file by now."""
-    names = [name for name in os.environ if name in _OF_THIS_PROCESS or name.startswith(ENV_PREFIX)]
+    """Returns arguments of env(1) that unset variables of the launcher, and settings that the trial file contains."""
+    names = [name for name in os.environ if name in _LAUNCHER_VARIABLES or name.startswith(ENV_PREFIX)]
     names += ["GLOO_SOCKET_IFNAME"] if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else []
     return [f"--unset={name}" for name in names]
 
@@ -248,37 +258,38 @@ def _metric(name: str, value: float, subject: str = CLUSTER) -> Metric:
 
 
 def _rules(fault: Fault) -> tuple[Rule, ...]:
-    """What must hold after each fault alike."""
+    """Returns the rules for one fault."""
     return (
         Rule(
             metric=f"named.{fault}",
             evidence_facts=(f"fault.{fault}",),
             expect="== 1 bool",
-            meaning="the report must name the rank that failed, its host and the cause, and none of those that failed "
-            "because of it: else a healthy node is taken out, and the sick one stays",
+            meaning="the report does not name the failing rank, its node and the cause, or names other ranks too: a "
+            "healthy node may be drained instead of the faulty one",
             fix=f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/"
-            "ranks/attempt1: launcher.err, logs, rank*.jsonl. Silent, though alive? limits.heartbeat_timeout_s is too short here",
+            "ranks/attempt1: launcher.err, logs, rank*.jsonl. If a running rank has no heartbeat, raise "
+            "limits.heartbeat_timeout_s",
         ),
         Rule(
             metric=f"ended_in_time.{fault}",
             evidence_facts=(f"fault.{fault}",),
             expect="== 1 bool",
-            meaning="a job whose rank has failed must end on all nodes: until then it holds them, and does nothing",
-            fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; how long the Epilog "
-            "takes by itself; teardown_s, where more is right here",
+            meaning="the job did not end in time after a rank failed: it holds its nodes without progress",
+            fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; measure the time of "
+            "the Epilog; raise teardown_s if it needs more",
         ),
         Rule(
             metric=f"leftover_jobs.{fault}",
             evidence_facts=(f"job.{fault}",),
             expect="== 0",
             applies_if={"scheduler": "slurm"},
-            meaning="the allocation was not released: its nodes are kept from everybody else, and somebody pays for them",
-            fix="squeue --all --states=all; scancel ID. COMPLETING without end: on its nodes, journalctl -u slurmd "
+            meaning="the allocation was not released: its nodes are not available to other jobs",
+            fix="squeue --all --states=all; scancel ID. If it stays COMPLETING, on its nodes: journalctl -u slurmd "
             "-n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
         ),
         Rule(
             metric=f"leftover_processes.{fault}",
-            evidence_facts=(f"left.{fault}",),
+            evidence_facts=(f"leftovers.{fault}",),
             expect="== 0",
             meaning=leftovers.CHECK.rules[0].meaning,
             fix=leftovers.CHECK.rules[0].fix,
@@ -288,12 +299,12 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
 
 CHECK = Check(
     name="train.failure",
-    title="A training whose rank fails ends everywhere, and names it",
+    title="Failure of a training rank: end of the job and root cause",
     phase=Phase.DISTRIBUTED,
-    scope=Scope.CONTROL,  # its runs take the nodes: nothing else of this trial may have them then
+    scope=Scope.CONTROL,  # its runs use all nodes: no other job of this trial may run
     metrics=METRICS,
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
     measure=measure,
-    limit_s=1800,  # six jobs through a queue, three of which start torch
+    limit_s=1800,  # six Slurm jobs, three of which start torch
     options=FailureOptions,
 )

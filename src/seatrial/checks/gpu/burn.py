@@ -1,7 +1,7 @@
-"""What becomes of a GPU (or CPU) under load that lasts: does it keep its speed, its clocks and its bits?
+"""Runs a sustained matrix multiplication load: throughput, clocks, temperature, result bits and error counters.
 
-The load is device.gemm's product, as gpu-burn's is: a healthy GPU runs into its power cap with it and stays there. On
-a CPU the load runs as well, and only the product is judged: nothing there counts errors or tells of throttling.
+The load is the matrix product of device.gemm, as in gpu-burn: a healthy GPU reaches its power cap and stays there. On a
+CPU only the accuracy is judged, as throttling and error counters are not available.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
 
-LOADS = ("bf16", "fp16", "fp32")  # the first that the device has hardware for
-MAX_CURVE_POINTS = 240  # of a curve over time: a window is 50 ms, and a burn may take an hour
-# A power cap that software holds is how a GPU at full load works. These are not: the board, the chassis or the power
-# supply asks for less.
+LOADS = ("bf16", "fp16", "fp32")  # in order of preference; the first supported dtype is used
+MAX_CURVE_POINTS = 240  # of a time series: a window takes 50 ms, and a burn up to an hour
+# Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
 THROTTLE_REASONS = (
     "hardware slowdown",
     "hardware thermal slowdown",
     "hardware power brake",
     "software thermal slowdown",
 )
-# counter → unit of its growth
+# error counter → unit of its increase
 COUNTER_UNITS = {
     **dict.fromkeys(GPU_COUNTERS, "errors"),
     "rows_remapped": "rows",
@@ -47,9 +46,9 @@ COUNTER_UNITS = {
 
 
 class BurnOptions(Options):
-    """``seconds`` of load. Ten show what throttles at once; heat takes minutes: the burn-in trial sets 600.
+    """``seconds``: duration of the load. 10 s detect immediate throttling; thermal throttling takes minutes.
 
-    A GPU's state is read twice a second: a burn too short for that is an ERROR there.
+    The GPU load sampler reads twice per second: a burn without a sample ends in ERROR on a GPU.
     """
 
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -57,131 +56,131 @@ class BurnOptions(Options):
 
 
 def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
-    """Yield speed and its drift, whether the product stayed the same and right, and the state of a GPU meanwhile.
+    """Yields throughput, drift, changed products, relative error, GPU load samples and new errors.
 
-    Raises SeatrialError when the GPU is lost meanwhile.
+    Raises SeatrialError if the GPU is lost during the load.
     """
     from seatrial.bench import compute, rank
 
-    kind = next(kind for kind in LOADS if compute.unsupported_reason(kind, context.device) is None)
+    dtype = next(dtype for dtype in LOADS if compute.unsupported_reason(dtype, context.device) is None)
     size = options.size or (GPU_MATRIX_SIZE if context.device.startswith("cuda") else CPU_MATRIX_SIZE)
     yield from (Fact(name=name, value=value) for name, value in rank.describe_device(context.device).items())
-    yield Fact(name="load", value=kind)
-    context.progress(f"{options.seconds:g} s of {kind}")
+    yield Fact(name="load", value=dtype)
+    context.progress(f"{options.seconds:g} s of {dtype}")
     load = counters = None
     with ExitStack() as stack:
         if context.device.startswith("cuda"):
-            assert context.nvml_index is not None, "a worker knows its GPU by NVML's index"
+            assert context.nvml_index is not None, "the worker sets nvml_index for a CUDA device"
             load = stack.enter_context(gpu_load.sample_gpu_load(context.nvml_index))
-            window = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
-            if (counters := window.gpu) is None:
-                raise SeatrialError(f"the error counters of this GPU cannot be read: {window.fact()}")
-        burned = compute.burn(kind, size, context.device, options.seconds)
-    yield from _of_speed(burned, compute.flops(size), context.subject)
-    yield Metric(name=f"relative_error.{kind}", value=burned.error, unit="ratio", subject=context.subject)
+            errors = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
+            if (counters := errors.gpu) is None:
+                raise SeatrialError(f"cannot read the error counters of {context.subject}: {errors.fact()}")
+        result = compute.burn(dtype, size, context.device, options.seconds)
+    yield from _throughput(result, compute.flops(size), context.subject)
+    yield Metric(name=f"relative_error.{dtype}", value=result.error, unit="ratio", subject=context.subject)
     if load and counters:
-        yield from _of_gpu(load, counters, burned, context.subject)
-    timed = burned.timing
-    how = (
-        f"{size} × {size} products in {kind} for {sum(timed.windows) * timed.per_window:.1f} s after "
-        f"{timed.warmup_s:.1f} s of heating up, {len(timed.windows)} windows of {timed.per_window}, the last product "
-        f"of each compared with the first bit by bit; a GPU's state read every {gpu_load.PERIOD_S:g} s, its error "
-        "counters before and after, its Xids as NVML tells of them"
+        yield from _gpu_state(load, counters, result, context.subject)
+    timing = result.timing
+    method = (
+        f"{size} × {size} products in {dtype} for {sum(timing.windows) * timing.per_window:.1f} s after "
+        f"{timing.warmup_s:.1f} s of warmup, {len(timing.windows)} windows of {timing.per_window} products, the last "
+        f"product of each window compared bitwise with the first; GPU load sampled every {gpu_load.PERIOD_S:g} s, "
+        "error counters read before and after, Xids from NVML events"
     )
-    yield Fact(name="how", value=how)
+    yield Fact(name="method", value=method)
 
 
-def _of_speed(burned: BurnResult, operations: int, subject: str) -> Iterator[Observation]:
-    timed = burned.timing
-    x, rates = _curve(timed.windows, timed.per_window, operations)
-    rate = operations / fmean(timed.windows) / 1e12
+def _throughput(result: BurnResult, operations: int, subject: str) -> Iterator[Observation]:
+    timing = result.timing
+    x, rates = _curve(timing.windows, timing.per_window, operations)
+    rate = operations / fmean(timing.windows) / 1e12
     yield Metric(name="tflops.sustained", value=rate, unit="TFLOP/s", subject=subject, samples=rates)
-    yield Metric(name="drift", value=100 * timed.drift, unit="%", subject=subject)
-    yield Metric(name="changed_products", value=burned.changed_products, unit="products", subject=subject)
+    yield Metric(name="drift", value=100 * timing.drift, unit="%", subject=subject)
+    yield Metric(name="changed_products", value=result.changed_products, unit="products", subject=subject)
     yield Series(name="tflops", subject=subject, x=x, y=rates, x_unit="s", y_unit="TFLOP/s")
-    yield Fact(name="timing", value=timed.describe())
+    yield Fact(name="timing", value=timing.describe())
 
 
 def _curve(windows: Sequence[float], per_window: int, operations: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds since the start, and TFLOP/s of so many neighbouring windows together that few points are left."""
-    together = -(-len(windows) // MAX_CURVE_POINTS)
-    groups = [windows[start : start + together] for start in range(0, len(windows), together)]
+    """Returns seconds since the start and TFLOP/s, averaged over neighbouring windows to MAX_CURVE_POINTS points."""
+    group_size = -(-len(windows) // MAX_CURVE_POINTS)
+    groups = [windows[start : start + group_size] for start in range(0, len(windows), group_size)]
     ends = accumulate(per_window * sum(group) for group in groups)
     return tuple(ends), tuple(operations / fmean(group) / 1e12 for group in groups)
 
 
-def _of_gpu(load: GpuLoad, counters: GpuErrorCounters, burned: BurnResult, subject: str) -> Iterator[Observation]:
-    if gone := counters.gpu_lost or load.reader.gpu_lost:
-        raise SeatrialError(f"the GPU was lost under load: {gone}")
-    began, ended = burned.timing.started, burned.timing.ended
-    samples = [sample for sample in load.samples if began <= sample.time_s <= ended]  # else it was cold, or idle
-    yield from _of_samples(samples, began, subject)
-    lacks = counters.unavailable | load.reader.unavailable
-    for field in (
-        *COUNTER_UNITS,
-        "clocks_event_reasons",
-    ):  # a fault is an error: a rule does not apply only where the GPU lacks it
-        yield Fact(name=f"reads_{field}", value=f"no: {lacks[field]}" if field in lacks else "yes")
+def _gpu_state(load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str) -> Iterator[Observation]:
+    if reason := counters.gpu_lost or load.reader.gpu_lost:
+        raise SeatrialError(f"{subject} was lost under load: {reason}")
+    started, ended = result.timing.started, result.timing.ended
+    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # without warmup and idle time
+    yield from _load_metrics(samples, started, subject)
+    unavailable = counters.unavailable | load.reader.unavailable
+    # A rule is skipped only for a counter that the GPU does not have; a counter that fails to answer is an ERROR.
+    for field in (*COUNTER_UNITS, "clocks_event_reasons"):
+        yield Fact(name=f"reads_{field}", value=f"no: {unavailable[field]}" if field in unavailable else "yes")
     for counter, unit in COUNTER_UNITS.items():
-        if (grown := counters.increase(counter)) is not None:
-            yield Metric(name=f"new_errors.{counter}", value=grown, unit=unit, subject=subject)
+        if (increase := counters.increase(counter)) is not None:
+            yield Metric(name=f"new_errors.{counter}", value=increase, unit=unit, subject=subject)
     if (replays := counters.increase("pcie_replays")) is not None:
-        minutes = sum(burned.timing.windows) * burned.timing.per_window / 60
+        minutes = sum(result.timing.windows) * result.timing.per_window / 60
         yield Metric(name="pcie_replay_rate", value=replays / minutes, unit="errors/min", subject=subject)
     yield Fact(name="counters_before", value=dict(counters.before))
     yield from [Fact(name="xids", value=list(counters.xids))] if counters.xids else []
-    unread = counters.unreadable | load.reader.unreadable
-    yield from [Fact(name="unread", value=unread)] if unread else []
+    unreadable = counters.unreadable | load.reader.unreadable
+    yield from [Fact(name="unreadable", value=unreadable)] if unreadable else []
 
 
-# metric → unit, field of the samples, how one figure is made of them
-_FIGURES: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = {
+# metric → unit, field of LoadSample, aggregate function
+_LOAD_METRICS: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = {
     "power_mean": ("W", "power_w", fmean),
     "temperature_max": ("°C", "temperature_c", max),
     "sm_clock_min": ("MHz", "sm_clock_mhz", min),
 }
 
 
-def _of_samples(samples: Sequence[LoadSample], began: float, subject: str) -> Iterator[Observation]:
-    for name, (unit, field, figure) in _FIGURES.items():
-        found = [
-            (sample.time_s - began, float(value)) for sample in samples if (value := getattr(sample, field)) is not None
+def _load_metrics(samples: Sequence[LoadSample], started: float, subject: str) -> Iterator[Observation]:
+    for name, (unit, field, aggregate) in _LOAD_METRICS.items():
+        points = [
+            (sample.time_s - started, float(value))
+            for sample in samples
+            if (value := getattr(sample, field)) is not None
         ]
-        if found:
-            x, y = zip(*found, strict=True)
-            yield Metric(name=name, value=figure(y), unit=unit, subject=subject, samples=y)
+        if points:
+            x, y = zip(*points, strict=True)
+            yield Metric(name=name, value=aggregate(y), unit=unit, subject=subject, samples=y)
             yield Series(name=field, subject=subject, x=x, y=y, x_unit="s", y_unit=unit)
-    reasons = [sample.clocks_event_reasons for sample in samples if sample.clocks_event_reasons is not None]
-    if reasons:
-        throttled = sum(bool(set(THROTTLE_REASONS) & set(one)) for one in reasons)
-        yield Metric(name="throttled_share", value=100 * throttled / len(reasons), unit="%", subject=subject)
-        times = Counter(reason for one in reasons for reason in one)
-        shares = {reason: round(100 * count / len(reasons), 1) for reason, count in sorted(times.items())}
+    by_sample = [sample.clocks_event_reasons for sample in samples if sample.clocks_event_reasons is not None]
+    if by_sample:
+        throttled = sum(bool(set(THROTTLE_REASONS) & set(reasons)) for reasons in by_sample)
+        yield Metric(name="throttled_share", value=100 * throttled / len(by_sample), unit="%", subject=subject)
+        counts = Counter(reason for reasons in by_sample for reason in reasons)
+        shares = {reason: round(100 * count / len(by_sample), 1) for reason, count in sorted(counts.items())}
         yield Fact(name="clocks_event_reasons_percent", value=dict(shares))
 
 
 def _counter_rules() -> Iterator[Rule]:
-    """A rule for each counter whose growth is a fault. PCIe replays are judged by their rate: a few are normal."""
+    """Yields a rule per error counter of level FAIL or WARN; a few PCIe replays per minute are normal."""
     for name, counter in counter_definitions().gpu.items():
-        if counter.level != "told":
+        if counter.level in (Outcome.FAIL, Outcome.WARN):
             yield Rule(
                 metric="pcie_replay_rate" if counter.per_minute else f"new_errors.{name}",
                 expect=f"<= {counter.per_minute:g} errors/min" if counter.per_minute else f"== 0 {COUNTER_UNITS[name]}",
                 applies_if={"backend": "cuda", f"reads_{name}": "yes"},
                 outcome_if_violated=Outcome(counter.level),
                 evidence_facts=("counters_before", "xids"),
-                meaning=f"under load: {counter.means}",
+                meaning=f"under load: {counter.meaning}",
                 fix=counter.fix,
             )
 
 
 _COOLING = (
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX while it runs; heat: fans, air flow, coolant, heat sink; "
-    "power brake: the power supplies and the BMC's log (ipmitool sel list)"
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX during the check; high temperature: check fans, air flow, "
+    "coolant, heat sink; power brake: check the power supplies and the BMC log (ipmitool sel list)"
 )
 CHECK = Check(
     name="device.burn",
-    title="Sustained load: speed, heat, clocks, new errors",
+    title="Sustained load: throughput, temperature, clocks, new errors",
     phase=Phase.DEVICE,
     scope=Scope.GPU,
     metrics={
@@ -189,7 +188,7 @@ CHECK = Check(
         "drift": "%",
         "changed_products": "products",
         "relative_error.*": "ratio",
-        **{name: unit for name, (unit, _, _) in _FIGURES.items()},
+        **{name: unit for name, (unit, _, _) in _LOAD_METRICS.items()},
         "throttled_share": "%",
         "pcie_replay_rate": "errors/min",
         **{f"new_errors.{counter}": unit for counter, unit in COUNTER_UNITS.items()},
@@ -197,35 +196,36 @@ CHECK = Check(
     rules=(
         *(
             Rule(
-                metric=f"relative_error.{kind}",
-                expect=f"<= {MAX_RELATIVE_ERROR[kind]} ratio",
-                applies_if={"load": kind},
-                meaning="after the burn the product is off by more than its type rounds: this device computes wrongly",
-                fix="train nothing on it; repeat with device.gemm and device.digests, dcgmi diag -r 3, replace it",
+                metric=f"relative_error.{dtype}",
+                expect=f"<= {MAX_RELATIVE_ERROR[dtype]} ratio",
+                applies_if={"load": dtype},
+                meaning="relative error after the burn above the rounding error of the dtype: wrong results under load",
+                fix="do not train on this device; run device.gemm and device.digests, then dcgmi diag -r 3 -i INDEX; "
+                "replace the GPU",
             )
-            for kind in LOADS
+            for dtype in LOADS
         ),
         Rule(
             metric="changed_products",
             expect="== 0 products",
-            applies_if={"backend": "cuda"},  # a CPU's library may share its work out anew, and so sum in another order
-            meaning="the same product of the same numbers came out differently: what is trained under load is corrupted",
-            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling as delivered? Replace the GPU",
+            applies_if={"backend": "cuda"},  # CPU libraries may change the order of summation
+            meaning="the same product gave different bits under load: training results get corrupted",
+            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling at factory settings? Replace the GPU",
         ),
         Rule(
             metric="tflops.sustained",
             reference="gemm.bf16",
             applies_if={"backend": "cuda", "load": "bf16"},
-            meaning="the GPU does not keep the speed that its model is known to keep",
+            meaning="sustained throughput below the reference of this GPU model",
             fix=_COOLING,
         ),
         Rule(
             metric="drift",
             may_be_negative=True,
-            expect="<= 5 %",  # an estimate, so that it only warns: a rule on a baseline warns at a shortfall of 5 % too
+            expect="<= 5 %",  # an estimate, therefore WARN; rules with a reference warn at 5 % too
             applies_if={"backend": "cuda"},
             outcome_if_violated=Outcome.WARN,
-            meaning="the last third of the burn was slower than the first: heat or power holds the clocks down",
+            meaning="the last third of the burn was slower than the first: temperature or power reduces the clocks",
             fix=_COOLING,
         ),
         Rule(
@@ -233,8 +233,8 @@ CHECK = Check(
             expect="<= 0 %",
             applies_if={"backend": "cuda", "reads_clocks_event_reasons": "yes"},
             evidence_facts=("clocks_event_reasons_percent",),
-            meaning="hardware or heat slowed the clocks down: a GPU that is powered and cooled as it should be runs this "
-            "load within its power cap",
+            meaning="clocks reduced by hardware or temperature: a GPU with sufficient power and cooling runs this load "
+            "at its power cap",
             fix=_COOLING,
         ),
         *_counter_rules(),

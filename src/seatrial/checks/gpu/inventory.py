@@ -1,6 +1,6 @@
-"""Are all GPUs of a node there, alike, healthy, at full width and free? Read through NVML, without any load.
+"""Reads count, model, health, link width and processes of all GPUs of a node from NVML, without load.
 
-The PCIe generation is recorded and not judged here: an idle GPU lowers it to save power. Its width it keeps.
+The PCIe link generation is recorded but not judged, as an idle GPU lowers it to save power; the width stays constant.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from seatrial.model import (
 )
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
-# A GPU that refuses one of these for a fault, where another of its model answers, is itself the finding.
-_VITAL = re.compile(
+# A failed reading of one of these fields is a fault of the GPU if another GPU of the same model returns a value.
+_REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
-# Fields that not every kind of GPU has. Where none of a node has one, the rules on it do not apply.
+# Fields that not every GPU model supports. If no GPU of the node supports a field, its rules do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
 )
 
-_NO_REASON = "nothing here tells (of NVLinks: whether all are down, or a bridge was never there)"
+_NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
 METRICS = {
     "ecc_enabled": "bool",
@@ -66,13 +66,13 @@ METRICS = {
     "foreign_processes": "processes",
     "readings_failed": "readings",
 }
-_OF_EACH_GPU = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
+_PER_GPU_METRICS = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
 
-Values = dict[str, float | None]  # of one GPU, by metric; None is not known, or not to be had
+Values = dict[str, float | None]  # metric → value of one GPU; None: unknown or not supported
 
 
-class Stranger(Frozen):
-    """A compute process on one of our GPUs that is not ours."""
+class ForeignProcess(Frozen):
+    """A compute process on a GPU of this trial that seatrial did not start. ``memory`` in bytes."""
 
     gpu: int
     pid: int
@@ -81,95 +81,97 @@ class Stranger(Frozen):
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the node's counts, then the figures of each GPU that CUDA may use.
+    """Yields GPU counts of the node, then the metrics of each GPU in CUDA_VISIBLE_DEVICES.
 
-    Raises NotApplicable where there is no GPU and none was promised, UsageError on a bad CUDA_VISIBLE_DEVICES, and at
-    the end SeatrialError where something that is judged here is not known of a GPU: others' figures are no stand-in.
+    Raises NotApplicable without an installed or expected GPU, UsageError for an invalid CUDA_VISIBLE_DEVICES, and
+    SeatrialError, after all metrics, if a judged metric of a supported field has no value on some GPU.
     """
-    found = discover.read(context.root)
-    promised = context.expected_gpus or 0
-    if found.detection_error and context.expected_gpus is None:
-        raise SeatrialError(found.detection_error)
-    if not found.gpus and not found.installed_gpus and not promised:
-        reason = f" ({found.nvml_unavailable})" if found.nvml_unavailable else ""
-        raise NotApplicable(f"no NVIDIA GPU on this machine and none promised{reason}")
-    yield from _machine(found)
-    # A scheduler may hand out fewer GPUs than the bus shows: then its word counts, and what the driver lists.
-    expected = max(promised, len(found.gpus) + len(found.lost)) if promised else found.installed_gpus
-    yield metric("gpus_missing", expected - len(found.gpus), "GPUs", context.node)
-    used = discover.cuda_visible(found, os.environ)
-    yield metric("gpus_hidden", max(0, min(promised, len(found.gpus)) - len(used)), "GPUs", context.node)
+    inventory = discover.read(context.root)
+    expected = context.expected_gpus or 0
+    if inventory.detection_error and context.expected_gpus is None:
+        raise SeatrialError(inventory.detection_error)
+    if not inventory.gpus and not inventory.installed_gpus and not expected:
+        reason = f" ({inventory.nvml_unavailable})" if inventory.nvml_unavailable else ""
+        raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node expects none{reason}")
+    yield from _inventory_facts(inventory)
+    # The scheduler may allocate fewer GPUs than the PCI bus shows: then the expected GPUs and the driver's list count.
+    required = max(expected, len(inventory.gpus) + len(inventory.lost)) if expected else inventory.installed_gpus
+    yield metric("gpus_missing", required - len(inventory.gpus), "GPUs", context.node)
+    used = discover.cuda_visible(inventory, os.environ)
+    yield metric("gpus_hidden", max(0, min(expected, len(inventory.gpus)) - len(used)), "GPUs", context.node)
     yield Fact(name=GPUS_USED, value=[gpu.index for gpu in used])
-    yield from facts({name: "yes" if present else "no" for name, present in _features(used).items()})
+    yield from facts({name: "yes" if supported else "no" for name, supported in _supported_features(used).items()})
     if used:
         yield metric("gpu_models", len({gpu.name for gpu in used}), "models", context.node)
-    yield from _of_each(used, context.node)
+    yield from _gpu_metrics(used, context.node)
 
 
-def _of_each(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
-    strangers = _strangers(used)
-    yield Fact(name="foreign_processes", value=[stranger.model_dump() for stranger in strangers])
-    every = [(gpu, _values_of(gpu, used, strangers)) for gpu in used]
-    unknown: dict[str, list[str]] = {}
-    for gpu, values in every:
+def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
+    processes = _foreign_processes(used)
+    yield Fact(name="foreign_processes", value=[process.model_dump() for process in processes])
+    values_by_gpu = [(gpu, _values(gpu, used, processes)) for gpu in used]
+    missing: dict[str, list[str]] = {}
+    for gpu, values in values_by_gpu:
         for name, value in values.items():
             if value is not None:
                 yield metric(name, value, METRICS[name], f"{node}/gpu{gpu.index}")
-        reasons = {} if values["readings_failed"] else _unknown(gpu, values)  # told already, as the fault of this GPU
-        for name, reason in reasons.items():
-            unknown.setdefault(f"{name}: {reason}", []).append(f"gpu{gpu.index}")
-    if unknown:
-        texts = [f"{', '.join(gpus)} {reason}" for reason, gpus in unknown.items()]
-        raise SeatrialError(f"not measured: {'; '.join(texts)}")
-    if excused := {f"{node}/gpu{gpu.index}": why for gpu, why in _excused(every)}:
-        yield Fact(name=EXEMPT, value=excused)
+        if not values["readings_failed"]:  # otherwise readings_failed reports them as a fault of this GPU
+            for name, reason in _missing_values(gpu, values).items():
+                missing.setdefault(f"{name}: {reason}", []).append(f"gpu{gpu.index}")
+    if missing:
+        reasons = [f"{', '.join(gpus)} {reason}" for reason, gpus in missing.items()]
+        raise SeatrialError(f"not measured: {'; '.join(reasons)}")
+    if exempt := {f"{node}/gpu{gpu.index}": reasons for gpu, reasons in _exempt_metrics(values_by_gpu)}:
+        yield Fact(name=EXEMPT, value=exempt)
 
 
-def _excused(found: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonValue]]:
-    """Metrics of other GPUs here that one has not, and why: it refuses them, or else says that it has none."""
-    given = sorted({name for _, values in found for name, value in values.items() if value is not None})
-    for gpu, values in found:
-        reasons = _unknown(gpu, values)
-        refused = {name: f"this GPU refuses it ({why}), which readings_failed judges" for name, why in reasons.items()}
-        if lacking := [name for name in given if values.get(name) is None]:
-            yield gpu, {name: refused.get(name, "this GPU has none") for name in lacking}
+def _exempt_metrics(values_by_gpu: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonValue]]:
+    """Yields per GPU the metrics that only other GPUs have, with the reason: reading failed, or not supported."""
+    measured = sorted({name for _, values in values_by_gpu for name, value in values.items() if value is not None})
+    for gpu, values in values_by_gpu:
+        failed = {
+            name: f"reading failed on this GPU ({reason}), see readings_failed"
+            for name, reason in _missing_values(gpu, values).items()
+        }
+        if missing := [name for name in measured if values.get(name) is None]:
+            yield gpu, {name: failed.get(name, "not supported by this GPU") for name in missing}
 
 
-def _machine(found: GpuFacts) -> Iterator[Fact]:
-    """What was found, as evidence: above all, why a GPU is missing."""
+def _inventory_facts(inventory: GpuFacts) -> Iterator[Fact]:
+    """Yields the non-empty fields of the inventory, including the reasons for missing GPUs."""
     values: dict[str, JsonValue] = {
-        "driver": found.driver,
-        "cuda_driver": found.cuda_driver,
-        "nvml_unavailable": found.nvml_unavailable,
-        "gpus_lost": list(found.lost),
-        "gpus_permission_denied": list(found.permission_denied),
-        "pci_gpus": list(found.pci_devices),
-        "pci_gpus_not_assigned": list(found.not_assigned),
-        "pci_gpus_not_usable": list(found.not_usable),
-        "topology": [list(row) for row in found.topology],
+        "driver": inventory.driver,
+        "cuda_driver": inventory.cuda_driver,
+        "nvml_unavailable": inventory.nvml_unavailable,
+        "gpus_lost": list(inventory.lost),
+        "gpus_permission_denied": list(inventory.permission_denied),
+        "pci_gpus": list(inventory.pci_devices),
+        "pci_gpus_not_assigned": list(inventory.not_assigned),
+        "pci_gpus_not_usable": list(inventory.not_usable),
+        "topology": [list(row) for row in inventory.topology],
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "cuda_order": discover.cuda_order_warning(found, os.environ),
-        "unread": dict(found.unreadable),
-        "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in found.gpus],
+        "cuda_order": discover.cuda_order_warning(inventory, os.environ),
+        "unreadable": dict(inventory.unreadable),
+        "gpus": [gpu.model_dump(mode="json", exclude_none=True) for gpu in inventory.gpus],
     }
     return facts({name: value for name, value in values.items() if value not in (None, [], {})})
 
 
-def _features(gpus: Sequence[Gpu]) -> dict[str, bool]:
-    """What the rules' ``where`` asks. A field is absent only where every GPU says that its kind does not have it."""
+def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
+    """Returns the ``has_*`` facts of the rules; a field is unsupported only if every GPU reports it as unsupported."""
     fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
-    fabric = any(nvlinks.expects_fabric(gpu, gpus) or "fabric" in _refusals(gpu) for gpu in gpus)
+    fabric = any(nvlinks.expects_fabric(gpu, gpus) or "fabric" in _failed_readings(gpu) for gpu in gpus)
     repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
 
-def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> Values:
-    twins = [other for other in gpus if other.name == gpu.name]
+def _values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
+    same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)
-    # the enforced limit counts limits set elsewhere too
+    # the enforced limit includes limits that are set by other tools
     power_limit = gpu.power_limit_w if gpu.power_enforced_w is None else gpu.power_enforced_w
-    foreign = None if gpu.processes is None else sum(stranger.gpu == gpu.index for stranger in strangers)
+    foreign = None if gpu.processes is None else sum(process.gpu == gpu.index for process in foreign_processes)
     return {
         "ecc_enabled": gpu.ecc_mode,
         "ecc_uncorrected": gpu.ecc_uncorrected,
@@ -177,84 +179,90 @@ def _values_of(gpu: Gpu, gpus: Sequence[Gpu], strangers: Sequence[Stranger]) -> 
         "remap_failed": gpu.remap_failed,
         "rows_remapped": None if None in remapped else sum(filter(None, remapped)),
         "rows_remapped_uncorrectable": gpu.rows_remapped_uncorrectable,
-        "pcie_width_lost": _shortfall(gpu.pcie_width, gpu.pcie_width_max),
+        "pcie_width_lost": _difference(gpu.pcie_width, gpu.pcie_width_max),
         "hardware_slowdown": None if reasons is None else bool(reasons & _HARDWARE_SLOWDOWN),
         "thermal_slowdown": None if reasons is None else "software thermal slowdown" in reasons,
         "persistence": gpu.persistence_mode,
         "mig_enabled": gpu.mig_mode,
-        "power_limit_reduced": _shortfall(power_limit, gpu.power_default_w),
+        "power_limit_reduced": _difference(power_limit, gpu.power_default_w),
         "memory_used_bytes": gpu.memory_used_bytes,
-        "nvlinks_down": nvlinks.links_down(gpu, twins),
-        "nvlinks_missing": nvlinks.links_missing(gpu, twins),
+        "nvlinks_down": nvlinks.links_down(gpu, same_model),
+        "nvlinks_missing": nvlinks.links_missing(gpu, same_model),
         "fabric_ready": nvlinks.fabric_ready(gpu) if nvlinks.expects_fabric(gpu, gpus) else None,
-        "readings_failed": sum(any(field not in twin.unreadable for twin in twins) for field in _refusals(gpu)),
+        "readings_failed": sum(
+            any(field not in other.unreadable for other in same_model) for field in _failed_readings(gpu)
+        ),
         "foreign_processes": foreign,
     }
 
 
-def _shortfall(value: float | None, full: float | None) -> float | None:
-    return None if value is None or full is None else max(0, full - value)
+def _difference(value: float | None, maximum: float | None) -> float | None:
+    return None if value is None or maximum is None else max(0, maximum - value)
 
 
-def _unknown(gpu: Gpu, values: Values) -> dict[str, str]:
-    """Metrics that have a rule and no value although this GPU has what they are of, each with the reason."""
-    found, features = dict[str, str](), _features([gpu])
+def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
+    """Returns the judged metrics of supported fields that have no value on this GPU, with the reason."""
+    reasons, features = dict[str, str](), _supported_features([gpu])
     for rule in RULES:
-        wants = [name for name in rule.applies_if if name in features]
-        if rule.metric in _OF_EACH_GPU and values.get(rule.metric) is None and all(features[name] for name in wants):
-            field = wants[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
-            found[rule.metric] = next(
+        conditions = [name for name in rule.applies_if if name in features]
+        if (
+            rule.metric in _PER_GPU_METRICS
+            and values.get(rule.metric) is None
+            and all(features[name] for name in conditions)
+        ):
+            field = conditions[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
+            reasons[rule.metric] = next(
                 (text for name, text in gpu.unreadable.items() if name.startswith(field)), _NO_REASON
             )
-    return found
+    return reasons
 
 
-def _refusals(gpu: Gpu) -> set[str]:
-    """Vital fields that the GPU refused although its kind has them."""
-    return {field for field in gpu.unreadable if _VITAL.match(field) and field not in gpu.unsupported}
+def _failed_readings(gpu: Gpu) -> set[str]:
+    """Returns the required fields that could not be read although the GPU model supports them."""
+    return {field for field in gpu.unreadable if _REQUIRED.match(field) and field not in gpu.unsupported}
 
 
-def _strangers(gpus: Sequence[Gpu]) -> list[Stranger]:
+def _foreign_processes(gpus: Sequence[Gpu]) -> list[ForeignProcess]:
     import psutil
 
-    me = psutil.Process()
-    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    worker = psutil.Process()
+    seatrial_pids = {worker.pid, *(child.pid for child in worker.children(recursive=True))}
     return [
-        Stranger(gpu=gpu.index, pid=process.pid, name=_name_of(process.pid), memory=process.memory)
+        ForeignProcess(gpu=gpu.index, pid=process.pid, name=_process_name(process.pid), memory=process.memory)
         for gpu in gpus
         for process in gpu.processes or ()
-        if process.kind == "compute" and process.pid not in ours
+        if process.kind == "compute" and process.pid not in seatrial_pids
     ]
 
 
-def _name_of(pid: int) -> str:
+def _process_name(pid: int) -> str:
     import psutil
 
     try:
         return psutil.Process(pid).name()
-    except psutil.Error:  # inside a container NVML may give the host's number
-        return "not visible from here: in another container, or ended"
+    except psutil.Error:  # inside a container NVML may return the PID of the host
+        return "not visible: in another container, or ended"
 
 
 def _rule(
     metric: str,
     expect: str,
-    why: str,
+    meaning: str,
     fix: str,
     *,
-    where: str = "has_usable_gpu",
-    shows: tuple[str, ...] = (),
-    breach: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
+    feature: str = "has_usable_gpu",
+    evidence_facts: tuple[str, ...] = (),
+    outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
 ) -> Rule:
-    needed = {"has_usable_gpu": "yes", where: "yes"}
+    conditions = {"has_usable_gpu": "yes", feature: "yes"}
     return Rule(
         metric=metric,
         expect=expect,
-        meaning=why,
+        meaning=meaning,
         fix=fix,
-        applies_if=needed,
-        evidence_facts=shows,
-        outcome_if_violated=breach,
+        applies_if=conditions,
+        evidence_facts=evidence_facts,
+        outcome_if_violated=outcome_if_violated,
     )
 
 
@@ -263,8 +271,8 @@ RULES = (
         metric="gpus_missing",
         evidence_facts=("nvml_unavailable", "gpus_lost", "pci_gpus_not_usable"),
         expect="== 0 GPUs",
-        meaning="a GPU that was promised, or is on the PCI bus, cannot be used; the facts say which, and what NVML said",
-        fix="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded or of two versions: "
+        meaning="an expected GPU, or a GPU on the PCI bus, is not usable; the facts name it with NVML's error",
+        fix="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded, or version mismatch: "
         "reinstall or reboot. Xid 79, lost or failed to start: power-cycle the node, then reseat or replace the GPU. "
         "In a container: start it with --gpus all",
     ),
@@ -272,165 +280,165 @@ RULES = (
         metric="gpus_hidden",
         evidence_facts=("cuda_visible_devices",),
         expect="== 0 GPUs",
-        meaning="CUDA_VISIBLE_DEVICES leaves CUDA fewer GPUs than were promised",
-        fix="unset CUDA_VISIBLE_DEVICES, or promise what it leaves: --gpus-per-node",
+        meaning="CUDA_VISIBLE_DEVICES lists fewer GPUs than expected",
+        fix="unset CUDA_VISIBLE_DEVICES, or set --gpus-per-node to the number of GPUs that it lists",
     ),
     _rule(
         "gpu_models",
         "<= 1 models",
-        "ranks on unlike GPUs wait for the slowest",
+        "different GPU models in one node: all ranks wait for the slowest model",
         "nvidia-smi -L; choose GPUs of one model with CUDA_VISIBLE_DEVICES (and CUDA_DEVICE_ORDER=PCI_BUS_ID)",
-        breach=Outcome.WARN,
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "readings_failed",
         "== 0 readings",
-        "this GPU answers with an error where another of its model gives the value: it or its firmware is at fault",
+        "NVML returns an error for this GPU and a value for another GPU of the same model: GPU or firmware fault",
         "nvidia-smi -q -i INDEX; dmesg | grep -i Xid; reset the idle GPU (nvidia-smi -r -i INDEX) or replace it",
     ),
     _rule(
         "ecc_uncorrected",
         "== 0 errors",
-        "uncorrectable memory errors since the driver was loaded: they end processes, and the memory is failing",
-        "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; drain the node, reset the GPU, run dcgmi diag -r 3, replace it if "
-        "they return",
-        where="has_ecc_uncorrected",
+        "uncorrectable ECC errors since the driver was loaded: they terminate processes, and the memory is failing",
+        "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; drain the node, reset the GPU, run dcgmi diag -r 3; if errors "
+        "return, replace the GPU",
+        feature="has_ecc_uncorrected",
     ),
     _rule(
         "ecc_enabled",
         "== 1 bool",
         "without ECC a flipped bit in GPU memory corrupts training silently",
         "nvidia-smi -i INDEX -e 1, then reset the GPU or reboot",
-        where="has_ecc_mode",
-        breach=Outcome.WARN,
+        feature="has_ecc_mode",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "repair_pending",
         "== 0 bool",
-        "bad memory was found and its repair waits for a reset (NVIDIA, GPU memory error management)",
+        "a row remap or page retirement is pending until the next GPU reset (NVIDIA, GPU memory error management)",
         "drain the node, then nvidia-smi --gpu-reset -i INDEX, or reboot",
-        where="has_memory_repair",
+        feature="has_memory_repair",
     ),
     _rule(
         "remap_failed",
         "== 0 bool",
-        "a bad memory row could not be replaced by a spare: NVIDIA's ground for replacement",
+        "row remapping failed, no spare row left: an RMA criterion of NVIDIA",
         "nvidia-smi -q -d ROW_REMAPPER -i INDEX; replace the GPU",
-        where="has_remap_pending",
+        feature="has_remap_pending",
     ),
     _rule(
         "rows_remapped",
         "<= 10 rows",
-        "of nodes with more than 10 remapped rows 83.3 % later lost performance, with 1 to 10 rows 5.6 % "
-        "(SuperBench/Anubis, arXiv 2402.06194)",
-        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; run dcgmi diag -r 3 and ask the vendor for replacement",
-        where="has_remap_pending",
+        "83.3 % of nodes with more than 10 remapped rows had a performance regression later, 5.6 % of nodes with 1 to "
+        "10 (SuperBench/Anubis, arXiv 2402.06194)",
+        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; run dcgmi diag -r 3; request a replacement from the vendor",
+        feature="has_remap_pending",
     ),
     _rule(
         "rows_remapped_uncorrectable",
         "== 0 rows",
-        "uncorrectable errors have cost this GPU memory rows already: one more lost job each",
-        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; watch the count, and replace the GPU if it grows",
-        where="has_remap_pending",
-        breach=Outcome.WARN,
+        "rows remapped because of uncorrectable errors; each such error terminates a job",
+        "nvidia-smi -q -d ROW_REMAPPER -i INDEX; monitor the count; if it increases, replace the GPU",
+        feature="has_remap_pending",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "pcie_width_lost",
         "== 0 lanes",
-        "the PCIe link trained with fewer lanes than card and slot have: every host copy is slower by that share",
+        "the PCIe link trained with fewer lanes than GPU and slot support: host copies are slower by the same ratio",
         "nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; reseat the card or riser",
-        where="has_pcie_width",
+        feature="has_pcie_width",
     ),
     _rule(
         "nvlinks_down",
         "== 0 links",
-        "NVLinks that this GPU has are inactive: NCCL then has less bandwidth, or falls back to PCIe",
+        "NVLinks of this GPU are inactive: NCCL has less bandwidth, or falls back to PCIe",
         "nvidia-smi nvlink -s -i INDEX; dmesg | grep -E 'Xid.*(74|144|145|149)|SXid'; restart nvidia-fabricmanager, "
-        "reset the GPUs, else check the baseboard or bridge",
-        where="has_nvlinks",
+        "reset the GPUs; otherwise check the baseboard or NVLink bridge",
+        feature="has_nvlinks",
     ),
     _rule(
         "nvlinks_missing",
         "== 0 links",
-        "this GPU has fewer active NVLinks than another of its model in this node",
-        "nvidia-smi nvlink -s; nvidia-smi topo -m; compare the bridges, or the switches' log",
-        where="has_nvlinks",
-        breach=Outcome.WARN,
+        "this GPU has fewer active NVLinks than another GPU of the same model in this node",
+        "nvidia-smi nvlink -s; nvidia-smi topo -m; compare the NVLink bridges or the NVSwitch logs",
+        feature="has_nvlinks",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "fabric_ready",
         "== 1 bool",
-        "the GPU has not joined the NVSwitch fabric: CUDA will not start, or work without peers",
+        "the GPU is not registered in the NVSwitch fabric: CUDA fails to initialize, or has no peer access",
         "nvidia-smi -q -i INDEX | grep -A6 Fabric; systemctl status nvidia-fabricmanager (same version as the driver?)",
-        where="has_fabric",
+        feature="has_fabric",
     ),
     _rule(
         "hardware_slowdown",
         "== 0 bool",
-        "the hardware holds the clocks down, idle as it is: too hot, or the power supply pulls its brake",
+        "hardware reduces the clocks of an idle GPU: over-temperature or power brake",
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX; check fans, coolant, power supplies and cables",
-        where="has_clocks_event_reasons",
+        feature="has_clocks_event_reasons",
     ),
     _rule(
         "thermal_slowdown",
         "== 0 bool",
-        "the driver lowers the clocks for the temperature already before any load",
+        "the driver reduces the clocks because of temperature before any load",
         "nvidia-smi -q -d TEMPERATURE -i INDEX; check cooling and air flow",
-        where="has_clocks_event_reasons",
-        breach=Outcome.WARN,
+        feature="has_clocks_event_reasons",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "persistence",
         "== 1 bool",
-        "without persistence the driver unloads the GPU's state between processes: slow starts, and settings are lost",
+        "persistence mode is off: the driver unloads GPU state between processes; slow starts, settings get lost",
         "systemctl enable --now nvidia-persistenced (or nvidia-smi -pm 1)",
-        where="has_persistence_mode",
-        breach=Outcome.WARN,
+        feature="has_persistence_mode",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "mig_enabled",
         "== 0 bool",
-        "a GPU in MIG mode is cut into slices: no NVLink between them, and no full-size training",
+        "MIG enabled: MIG instances have no NVLink and only a part of the GPU",
         "nvidia-smi -i INDEX -mig 0, then reset the GPU",
-        where="has_mig_mode",
-        breach=Outcome.WARN,
+        feature="has_mig_mode",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "power_limit_reduced",
         "== 0 W",
-        "the power limit is below the factory's: this GPU computes slower than others of its model",
-        "nvidia-smi -q -d POWER -i INDEX; nvidia-smi -i INDEX -pl DEFAULT_WATTS, unless the site means it so",
-        where="has_power_default_w",
-        breach=Outcome.WARN,
+        "power limit below the factory default: this GPU is slower than others of its model",
+        "nvidia-smi -q -d POWER -i INDEX; nvidia-smi -i INDEX -pl DEFAULT_WATTS, unless the site limits power",
+        feature="has_power_default_w",
+        outcome_if_violated=Outcome.WARN,
     ),
     _rule(
         "foreign_processes",
         "== 0 processes",
-        "others compute on this GPU, or a dead job left a process: nothing measured beside it can be trusted",
-        "the fact foreign_processes lists PIDs; nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv; end "
-        "leftovers, or take the GPU out of CUDA_VISIBLE_DEVICES",
-        where="has_processes",
-        shows=("foreign_processes",),
+        "other processes compute on this GPU (another job, or a leftover of one): measurements are not reliable",
+        "fact foreign_processes lists the PIDs; nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv; "
+        "terminate leftover processes, or remove the GPU from CUDA_VISIBLE_DEVICES",
+        feature="has_processes",
+        evidence_facts=("foreign_processes",),
     ),
     _rule(
         "memory_used_bytes",
         "<= 1 GiB",
-        "memory is taken before the trial starts, perhaps by a process of another container that is not visible here",
-        "nvidia-smi -i INDEX, on the host; fuser -v /dev/nvidiaN",
-        where="has_memory_total_bytes",
-        breach=Outcome.WARN,
+        "GPU memory in use before the trial starts, possibly by a process in another container",
+        "on the host: nvidia-smi -i INDEX; fuser -v /dev/nvidiaN",
+        feature="has_memory_total_bytes",
+        outcome_if_violated=Outcome.WARN,
     ),
 )
 
 CHECK = Check(
     name="gpu.inventory",
-    title="GPUs: present, alike, healthy and free",
+    title="GPU inventory: count, models, health, processes",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
     metrics=METRICS,
     rules=RULES,
     measure=measure,
-    required_per=dict.fromkeys(sorted(_OF_EACH_GPU), "gpu"),
+    required_per=dict.fromkeys(sorted(_PER_GPU_METRICS), "gpu"),
     fact_roles={"gpus": "gpus"},
-    limit_s=120.0,  # NVML starts GPUs that sleep one by one, some seconds each without persistence
+    limit_s=120.0,  # without persistence mode, NVML initializes GPUs one by one, several seconds each
 )

@@ -1,6 +1,7 @@
-"""How fast does data go between host memory and each GPU: one GPU at a time, and all of a node together?
+"""Measures host-to-GPU and GPU-to-host bandwidth: each GPU alone, then all GPUs of a node concurrently.
 
-Alone, a GPU shows its own PCIe link; together they show what they share: a switch, a root port, the host's memory.
+A single transfer measures the GPU's own PCIe link. Concurrent transfers measure shared resources: PCIe switch, root
+port, host memory.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from seatrial.model import Fact, Observation, Phase, Rule, Scope, format_bytes
 if TYPE_CHECKING:
     from seatrial.bench.timing import DeviceTiming
 
-# way → how many buffers move in one operation
-WAYS = {"h2d": 1, "d2h": 1, "both": 2}
-TOGETHER = 2  # times as long: GPUs that share something take turns at it, unevenly
-# Of its siblings' median. Together, GPUs share the host's memory, which has been seen to give 17 % less in the next run
-# and to favour one of four GPUs by 5 %; one that shares its root port gets half.
-TOGETHER_LEAST = 0.75
+BUFFERS_PER_COPY = {"h2d": 1, "d2h": 1, "bidirectional": 2}  # direction → buffers copied per operation
+CONCURRENT_TIME_FACTOR = 2  # GPUs alternate unevenly on a shared link: time concurrent copies twice as long
+# Ratio to the median of the node's GPUs. Host memory bandwidth was observed to vary by 17 % between runs, and by 5 %
+# between four GPUs; a GPU that shares its root port reaches 0.5.
+CONCURRENT_WARN_RATIO = 0.75
 
 
 class TransferOptions(Options):
-    """``seconds`` for each way alone, twice as many together."""
+    """``seconds`` per direction for single transfers; concurrent transfers take twice as long."""
 
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
 def measure(context: Context, options: TransferOptions) -> Iterator[Observation]:
-    """Yield GB/s of every way, alone and together. All nodes work at the same time: they share nothing here."""
+    """Yields GB/s per direction, single and concurrent. All nodes run at the same time, as they share no host links."""
     from seatrial.bench import rank, transfer
     from seatrial.bench.timing import ran_concurrently, time_on_device
 
@@ -41,71 +41,74 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
     pinned = transfer.PinnedBuffers(context.device)
     yield Fact(name="host_memory", value=pinned.host_placement)
     time = partial(time_on_device, device=context.device, seconds=options.seconds, window_context=pinned.concurrent)
-    ways = {"h2d": pinned.h2d, "d2h": pinned.d2h, "both": pinned.bidirectional}
-    timed: dict[str, DeviceTiming] = {}
+    copies = {"h2d": pinned.h2d, "d2h": pinned.d2h, "bidirectional": pinned.bidirectional}
+    timings: dict[str, DeviceTiming] = {}
     for turn in range(turns):
         if turn == context.local_rank:
-            context.progress("alone")
-            timed |= {f"{way}_alone": time(ways[way], warmup_s=transfer.WARMUP_S) for way in WAYS}
+            context.progress("single")
+            timings |= {f"{name}_single": time(copy, warmup_s=transfer.WARMUP_S) for name, copy in copies.items()}
         rank.store_barrier()
-    # as long as everybody else, before and after as well: who is at work alone has more
-    time_together = partial(
-        time, least_s=TOGETHER * options.seconds, warmup_s=transfer.OVERLAP_S, run_on_s=transfer.OVERLAP_S
+    # equal minimum duration, with load before and after: a GPU that copies alone would reach more
+    time_concurrent = partial(
+        time,
+        min_seconds=CONCURRENT_TIME_FACTOR * options.seconds,
+        warmup_s=transfer.OVERLAP_S,
+        trailing_s=transfer.OVERLAP_S,
     )
-    for way in WAYS:
-        context.progress(f"{way}, all together")
+    for name, copy in copies.items():
+        context.progress(f"{name}, concurrent")
         rank.store_barrier()
-        timed[f"{way}_together"] = time_together(ways[way])
-    for name, one in timed.items():
-        moved = pinned.size * WAYS[name.partition("_")[0]]
-        yield one.metric(name, moved / 1e9, "GB/s", context.subject)
-    yield Fact(name="timing", value={name: one.describe() for name, one in timed.items()})
-    everybody = [found for node, found in rank.gather((context.node, timed)) if node == context.node]
-    overlap = {way: ran_concurrently([found[f"{way}_together"] for found in everybody]) for way in WAYS}
+        timings[f"{name}_concurrent"] = time_concurrent(copy)
+    for name, timing in timings.items():
+        copied = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
+        yield timing.metric(name, copied / 1e9, "GB/s", context.subject)
+    yield Fact(name="timing", value={name: timing.describe() for name, timing in timings.items()})
+    on_this_node = [row for node, row in rank.gather((context.node, timings)) if node == context.node]
+    overlap = {name: ran_concurrently([row[f"{name}_concurrent"] for row in on_this_node]) for name in copies}
     yield Fact(name="concurrent", value=overlap)
     yield Fact(
-        name="how",
-        value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, between CUDA events; alone: "
-        f"one GPU of the node after the other; together: all of the node, each at work before and after its windows "
-        "too, so that all of them share what there is; both: copies each way at once, summed",
+        name="method",
+        value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, timed with CUDA events; "
+        "single: one GPU of the node at a time; concurrent: all GPUs of the node, each under load before and after its "
+        "timed windows; bidirectional: both directions at the same time, sum of both",
     )
 
 
 CHECK = Check(
     name="transfer.host",
-    title="Host memory to GPU and back",
+    title="Host-to-GPU and GPU-to-host bandwidth",
     phase=Phase.DEVICE,
     scope=Scope.CLUSTER,
-    metrics={f"{way}_{when}": "GB/s" for way in WAYS for when in ("alone", "together")},
+    metrics={f"{name}_{mode}": "GB/s" for name in BUFFERS_PER_COPY for mode in ("single", "concurrent")},
     rules=(
         *(
             Rule(
-                metric=f"{way}_alone",
-                reference=f"transfer.{way}_alone",
-                meaning="batches, checkpoints and offloaded weights go this way",
+                metric=f"{name}_single",
+                reference=f"transfer.{name}_single",
+                meaning="batches, checkpoints and offloaded weights use this link",
                 fix="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
                 "topo -m (is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
             )
-            for way in ("h2d", "d2h")
+            for name in ("h2d", "d2h")
         ),
         *(
             Rule(
-                metric=f"{way}_together",
+                metric=f"{name}_concurrent",
                 compare_with_peers=True,
-                warn_below=TOGETHER_LEAST,
-                meaning="while all of a node copy, this GPU gets far less than its siblings: it shares a root port or a "
-                "switch with another, or its host memory is far from it",
-                fix="lspci -tv and nvidia-smi topo -m: which GPUs hang on one root port or switch, on which NUMA "
-                "node? If it is slow alone as well, its own link is at fault: see h2d_single and d2h_single",
+                warn_below=CONCURRENT_WARN_RATIO,
+                meaning="concurrent bandwidth far below the other GPUs of the node: this GPU shares a root port or "
+                "switch with another GPU, or its host memory is on a remote NUMA node",
+                fix="lspci -tv and nvidia-smi topo -m: which GPUs share a root port or switch, on which NUMA node? If "
+                "h2d_single or d2h_single is low too, the GPU's own link is at fault",
             )
-            for way in WAYS
+            for name in BUFFERS_PER_COPY
         ),
     ),
     measure=measure,
     limit_s=300.0,
     needs=Needs(gpus=True),
     options=TransferOptions,
-    performance_metrics=("*_alone", "*_together"),
+    performance_metrics=("*_single", "*_concurrent"),
     bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
-    required_per={"*": "place"},
+    required_per={"*": "rank"},
 )

@@ -1,6 +1,6 @@
-"""How fast is every pair of GPUs of a node, one way and both ways at once?
+"""Measures unidirectional and bidirectional copy bandwidth between every two GPUs of a node.
 
-One process of each node copies for all pairs, one after the other, so that a slow pair is that pair's alone.
+One process per node copies for all pairs, one pair at a time, so that pairs do not affect each other.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class PeerOptions(Options):
-    """``seconds`` for each ordered pair and each of one way and both ways."""
+    """``seconds`` per ordered pair, for unidirectional and for bidirectional copies each."""
 
     seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
 
 
 def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
-    """Yield GB/s of every ordered pair, from the first process of each node. Raises NotApplicable for a single GPU."""
+    """Yields GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
     from seatrial.bench import rank, transfer
 
-    everywhere = rank.gather((context.node, context.local_rank, context.subject.rpartition("/")[2]))
-    if len({node for node, _, _ in everywhere}) == len(everywhere):  # asked of all: all must go one way from here
-        raise NotApplicable("nodes with one GPU have no pair of them")
+    processes = rank.gather((context.node, context.local_rank, context.subject.rpartition("/")[2]))
+    if len({node for node, _, _ in processes}) == len(processes):  # same result on all ranks, so that none waits
+        raise NotApplicable("every node has one GPU; transfer.peers needs two GPUs in a node")
     yield from facts(rank.describe_devices(context.device))
-    names = [name for node, _, name in sorted(everywhere) if node == context.node]
+    names = [name for node, _, name in sorted(processes) if node == context.node]
     copies: list[PeerCopy] = []
     if context.local_rank == 0:
         copies = transfer.time_peer_copies(len(names), options.seconds, context.progress)
@@ -43,24 +43,24 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
         subject = f"{context.node}/{names[copy.source]}->{names[copy.target]}"
         yield copy.unidirectional.metric("unidirectional", gb, "GB/s", subject)
         yield copy.bidirectional.metric("bidirectional", 2 * gb, "GB/s", subject)
-        yield metric("direct", copy.peer_access, "bool", subject)
+        yield metric("peer_access", copy.peer_access, "bool", subject)
     if copies:
         unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(gb) for copy in copies}
         bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * gb) for copy in copies}
         yield Fact(name="unidirectional_matrix", value=_matrix(names, unidirectional))
         yield Fact(name="bidirectional_matrix", value=_matrix(names, bidirectional))
         yield Fact(
-            name="how",
+            name="method",
             value=f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
-            "between CUDA events; both ways: copies each way at once, on two streams that wait for each other only at "
-            "a window's ends, summed",
+            "timed with CUDA events; bidirectional: copies in both directions on two streams, synchronized at the "
+            "ends of a window, sum of both",
         )
 
 
 def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
-    """GB/s from the GPU of a row to that of a column; None from a GPU to itself."""
-    places = range(len(names))
-    rows: list[JsonValue] = [[round(gb_s[row, to], 1) if row != to else None for to in places] for row in places]
+    """Returns GB/s from the GPU of the row to the GPU of the column; None on the diagonal."""
+    gpus = range(len(names))
+    rows: list[JsonValue] = [[round(gb_s[row, to], 1) if row != to else None for to in gpus] for row in gpus]
     return {"gpus": [*names], "gb_s": rows}
 
 
@@ -70,23 +70,23 @@ _FIX = (
 )
 CHECK = Check(
     name="transfer.peers",
-    title="GPU to GPU, every pair of a node",
+    title="GPU-to-GPU bandwidth of every pair in a node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"unidirectional": "GB/s", "bidirectional": "GB/s", "direct": "bool"},
+    metrics={"unidirectional": "GB/s", "bidirectional": "GB/s", "peer_access": "bool"},
     rules=(
         Rule(
             metric="unidirectional",
             reference="transfer.peer_unidirectional",
-            meaning="this pair's link is slower than it should be: a collective goes at the pace of its slowest link",
+            meaning="unidirectional bandwidth of this pair is low: a collective runs at the speed of its slowest link",
             fix=_FIX,
         ),
         Rule(
             metric="bidirectional",
             reference="transfer.peer_bidirectional",
-            fail_below=0.85,  # as the floor in use one way: 335 of the 396 that an H200 reaches
+            fail_below=0.85,  # same ratio as unidirectional: required 335 of 396 GB/s, which an H200 reaches
             asymmetry_limit=0.95,
-            meaning="this pair's link carries less than it should when both its GPUs send, as they do in every collective",
+            meaning="bidirectional bandwidth of this pair is low: in every collective both GPUs send at the same time",
             fix=_FIX,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Are the shared folders truly shared, and do they keep the promises that programs on several nodes rely on?"""
+"""Tests that folders are shared by all nodes, and that they keep the POSIX guarantees that multi-node jobs rely on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from seatrial.bench.one_rank_per_node import Participants
     from seatrial.bench.storage import SharedFolder
 
-PROMISES = ("rename", "append", "flock", "fcntl", "mmap", "owner")  # each has a probe and a metric of its faults
+# probe of bench.shared_files → metric that counts the paths on which it failed
+PROBE_METRICS = {
+    **{probe: f"{probe}_failures" for probe in ("rename", "append", "flock", "fcntl", "mmap")},
+    "owner": "owner_mismatches",
+}
 
-# Type in /proc/self/mountinfo → the name that people know it by.
-KNOWN = {
+# type in /proc/self/mountinfo → name of the filesystem
+FILESYSTEM_NAMES = {
     "9p": "9p",
     "beegfs": "BeeGFS",
     "beegfs_nodev": "BeeGFS",
@@ -45,7 +49,7 @@ KNOWN = {
 
 def _absolute(path: str) -> str:
     if not os.path.isabs(path):
-        raise ValueError(f"{path!r} is not an absolute path: on each node it would be another folder")
+        raise ValueError(f"{path!r} is not an absolute path; relative paths may name another folder on each node")
     return path
 
 
@@ -53,14 +57,14 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class SharedOptions(Options):
-    """``paths`` that are said to be shared by all nodes. None: the run directory, which nobody has promised to be."""
+    """``paths`` that must be shared by all nodes; default: the run directory, which need not be shared."""
 
     paths: tuple[AbsolutePath, ...] = ()
 
 
 @dataclass(frozen=True)
 class Volume:
-    """The filesystem at a path as one node sees it. Bytes; ``free_inodes`` None: it makes them as it needs them."""
+    """The filesystem at a path as one node sees it, sizes in bytes; ``free_inodes`` is None if inodes are unlimited."""
 
     mount: str
     size: int
@@ -69,149 +73,155 @@ class Volume:
 
 
 @dataclass
-class Findings:
-    """What became of one path: why it is ``unusable``, or what each probe found wrong (None: nothing)."""
+class PathResult:
+    """Result for one path: the reason why it is ``unusable``, or the failure per probe (None: passed)."""
 
     unusable: str | None = None
-    separated: str | None = None
-    delays: dict[str, float] = field(default_factory=dict)  # seconds, by actor
-    faults: dict[str, str | None] = field(default_factory=dict)
-    unproven: dict[str, str] = field(default_factory=dict)
-    volumes: dict[str, Volume] = field(default_factory=dict)  # by actor
+    not_shared: str | None = None
+    delays: dict[str, float] = field(default_factory=dict)  # seconds, by participant
+    failures: dict[str, str | None] = field(default_factory=dict)
+    untested: dict[str, str] = field(default_factory=dict)
+    volumes: dict[str, Volume] = field(default_factory=dict)  # by participant
     mounts: str = ""
-    left_behind: str | None = None
+    not_removed: str | None = None
 
 
 def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
     from seatrial.bench import one_rank_per_node
 
-    actors = one_rank_per_node.select_participants(context.node, min_count=2)
-    users = actors.run_on_all(lambda: f"{os.geteuid()}:{os.getegid()}")
+    participants = one_rank_per_node.select_participants(context.node, min_count=2)
+    user_ids = participants.run_on_all(lambda: f"{os.geteuid()}:{os.getegid()}")
     paths = options.paths or (str(context.artifacts_dir),)
-    found = {path: _examine(context, actors, path) for path in dict.fromkeys(paths)}
+    results = {path: _examine(context, participants, path) for path in dict.fromkeys(paths)}
     if context.rank == 0:
         yield from facts(
             {
-                "several_nodes": "yes" if actors.several_nodes else "no",
+                "several_nodes": "yes" if participants.several_nodes else "no",
                 "paths_from": "options" if options.paths else "run directory",
-                "users": one_rank_per_node.group_by_reason(dict(zip(actors.names, users, strict=True))),
+                "user_ids": one_rank_per_node.group_by_reason(dict(zip(participants.names, user_ids, strict=True))),
             }
         )
-        yield metric("user_id_mismatches", len(set(users)) - 1, "users")
-        yield from _report(found)
+        yield metric("user_id_mismatches", len(set(user_ids)) - 1, "users")
+        yield from _report(results)
 
 
-def _examine(context: Context, actors: Participants, path: str) -> Findings:
+def _examine(context: Context, participants: Participants, path: str) -> PathResult:
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
     context.progress(path)
-    found = Findings()
+    result = PathResult()
     try:
-        volumes = actors.run_on_all(lambda: read_volume(context.root, path))
-        found.volumes = dict(zip(actors.names, volumes, strict=True))
-        found.mounts = one_rank_per_node.group_by_reason({name: volume.mount for name, volume in found.volumes.items()})
-        with storage.temporary_folder(path, actors) as site:
-            found.separated = shared_files.invisible_files(site)
-            if not found.separated:
-                found.delays = dict(zip(actors.names, shared_files.visibility_delays(site), strict=True))
+        volumes = participants.run_on_all(lambda: read_volume(context.root, path))
+        result.volumes = dict(zip(participants.names, volumes, strict=True))
+        result.mounts = one_rank_per_node.group_by_reason(
+            {name: volume.mount for name, volume in result.volumes.items()}
+        )
+        with storage.temporary_folder(path, participants) as folder:
+            result.not_shared = shared_files.invisible_files(folder)
+            if not result.not_shared:
+                result.delays = dict(zip(participants.names, shared_files.visibility_delays(folder), strict=True))
                 for name, probe in shared_files.PROBES.items():
                     context.progress(f"{path}: {name}")
-                    _try(found, name, probe, site)
-        found.left_behind = str(site.path) if storage.still_exists(site) else None
-    except one_rank_per_node.ParticipantError as trouble:
-        found.unusable = found.unusable or str(trouble)
-    return found
+                    _run_probe(result, name, probe, folder)
+        result.not_removed = str(folder.path) if storage.still_exists(folder) else None
+    except one_rank_per_node.ParticipantError as error:
+        result.unusable = result.unusable or str(error)
+    return result
 
 
-def _try(found: Findings, name: str, probe: Callable[[SharedFolder], str | None], site: SharedFolder) -> None:
-    """A probe that the filesystem answers with an error has found a fault; where it hangs there is no going on."""
+def _run_probe(
+    result: PathResult, name: str, probe: Callable[[SharedFolder], str | None], folder: SharedFolder
+) -> None:
+    """Stores the result of one probe; an error of the filesystem is a failure. Raises ParticipantError on a timeout."""
     from seatrial.bench.one_rank_per_node import ParticipantError
     from seatrial.bench.shared_files import Untested
 
     try:
-        found.faults[name] = probe(site)
+        result.failures[name] = probe(folder)
     except Untested as reason:
-        found.unproven[name] = str(reason)
-    except ParticipantError as trouble:
-        if trouble.timed_out:
-            found.unusable = f"{name}: {trouble}"
+        result.untested[name] = str(reason)
+    except ParticipantError as error:
+        if error.timed_out:
+            result.unusable = f"{name}: {error}"
             raise
-        found.faults[name] = str(trouble)
+        result.failures[name] = str(error)
 
 
 def read_volume(root: Path, path: str) -> Volume:
-    """What is mounted at a path here, and what is left of it. Raises OSError where there is none."""
-    used, counted = filesystem.usage(Path("/"), path), os.statvfs(path)
+    """Returns mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
+    usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
     entries = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
-    above = [entry for entry in entries if Path(used.path).is_relative_to(entry.target)]
-    described = "not found among the mounts"
-    if mount := max(above, key=lambda entry: len(entry.target), default=None):
-        kind = KNOWN.get(mount.type, f"unknown type {printable(mount.type)}")
-        described = f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
+    parents = [entry for entry in entries if Path(usage.path).is_relative_to(entry.target)]
+    description = "not found in /proc/self/mountinfo"
+    if mount := max(parents, key=lambda entry: len(entry.target), default=None):
+        kind = FILESYSTEM_NAMES.get(mount.type, f"unknown type {printable(mount.type)}")
+        description = f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
     return Volume(
-        mount=described,
-        size=used.size,
-        free=used.free,
-        free_inodes=counted.f_favail if counted.f_files else None,
+        mount=description,
+        size=usage.size,
+        free=usage.free,
+        free_inodes=stat.f_favail if stat.f_files else None,
     )
 
 
-def _report(found: Mapping[str, Findings]) -> Iterator[Observation]:
-    usable = {path: findings for path, findings in found.items() if not findings.unusable}
-    examined = {path: findings for path, findings in usable.items() if not findings.separated}
+def _report(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    usable = {path: result for path, result in results.items() if not result.unusable}
+    examined = {path: result for path, result in usable.items() if not result.not_shared}
     yield from facts({"usable": "yes" if usable else "no", "examined": "yes" if examined else "no"})
-    yield _texts("filesystems", {path: findings.mounts for path, findings in found.items()})
-    yield _texts("unusable", {path: findings.unusable for path, findings in found.items()})
-    yield _texts("not_shared", {path: findings.separated for path, findings in found.items()})
-    yield _texts("left_behind", {path: findings.left_behind for path, findings in found.items()})
-    yield metric("paths_unusable", len(found) - len(usable), "paths")
+    yield _text_fact("filesystems", {path: result.mounts for path, result in results.items()})
+    yield _text_fact("unusable", {path: result.unusable for path, result in results.items()})
+    yield _text_fact("not_shared", {path: result.not_shared for path, result in results.items()})
+    yield _text_fact("files_not_removed", {path: result.not_removed for path, result in results.items()})
+    yield metric("paths_unusable", len(results) - len(usable), "paths")
     if usable:
         yield metric("paths_not_shared", len(usable) - len(examined), "paths")
-        yield from _room(usable)
+        yield from _free_space(usable)
     if examined:
-        yield from _promises(examined)
+        yield from _probe_results(examined)
 
 
-def _texts(name: str, by_path: Mapping[str, str | None]) -> Fact:
-    """The texts by path, without those that are empty."""
+def _text_fact(name: str, by_path: Mapping[str, str | None]) -> Fact:
+    """Returns a fact of the non-empty texts by path."""
     return Fact(name=name, value={path: text for path, text in by_path.items() if text})
 
 
-def _room(found: Mapping[str, Findings]) -> Iterator[Observation]:
-    """The least room that any node sees at each path, and the least of all paths."""
+def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    """Yields free bytes and inodes per path, and the minimum over all paths; the minimum over nodes counts."""
     space: dict[str, dict[str, int | None]] = {}
-    for path, findings in found.items():
-        volumes = findings.volumes.values()
+    for path, result in results.items():
+        volumes = result.volumes.values()
         inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
         size, free = max(volume.size for volume in volumes), min(volume.free for volume in volumes)
         space[path] = {"size": size, "free": free, "free_inodes": min(inodes, default=None)}
-    limits = [least for room in space.values() if (least := room["free_inodes"]) is not None]
-    yield from facts({"space": space, "inodes_limited": "yes" if limits else "no"})
-    yield metric("free_bytes", min(volume.free for one in found.values() for volume in one.volumes.values()), "B")
-    if limits:
-        yield metric("free_inodes", min(limits), "inodes")
+    free_inodes = [count for row in space.values() if (count := row["free_inodes"]) is not None]
+    yield from facts({"space": space, "inodes_limited": "yes" if free_inodes else "no"})
+    yield metric(
+        "free_bytes", min(volume.free for result in results.values() for volume in result.volumes.values()), "B"
+    )
+    if free_inodes:
+        yield metric("free_inodes", min(free_inodes), "inodes")
 
 
-def _promises(found: Mapping[str, Findings]) -> Iterator[Observation]:
-    delays = {path: {name: round(s * 1e3, 2) for name, s in item.delays.items()} for path, item in found.items()}
+def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    delays = {path: {name: round(s * 1e3, 2) for name, s in row.delays.items()} for path, row in results.items()}
     yield Fact(name="visibility_ms", value=dict(delays))
     yield metric("visibility_delay", max(delay for by_name in delays.values() for delay in by_name.values()), "ms")
-    for name in PROMISES:
-        yield _texts(name, {path: findings.faults.get(name) for path, findings in found.items()})
-        yield _texts(f"{name}_unproven", {path: findings.unproven.get(name) for path, findings in found.items()})
-        faults = sum(bool(findings.faults.get(name)) for findings in found.values())
-        if faults or not any(name in findings.unproven for findings in found.values()):  # else nothing is known
-            yield metric(f"{name}_faults", faults, "paths")
+    for probe, metric_name in PROBE_METRICS.items():
+        yield _text_fact(probe, {path: result.failures.get(probe) for path, result in results.items()})
+        yield _text_fact(f"{probe}_untested", {path: result.untested.get(probe) for path, result in results.items()})
+        failures = sum(bool(result.failures.get(probe)) for result in results.values())
+        if failures or not any(probe in result.untested for result in results.values()):
+            yield metric(metric_name, failures, "paths")
 
 
-LOCK_WHY = (
-    "Download caches of Hugging Face, torch's FileStore and compile caches keep writers apart by such locks: where "
-    "they hold on one node only, two nodes write at once."
+LOCK_MEANING = (
+    "File locks do not exclude other nodes: Hugging Face download caches, torch's FileStore and compile caches may be "
+    "written by two nodes at the same time."
 )
 LOCK_FIX = (
     "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not localflock. NFS: "
-    "without nolock and local_lock; systemctl status rpc-statd. virtiofs: locks of the host need support of virtiofsd. "
-    "Until then give each node caches of its own (HF_HOME, TRITON_CACHE_DIR on a local disk)."
+    "without nolock and local_lock; systemctl status rpc-statd. virtiofs: virtiofsd must support remote locks. "
+    "Workaround: put caches on a local disk of each node (HF_HOME, TRITON_CACHE_DIR)."
 )
 EXAMINED = {"examined": "yes"}
 
@@ -220,8 +230,8 @@ RULES = (
         metric="paths_unusable",
         evidence_facts=("unusable",),
         expect="== 0 paths",
-        meaning="Every node must be able to write to a shared folder, and get an answer from it.",
-        fix="The fact unusable says which path, on which node, and why. There: ls -ld PATH; df -h PATH; df -i PATH; "
+        meaning="A node cannot write to the folder, or gets no answer from the filesystem.",
+        fix="Fact unusable lists path, node and reason. On that node: ls -ld PATH; df -h PATH; df -i PATH; "
         "findmnt -T PATH",
     ),
     Rule(
@@ -229,26 +239,26 @@ RULES = (
         evidence_facts=("not_shared", "filesystems"),
         expect="== 0 paths",
         applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
-        meaning="What one node writes there, others do not see: checkpoints, datasets and results end up in pieces.",
-        fix="The fact filesystems says what is mounted. On a node that stands apart: findmnt -T PATH; mount -a",
+        meaning="A node does not see files of other nodes in this folder: checkpoints and results are incomplete.",
+        fix="Fact filesystems lists the mounts. On the node with another mount: findmnt -T PATH; mount -a",
     ),
     Rule(
         metric="paths_not_shared",
         evidence_facts=("not_shared", "filesystems"),
         expect="== 0 paths",
-        # Nobody has promised that the run directory is shared, and seatrial does without.
+        # WARN: seatrial does not need a shared run directory.
         outcome_if_violated=Outcome.WARN,
         applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
-        meaning="The run directory is another one on each node. No shared folder was named, so that none was examined.",
-        fix="Name the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
+        meaning="The run directory is not shared, and no shared folder is configured; shared folders were not tested.",
+        fix="Set the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
     ),
     Rule(
         metric="user_id_mismatches",
-        evidence_facts=("users",),
+        evidence_facts=("user_ids",),
         expect="== 0 users",
         applies_if={"several_nodes": "yes"},
-        meaning="The same person is another user (uid) on some nodes, and may not touch there what was written elsewhere.",
-        fix='On each node: id "$USER"; keep users in one directory (LDAP, SSSD), or one /etc/passwd everywhere.',
+        meaning="The user has different uid:gid on some nodes, and no access to files written on other nodes.",
+        fix='On each node: id "$USER"; use one user directory (LDAP, SSSD) or the same /etc/passwd on all nodes.',
     ),
     Rule(
         metric="visibility_delay",
@@ -256,34 +266,34 @@ RULES = (
         expect="< 1000 ms",
         outcome_if_violated=Outcome.WARN,
         applies_if=EXAMINED,
-        meaning="A program that waits for another node's file finds it only so much later. 5000 ms means: that, or longer.",
+        meaning="New files become visible on other nodes only after this delay (5000 ms: test timeout).",
         fix="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
-        "smaller actimeo. FUSE and virtiofs: lower the timeouts of entries and attributes.",
+        "smaller actimeo. FUSE and virtiofs: lower entry and attribute timeouts.",
     ),
     Rule(
         metric="rename_failures",
         evidence_facts=("rename",),
         expect="== 0 paths",
         applies_if=EXAMINED,
-        meaning="Checkpoints are put in place by renaming them: a reader must find the old file or the new one, whole.",
-        fix="No POSIX filesystem does this. A gateway to an object store may: keep checkpoints elsewhere.",
+        meaning="Rename is not atomic: another node may read a missing or partial checkpoint.",
+        fix="Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
     ),
     Rule(
         metric="append_failures",
         evidence_facts=("append",),
         expect="== 0 paths",
-        outcome_if_violated=Outcome.WARN,  # known of NFS (open(2), O_APPEND) and the default of BeeGFS; training itself runs
+        outcome_if_violated=Outcome.WARN,  # known for NFS (open(2), O_APPEND) and default BeeGFS; training runs
         applies_if=EXAMINED,
-        meaning="Logs that several nodes append to lose lines.",
-        fix="Let each process write its own file. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
+        meaning="Appends from several nodes overwrite each other: shared log files lose lines.",
+        fix="Write one file per process. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
     ),
     Rule(
         metric="flock_failures",
         evidence_facts=("flock",),
         expect="== 0 paths",
-        outcome_if_violated=Outcome.WARN,  # the default of BeeGFS and older Lustre; training itself runs
+        outcome_if_violated=Outcome.WARN,  # default of BeeGFS and older Lustre; training runs
         applies_if=EXAMINED,
-        meaning=LOCK_WHY,
+        meaning=LOCK_MEANING,
         fix=LOCK_FIX,
     ),
     Rule(
@@ -292,7 +302,7 @@ RULES = (
         expect="== 0 paths",
         outcome_if_violated=Outcome.WARN,
         applies_if=EXAMINED,
-        meaning=LOCK_WHY,
+        meaning=LOCK_MEANING,
         fix=LOCK_FIX,
     ),
     Rule(
@@ -300,17 +310,17 @@ RULES = (
         evidence_facts=("mmap",),
         expect="== 0 paths",
         applies_if=EXAMINED,
-        meaning="Datasets (Arrow) and weights (safetensors) are mapped: a node that maps old content trains on it.",
-        fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower the timeouts of attributes.",
+        meaning="A mapped file shows old content on another node: datasets (Arrow) or weights (safetensors) are stale.",
+        fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower attribute timeouts.",
     ),
     Rule(
         metric="owner_mismatches",
         evidence_facts=("owner",),
         expect="== 0 paths",
         applies_if=EXAMINED,
-        meaning="A file belongs to somebody else as seen from another node, who then may not read or change it.",
-        fix="NFS 4: the same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
-        "the same uids on all nodes; look at all_squash in /etc/exports, and at id-mapped mounts of containers.",
+        meaning="Another node sees a different owner of the file and may not be allowed to read or change it.",
+        fix="NFS 4: same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
+        "same uids on all nodes; check all_squash in /etc/exports and id-mapped mounts of containers.",
     ),
     Rule(
         metric="free_bytes",
@@ -318,8 +328,8 @@ RULES = (
         expect=">= 1GiB",
         outcome_if_violated=Outcome.WARN,
         applies_if={"usable": "yes"},
-        meaning="A checkpoint that finds no room ends the job that writes it.",
-        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then make room.",
+        meaning="Free space too small for a checkpoint: writing it fails and terminates the job.",
+        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then free space.",
     ),
     Rule(
         metric="free_inodes",
@@ -327,15 +337,15 @@ RULES = (
         expect=">= 1000 inodes",
         outcome_if_violated=Outcome.WARN,
         applies_if={"usable": "yes", "inodes_limited": "yes"},
-        meaning="Without inodes no file can be made, however much room there is.",
-        fix="df -i PATH; find what has many small files: du --inodes -xd2 PATH | sort -n",
+        meaning="Few free inodes: no new files can be created when none are left.",
+        fix="df -i PATH; find directories with many files: du --inodes -xd2 PATH | sort -n",
     ),
 )
 
 
 CHECK = Check(
     name="filesystem.shared",
-    title="Shared folders: one filesystem on all nodes, and its guarantees",
+    title="Shared folders: visibility and POSIX guarantees across nodes",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),
@@ -344,12 +354,12 @@ CHECK = Check(
         "paths_not_shared": "paths",
         "user_id_mismatches": "users",
         "visibility_delay": "ms",
-        **{f"{name}_faults": "paths" for name in PROMISES},
+        **dict.fromkeys(PROBE_METRICS.values(), "paths"),
         "free_bytes": "B",
         "free_inodes": "inodes",
     },
     rules=RULES,
     measure=measure,
-    limit_s=300,  # a filesystem that hangs costs half a minute a step; a dead one ends after the first
+    limit_s=300,  # a hung filesystem costs half a minute per step; the first timeout ends the check
     options=SharedOptions,
 )

@@ -1,4 +1,4 @@
-"""How fast do the nodes write and read files: a large one, and many small ones, from one node and from all at once?"""
+"""Measures file throughput (large file) and metadata rates (small files) from one node and from all concurrently."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ if TYPE_CHECKING:
 STREAMS, SMALL_FILES = ("write", "read"), ("create", "stat", "unlink")
 METRICS = {
     "paths_failed": "paths",
-    **{f"{what}_{who}.*": "GB/s" for what in STREAMS for who in ("one", "all")},
-    **{f"{what}_{who}.*": "files/s" for what in SMALL_FILES for who in ("one", "all")},
+    **{f"{operation}_{mode}.*": "GB/s" for operation in STREAMS for mode in ("single", "concurrent")},
+    **{f"{operation}_{mode}.*": "files/s" for operation in SMALL_FILES for mode in ("single", "concurrent")},
 }
-SLOWEST = 1e7  # bytes/s: what is slower than a network of 100 Mbit/s counts as hung
-SLOWEST_FILES = 10  # files/s: a disk that seeks for each file makes more
+# A step times out below these rates.
+MIN_BYTES_PER_S = 1e7  # about a network of 100 Mbit/s
+MIN_FILES_PER_S = 10  # less than a disk with one seek per file
+# direct I/O used → fact caches.*
 CACHES = {
-    True: "Past the page cache of the node (O_DIRECT); the servers' caches have their part.",
-    False: "Through the page cache of the node, which could not be bypassed everywhere: writing lasts until fsync, "
-    "reading begins after posix_fadvise(POSIX_FADV_DONTNEED), and may yet be answered from memory.",
+    True: "page cache of the node bypassed (O_DIRECT); caches of the file servers in use",
+    False: "page cache of the node in use, as O_DIRECT is not supported everywhere: write time includes fsync; reads "
+    "start after posix_fadvise(POSIX_FADV_DONTNEED), but may still be served from memory",
 }
+# folder shared by all nodes → fact shared.*
 SHARED = {
-    True: "With all nodes at it, each reads and stats what its neighbour wrote.",
-    False: "Another folder on each node: each reads and stats what it wrote itself.",
+    True: "in concurrent mode each node reads and stats the files that the next node wrote",
+    False: "a different folder on each node: each node reads and stats the files that it wrote",
 }
 
 
 class SpeedOptions(Options):
-    """``paths`` to measure; none: the run directory. ``size`` of the large file and number of small ``files``, a node.
+    """``paths`` to measure (default: the run directory), ``size`` of the large file and ``files`` count, per node.
 
-    The large file of 64 MiB says that it works, and roughly how fast; for a figure to hold somebody to, take one
-    larger than the caches of the servers.
+    The default size of 64 MiB is a functional test. For a reliable bandwidth use a file larger than the server caches.
     """
 
     paths: tuple[AbsolutePath, ...] = ()
@@ -49,87 +51,87 @@ class SpeedOptions(Options):
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     from seatrial.bench import one_rank_per_node, storage
 
-    actors, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
-    leads = context.rank == 0
-    if leads:
-        yield Fact(name="several_nodes", value="yes" if actors.several_nodes else "no")
+    participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
+    reports = context.rank == 0
+    if reports:
+        yield Fact(name="several_nodes", value="yes" if participants.several_nodes else "no")
         yield Fact(
-            name="how",
-            value=f"{format_bytes(options.size)} a node in one stream, 4MiB at a time, each with fsync at its end; "
-            f"{options.files} files of 4KiB a node in one folder a node, without fsync. "
-            "The rate of all at once lasts until the last of them has done.",
+            name="method",
+            value=f"{format_bytes(options.size)} per node in one stream of 4 MiB blocks, with fsync at the end; "
+            f"{options.files} files of 4 KiB per node, in one folder per node, without fsync; "
+            "concurrent rates: total over the time until the slowest node ends",
         )
     for path in dict.fromkeys(options.paths or (str(context.artifacts_dir),)):
         context.progress(path)
         label = path if options.paths else "run_directory"
         try:
-            with storage.temporary_folder(path, actors) as site:
-                for observation in _measure(site, options, label, context.progress):
-                    if leads:
+            with storage.temporary_folder(path, participants) as folder:
+                for observation in _measure(folder, options, label, context.progress):
+                    if reports:
                         yield observation
-        except one_rank_per_node.ParticipantError as trouble:
-            failed[path] = str(trouble)
-    if leads:
+        except one_rank_per_node.ParticipantError as error:
+            failed[path] = str(error)
+    if reports:
         yield Fact(name="failed", value=dict(failed))
         yield metric("paths_failed", len(failed), "paths")
 
 
 def _measure(
-    site: SharedFolder, options: SpeedOptions, label: str, note: Callable[[str], None]
+    folder: SharedFolder, options: SpeedOptions, label: str, progress: Callable[[str], None]
 ) -> Iterator[Observation]:
-    """All figures of one folder: those of the first node alone, then those of all nodes at the same time."""
+    """Yields all rates of one folder: from the first node alone, then from all nodes concurrently."""
     from seatrial.bench import storage
 
-    direct, shared = True, storage.is_shared(site)
-    teams = {"one": replace(site, participants=site.participants.first_only)} | (
-        {"all": site} if site.participants.several_nodes else {}
-    )
-    for who, team in teams.items():
-        note(f"{label}: large files, {who}")
-        for name, transfers in _streams(team, options.size, shared):
-            direct = direct and all(transfer.direct for transfer in transfers)
-            yield _rate(f"{name}_{who}.{label}", options.size / 1e9, [transfer.seconds for transfer in transfers])
-        note(f"{label}: small files, {who}")
-        for name, seconds in _small_files(team, options.files, f"small_{who}", shared):
-            yield _rate(f"{name}_{who}.{label}", options.files, seconds)
+    direct, shared = True, storage.is_shared(folder)
+    folders = {"single": replace(folder, participants=folder.participants.first_only)}
+    if folder.participants.several_nodes:
+        folders["concurrent"] = folder
+    for mode, mode_folder in folders.items():
+        progress(f"{label}: large files, {mode}")
+        for operation, streams in _streams(mode_folder, options.size, shared):
+            direct = direct and all(stream.direct for stream in streams)
+            yield _rate(f"{operation}_{mode}.{label}", options.size / 1e9, [stream.seconds for stream in streams])
+        progress(f"{label}: small files, {mode}")
+        for operation, seconds in _small_files(mode_folder, options.files, f"small_{mode}", shared):
+            yield _rate(f"{operation}_{mode}.{label}", options.files, seconds)
     yield Fact(name=f"caches.{label}", value=CACHES[direct])
     yield Fact(name=f"shared.{label}", value=SHARED[shared])
 
 
-def _streams(site: SharedFolder, size: int, shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
-    """With all nodes at it each reads what its neighbour wrote, which its own caches cannot hold."""
+def _streams(folder: SharedFolder, size: int, shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
+    """Yields the results of write and read; each node reads the next node's file, which is not in its page cache."""
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
-    count = len(site.names)
-    patience = STEP_TIMEOUT_S + count * size / SLOWEST
-    site.run_on_all(lambda: storage.require_free_space(site.path, count * size))
-    yield "write", site.run_on_all(lambda: storage.write_stream(site.file("large"), size), patience)
-    other = site.next_file if shared else site.file
-    yield "read", site.run_on_all(lambda: storage.read_stream(other("large"), size), patience)
+    count = len(folder.names)
+    timeout_s = STEP_TIMEOUT_S + count * size / MIN_BYTES_PER_S
+    folder.run_on_all(lambda: storage.require_free_space(folder.path, count * size))
+    yield "write", folder.run_on_all(lambda: storage.write_stream(folder.file("large"), size), timeout_s)
+    read_file = folder.next_file if shared else folder.file
+    yield "read", folder.run_on_all(lambda: storage.read_stream(read_file("large"), size), timeout_s)
 
 
-def _small_files(site: SharedFolder, files: int, kind: str, shared: bool) -> Iterator[tuple[str, list[float]]]:
+def _small_files(folder: SharedFolder, files: int, name: str, shared: bool) -> Iterator[tuple[str, list[float]]]:
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
-    patience = STEP_TIMEOUT_S + len(site.names) * files / SLOWEST_FILES
-    yield "create", site.run_on_all(lambda: storage.create_small_files(site.file(kind), files), patience)
-    other = site.next_file if shared else site.file
-    yield "stat", site.run_on_all(lambda: storage.stat_small_files(other(kind), files), patience)
-    yield "unlink", site.run_on_all(lambda: storage.unlink_small_files(site.file(kind), files), patience)
+    timeout_s = STEP_TIMEOUT_S + len(folder.names) * files / MIN_FILES_PER_S
+    yield "create", folder.run_on_all(lambda: storage.create_small_files(folder.file(name), files), timeout_s)
+    read_file = folder.next_file if shared else folder.file
+    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(read_file(name), files), timeout_s)
+    yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), files), timeout_s)
 
 
 def _rate(name: str, amount: float, seconds: Sequence[float]) -> Metric:
-    """``amount`` on each node, over the time until the last one had done. The samples are the nodes' own rates."""
+    """Returns the sum of all nodes' ``amount`` over the time of the slowest node; samples are the nodes' rates."""
     unit = METRICS[f"{name.partition('.')[0]}.*"]
-    rates = tuple(amount / each for each in seconds)
+    rates = tuple(amount / node_seconds for node_seconds in seconds)
     return Metric(name=name, value=amount * len(seconds) / max(seconds), unit=unit, subject=CLUSTER, samples=rates)
 
 
 CHECK = Check(
     name="filesystem.speed",
-    title="Speed of shared folders: large and small files, from one node and from all",
+    title="Shared folders: file throughput and metadata rates",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics=METRICS,
@@ -138,13 +140,13 @@ CHECK = Check(
             metric="paths_failed",
             evidence_facts=("failed",),
             expect="== 0 paths",
-            meaning="A folder that cannot be written, read and cleaned again, or has no room for the files, is of no use.",
-            fix="The fact failed says which path, on which node, and why. There: ls -ld PATH; df -h PATH; "
+            meaning="Writing, reading or removing files failed, or free space is too small.",
+            fix="Fact failed lists path, node and reason. On that node: ls -ld PATH; df -h PATH; "
             "df -i PATH; dmesg | tail",
         ),
     ),
     measure=measure,
-    limit_s=300,  # for the default size; a trial that asks for larger files gives it more
+    limit_s=300,  # for the default size; a trial with larger files sets a larger limit
     options=SpeedOptions,
     performance_metrics=tuple(name for name in METRICS if name != "paths_failed"),
 )

@@ -1,4 +1,4 @@
-"""host.inventory: what every node is and has, and the settings of an operating system that break training."""
+"""host.inventory: operating system, limits, filesystems, clock and RDMA devices of every node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seatrial.discover import host
 from seatrial.discover.host import HostFacts
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
-NO_LIMIT = 2**63 - 1  # the greatest limit that getrlimit(2) could tell from none
+NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest finite value of getrlimit(2)
 METRICS = {
     "shm_bytes": "B",
     "shm_free": "B",
@@ -30,18 +30,19 @@ METRICS = {
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
     context.progress("reading /proc and /sys")
-    found = host.read(context.root)
-    mounts, limits, clock, rdma = found.mounts, found.limits, found.clock.synchronised, found.rdma
-    yield from facts(found.model_dump(mode="json"))
+    node = host.read(context.root)
+    mounts, limits, clock, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
+    hung_mounts = [mount.target for mount in mounts.filesystems if not mount.responding]
+    yield from facts(node.model_dump(mode="json"))
     yield from facts(
         {
-            "unread": dict(found.unreadable()),
-            # the rules ask for these, or a fix points to them
+            "unreadable": dict(node.unreadable()),
+            # read by the rules, or named in a fix
             "clock_status_readable": "no" if clock is None else "yes",
             "rdma_present": "yes" if rdma.devices else "no",
             "verbs_accessible": "yes" if any(device.verbs_accessible for device in rdma.devices) else "no",
             "inactive_ports": list(rdma.inactive_ports),
-            "hung": [mount.target for mount in mounts.filesystems if not mount.responding],
+            "hung_mounts": hung_mounts,
         }
     )
     values: dict[str, float | None] = {
@@ -49,13 +50,11 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         "shm_free": mounts.shm.free_bytes,
         "tmp_free": mounts.tmp.free_bytes if mounts.tmp.writable else 0,
         "home_writable": bool(mounts.home.writable),
-        "hung_mounts": None
-        if "filesystems" in mounts.unreadable
-        else sum(not one.responding for one in mounts.filesystems),
+        "hung_mounts": None if "filesystems" in mounts.unreadable else len(hung_mounts),
         "nofile_soft": NO_LIMIT if limits.nofile.soft == "unlimited" else limits.nofile.soft,
         "nofile_hard": NO_LIMIT if limits.nofile.hard == "unlimited" else limits.nofile.hard,
-        "memlock_unlimited": _memlock_unlimited(found),
-        "hostname_resolves": found.hostname.routable,
+        "memlock_unlimited": _memlock_unlimited(node),
+        "hostname_resolves": node.hostname.routable,
         "clock_status_readable": clock is not None,
         "clock_synchronised": clock,
         "rdma_status_readable": rdma.status_readable,
@@ -63,25 +62,25 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         "rdma_inactive_ports": len(rdma.inactive_ports),
     }
     for name, value in values.items():
-        if value is not None:  # what could not be read is no number: its rule then has nothing to judge
+        if value is not None:  # a value that could not be read has no metric: its rule ends in ERROR
             yield metric(name, value, METRICS[name], context.node)
 
 
-def _memlock_unlimited(found: HostFacts) -> bool:
-    """Whether a process may pin as much as it likes: no limit, one beyond the memory there is, or CAP_IPC_LOCK.
+def _memlock_unlimited(node: HostFacts) -> bool:
+    """Returns whether a process may pin all memory: no limit, a limit above total memory, or CAP_IPC_LOCK.
 
-    The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process is so capable (ib_umem_get).
+    The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK (ib_umem_get).
     """
-    soft, total = found.limits.memlock.soft, found.memory.total_bytes
-    return bool(soft == "unlimited" or found.limits.ipc_lock or (total and soft >= total))
+    soft, total = node.limits.memlock.soft, node.memory.total_bytes
+    return bool(soft == "unlimited" or node.limits.ipc_lock or (total and soft >= total))
 
 
 RULES = (
     Rule(
         metric="shm_bytes",
         expect=">= 1GiB",
-        meaning="Data loader workers and NCCL's shared-memory transport allocate here: with Docker's default of 64 MiB "
-        "they die of 'Bus error' or 'No space left on device'.",
+        meaning="Data loader workers and NCCL's shared-memory transport allocate in /dev/shm. With Docker's default of "
+        "64 MiB they fail with 'Bus error' or 'No space left on device'.",
         fix="Docker: --shm-size=16g or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. "
         "Otherwise: mount -o remount,size=16G /dev/shm",
     ),
@@ -89,47 +88,46 @@ RULES = (
         metric="shm_free",
         expect=">= 1GiB",
         outcome_if_violated=Outcome.WARN,
-        meaning="Segments that crashed jobs left behind take the room that the next job needs.",
-        fix="Look whose they are: ls -l /dev/shm; delete those of jobs that have ended.",
+        meaning="Little free space in /dev/shm, often because of segments that crashed jobs left there.",
+        fix="ls -l /dev/shm: find the owners; delete the files of jobs that have ended.",
     ),
     Rule(
         metric="tmp_free",
         expect=">= 1GiB",
         outcome_if_violated=Outcome.WARN,
-        meaning="Error files of torchrun and the compile caches of torch and Triton go to the temporary folder.",
-        fix="Find what fills it: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a folder with room.",
+        meaning="torchrun writes error files, torch and Triton their compile caches to the temporary directory.",
+        fix="Find large files: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a directory with free space.",
     ),
     Rule(
         metric="home_writable",
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="Triton, Hugging Face and torch extensions keep caches under the home folder, and stop where they cannot.",
-        fix="Set HOME to a folder that this user may write to, or TRITON_CACHE_DIR, HF_HOME and "
-        "TORCH_EXTENSIONS_DIR each.",
+        meaning="Triton, Hugging Face and torch extensions write caches to the home directory, or fail.",
+        fix="Set HOME to a writable directory, or set TRITON_CACHE_DIR, HF_HOME and TORCH_EXTENSIONS_DIR.",
     ),
     Rule(
         metric="hung_mounts",
-        evidence_facts=("hung",),
+        evidence_facts=("hung_mounts",),
         expect="== 0 mounts",
-        meaning="A process that touches a filesystem whose server does not answer hangs, and with it the whole job.",
-        fix="See fact 'hung' for which; try: timeout 5 stat -f MOUNT; reach its server, then umount -f -l MOUNT and "
-        "mount it again.",
+        meaning="The server of a mounted filesystem does not answer: processes that access it hang.",
+        fix="Fact hung_mounts lists them. Test: timeout 5 stat -f MOUNT. Restore the connection to the server, then "
+        "umount -f -l MOUNT and mount it again.",
     ),
-    # Two rules on one limit. The soft limit is 1024 on most distributions, with which small jobs run, and a process may
-    # raise it (NCCL does, in the one process that all others report to). Beyond the hard limit only root gets.
+    # Two rules, for soft and hard limit. The soft limit is 1024 on most distributions, which is enough for small jobs,
+    # and a process may raise it up to the hard limit (NCCL does so in its root process).
     Rule(
         metric="nofile_soft",
         expect=">= 4096 files",
         outcome_if_violated=Outcome.WARN,
-        meaning="Each tensor that a data loader worker hands over and each connection to a peer takes a file descriptor: "
-        "wide jobs end with 'Too many open files'.",
-        fix="ulimit -n 65536 in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/, "
+        meaning="Each tensor from a data loader worker and each connection to a peer takes a file descriptor: large "
+        "jobs fail with 'Too many open files'.",
+        fix="ulimit -n 65536 in the job; permanently: '* soft nofile 65536' in /etc/security/limits.d/, "
         "LimitNOFILE=1048576 for slurmd, --ulimit nofile=65536 for Docker.",
     ),
     Rule(
         metric="nofile_hard",
         expect=">= 4096 files",
-        meaning="The job cannot raise its limit of open files beyond this, and NCCL and data loaders need more.",
+        meaning="The job cannot raise its limit of open files above this value; NCCL and data loaders need more.",
         fix="'* hard nofile 1048576' in /etc/security/limits.d/, LimitNOFILE=1048576 for slurmd or containerd, "
         "--ulimit nofile=65536:1048576 for Docker.",
     ),
@@ -137,8 +135,7 @@ RULES = (
         metric="memlock_unlimited",
         expect="== 1 bool",
         applies_if={"verbs_accessible": "yes"},
-        meaning="RDMA pins the memory that it sends from: beyond the limit ibv_reg_mr fails with 'Cannot allocate memory', "
-        "and NCCL with it.",
+        meaning="RDMA pins its buffers: above the limit ibv_reg_mr, and NCCL with it, fails: 'Cannot allocate memory'.",
         fix="'* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.d/, "
         "LimitMEMLOCK=infinity for slurmd or containerd, --ulimit memlock=-1 for Docker.",
     ),
@@ -146,19 +143,19 @@ RULES = (
         metric="hostname_resolves",
         evidence_facts=("hostname",),
         expect="== 1 bool",
-        # One node needs no name. That several nodes reach each other is for a check that runs on all of them.
+        # WARN: a single node needs no name; nodes.connectivity checks names between nodes.
         outcome_if_violated=Outcome.WARN,
-        meaning="Rendezvous and Gloo publish the address that a node's own name resolves to; where that is a loopback "
-        "address no other node can connect.",
-        fix='Try: getent ahosts "$(hostname)"; put the node\'s address in DNS or /etc/hosts, and take its name off '
-        "the line of 127.0.0.1 or 127.0.1.1. Until then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
+        meaning="Rendezvous and Gloo publish the address that the node's host name resolves to; other nodes cannot "
+        "connect to a loopback address.",
+        fix='Try: getent ahosts "$(hostname)"; put the node\'s address in DNS or /etc/hosts, and remove its name from '
+        "the line of 127.0.0.1 or 127.0.1.1. Workaround: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     ),
     Rule(
         metric="clock_status_readable",
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="Here the kernel does not tell whether the clock is kept in time, as in some containers.",
-        fix="Look on the host itself: timedatectl show -p NTPSynchronized",
+        meaning="The kernel does not report the clock status, for example in some containers.",
+        fix="On the host: timedatectl show -p NTPSynchronized",
     ),
     Rule(
         metric="clock_synchronised",
@@ -166,25 +163,25 @@ RULES = (
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
         applies_if={"clock_status_readable": "yes"},
-        meaning="Munge, Slurm, Kerberos and TLS refuse a node whose clock has drifted, and its logs cannot be put in order "
-        "beside those of others.",
-        fix="timedatectl set-ntp true, or systemctl enable --now chrony (with rtcsync in chrony.conf, without which "
-        "the kernel is not told); then: chronyc tracking",
+        meaning="Clock not synchronized: munge, Slurm, Kerberos and TLS reject a node with a wrong clock, and its logs "
+        "cannot be ordered with the logs of other nodes.",
+        fix="timedatectl set-ntp true, or systemctl enable --now chrony (chrony.conf needs rtcsync to set the "
+        "kernel's status); then: chronyc tracking",
     ),
     Rule(
         metric="rdma_status_readable",
-        evidence_facts=("unread",),
+        evidence_facts=("unreadable",),
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="Something about the InfiniBand or RoCE devices could not be read, so nothing vouches for them.",
-        fix="See fact 'unread' for what and why; compare with: ibstat; rdma link",
+        meaning="Some attributes of the InfiniBand or RoCE devices could not be read; their state is unknown.",
+        fix="Fact unreadable lists attributes and reasons; compare with: ibstat; rdma link",
     ),
     Rule(
         metric="rdma_inaccessible_devices",
         expect="== 0 devices",
         outcome_if_violated=Outcome.WARN,
         applies_if={"rdma_present": "yes"},
-        meaning="NCCL cannot open these RDMA devices and quietly takes TCP instead, many times slower between nodes.",
+        meaning="NCCL cannot open these RDMA devices and falls back to TCP, which is many times slower between nodes.",
         fix="Docker: --device=/dev/infiniband. Kubernetes: request the RDMA resource of the device plugin. "
         "Host: modprobe ib_uverbs; ls -l /dev/infiniband",
     ),
@@ -192,19 +189,19 @@ RULES = (
         metric="rdma_inactive_ports",
         evidence_facts=("inactive_ports",),
         expect="== 0 ports",
-        # A port may be spare: only whoever wired the cluster knows.
+        # WARN: an unused port may be intended.
         outcome_if_violated=Outcome.WARN,
         applies_if={"rdma_present": "yes"},
-        meaning="A port that is not ACTIVE carries no traffic: NCCL leaves it out, and its rail is slower or missing.",
-        fix="See fact 'inactive_ports' for which; ibstat. Polling: cable or the switch's port. LinkUp yet INIT: no "
-        "subnet manager, see sminfo. Disabled: ip link set INTERFACE up. A spare port may stay as it is.",
+        meaning="NCCL does not use a port that is not ACTIVE: its rail is slower or missing.",
+        fix="Fact inactive_ports lists them; ibstat. Polling: check the cable and the switch port. LinkUp but INIT: no "
+        "subnet manager, see sminfo. Disabled: ip link set INTERFACE up. Ignore unused ports.",
     ),
 )
 
 
 CHECK = Check(
     name="host.inventory",
-    title="Operating system, limits, filesystems and network of every node",
+    title="Operating system, limits, filesystems, clock and RDMA devices",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
     metrics=METRICS,

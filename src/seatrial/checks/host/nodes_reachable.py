@@ -1,4 +1,4 @@
-"""Are all the nodes that were promised really in the job?"""
+"""Compares the number of nodes in the process group with the expected number of nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
 CHECK = Check(
     name="nodes.reachable",
-    title="Every promised node takes part",
+    title="All expected nodes in one process group",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics={"nodes": "nodes", "nodes_missing": "nodes"},
@@ -29,9 +29,9 @@ CHECK = Check(
             metric="nodes_missing",
             evidence_facts=("ranks_by_node",),
             expect="== 0 nodes",
-            meaning="each node that was promised must answer in one process group with all others",
-            fix="Look at ranks_by_node for the nodes that answered; two nodes of one host name count as one: "
-            "run `hostname` on each.",
+            meaning="fewer or more nodes joined the process group than expected",
+            fix="Fact ranks_by_node lists the nodes that joined. Two nodes with the same host name count as one: run "
+            "`hostname` on each node.",
         ),
     ),
     measure=measure,

@@ -1,4 +1,4 @@
-"""slurm.gres: does every node have the GPUs that Slurm hands out there? Slurm's word against NVML's, on the node."""
+"""slurm.gres: compares the GPUs that Slurm has configured for a node with the GPUs that NVML reports on it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ METRICS = {
 RULES = (
     Rule(
         metric="gpus_missing",
-        evidence_facts=("configured", "seen", "gres", "models", "nvml_unavailable", "gpus_lost"),
+        evidence_facts=("configured", "detected", "gres", "models", "nvml_unavailable", "gpus_lost"),
         expect="== 0 GPUs",
-        meaning="Slurm hands out GPUs that are not on the node: jobs start there, and fail",
-        fix="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until it is mended: scontrol "
+        meaning="Slurm allocates more GPUs than NVML reports on the node: jobs start and fail",
+        fix="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until it is repaired: scontrol "
         "update nodename=NODE state=drain reason=gpu",
     ),
     Rule(
         metric="gpus_not_configured",
-        evidence_facts=("configured", "seen", "gres", "models"),
+        evidence_facts=("configured", "detected", "gres", "models"),
         expect="== 0 GPUs",
-        meaning="the node has GPUs that Slurm does not know of: it hands them to nobody, and keeps nobody off them",
+        meaning="the node has GPUs that Slurm has not configured: they are not allocated, and access is not restricted",
         fix="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on its NodeName line, AutoDetect=nvml in gres.conf; "
         "restart slurmctld and its slurmd, then: sinfo -o '%N %G'",
     ),
@@ -42,74 +42,77 @@ RULES = (
         evidence_facts=("configured", "gres"),
         expect="== 0 GPUs",
         applies_if={"gpus_expected": "yes"},
-        meaning="Slurm hands out fewer GPUs of this node than were promised",
+        meaning="Slurm has fewer GPUs configured on this node than expected",
         fix="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on its NodeName line and gres.conf",
     ),
 )
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Raises NotApplicable off the cluster's nodes, SeatrialError where NVML is shown a part of the node."""
+    """Raises NotApplicable outside of Slurm's nodes, SeatrialError if the job holds only a part of the node's GPUs."""
     node = _this_node(context, os.environ)
-    found = discover.read(context.root)
-    configured, seen, promised = node.gpus, len(found.gpus), context.expected_gpus or 0
-    if not configured and not found.installed_gpus and not promised:
-        raise NotApplicable(f"Slurm has no GPU on {node.name}, none was found there, and none was promised")
-    gres = [f"{one.name}:{one.kind}:{one.count}" if one.kind else f"{one.name}:{one.count}" for one in node.gres]
+    inventory = discover.read(context.root)
+    configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
+    if not configured and not inventory.installed_gpus and not expected:
+        raise NotApplicable(f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
+    gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]
     yield from facts(
         {
             "gres": ",".join(gres),
             "configured": f"{node.gpus} GPUs by Slurm",
-            "seen": f"{seen} GPUs by NVML",
-            "models": sorted({gpu.name or "unread" for gpu in found.gpus}),
-            "nvml_unavailable": found.nvml_unavailable,
-            "gpus_lost": [*found.lost, *found.permission_denied],
-            "gpus_expected": "yes" if promised else "no",
+            "detected": f"{detected} GPUs by NVML",
+            "models": sorted({gpu.name or "unreadable" for gpu in inventory.gpus}),
+            "nvml_unavailable": inventory.nvml_unavailable,
+            "gpus_lost": [*inventory.lost, *inventory.permission_denied],
+            "gpus_expected": "yes" if expected else "no",
         }
     )
-    unmet = max(0, promised - configured)
-    counts = {"gpus_configured": configured, "gpus_detected": seen, "gpus_below_expected": unmet}
+    counts = {
+        "gpus_configured": configured,
+        "gpus_detected": detected,
+        "gpus_below_expected": max(0, expected - configured),
+    }
     yield from metrics(METRICS, counts, context.node)
-    if any(gpu.mig_mode for gpu in found.gpus):
-        raise SeatrialError("MIG is on: Slurm counts slices, and NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
-    handed = _handed(configured, found, os.environ)
-    differences = {"gpus_missing": max(0, handed - seen), "gpus_not_configured": max(0, seen - configured)}
+    if any(gpu.mig_mode for gpu in inventory.gpus):
+        raise SeatrialError("MIG enabled: Slurm counts MIG instances, NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
+    allocated = _allocated_gpus(configured, inventory, os.environ)
+    differences = {"gpus_missing": max(0, allocated - detected), "gpus_not_configured": max(0, detected - configured)}
     yield from metrics(METRICS, differences, context.node)
-    if handed < configured:
+    if allocated < configured:
         raise SeatrialError(
-            f"this job holds {handed} of the node's {configured} GPUs, and NVML shows no more in it: whether the "
-            f"others are there is not known. Ask for all: --gpus-per-node {configured}"
+            f"this job has {allocated} of {configured} GPUs of the node; NVML does not show the others, and they were "
+            f"not checked. Request all: --gpus-per-node {configured}"
         )
 
 
 def _this_node(context: Context, env: Mapping[str, str]) -> Node:
-    """This machine as Slurm knows it. Inside a job it must: then what is missing is no reason to skip."""
+    """Returns Slurm's record of this node. If there is none: SeatrialError in a job, else NotApplicable."""
     job, name = env.get("SLURM_JOB_ID"), env.get("SLURMD_NODENAME") or context.node.partition(".")[0]
     if not slurm.installed():
         if job:
             raise SeatrialError(
-                f"in job {job}, and no Slurm client (sinfo) here to ask what {name} should have. Run first: command -v "
-                "scontrol; in a container: bind Slurm's client, /etc/slurm and munge's socket into it"
+                f"job {job} on {name}: no Slurm client (sinfo) to read the configured GPUs. Next: command -v scontrol; "
+                "in a container, mount the Slurm client, /etc/slurm and the munge socket"
             )
         raise NotApplicable("no Slurm client (sinfo) on this machine")
     node = slurm.node(name)
     if node:
         return node
     if job:
-        raise SeatrialError(f"in job {job}, and Slurm has no node {name}. Run first: scontrol show node {name}")
-    raise NotApplicable(f"{name} is not a node of Slurm's, and this is no job of Slurm's")
+        raise SeatrialError(f"job {job}: Slurm has no node {name}. Next: scontrol show node {name}")
+    raise NotApplicable(f"{name} is not a Slurm node, and this process is not in a Slurm job")
 
 
-def _handed(configured: int, facts: GpuFacts, env: Mapping[str, str]) -> int:
-    """How many GPUs NVML can be held to: in a job that holds a part of the node's it may be shown that part alone."""
-    handed = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-    partial = "SLURM_JOB_ID" in env and not facts.nvml_unavailable and len(facts.gpus) <= handed < configured
-    return handed if partial else configured
+def _allocated_gpus(configured: int, facts: GpuFacts, env: Mapping[str, str]) -> int:
+    """Returns the number of GPUs that NVML must report: in a job with a part of the GPUs it may report only these."""
+    allocated = int(env.get("SLURM_GPUS_ON_NODE") or 0)
+    partial = "SLURM_JOB_ID" in env and not facts.nvml_unavailable and len(facts.gpus) <= allocated < configured
+    return allocated if partial else configured
 
 
 CHECK = Check(
     name="slurm.gres",
-    title="The GPUs that Slurm hands out are there",
+    title="GPUs configured in Slurm and detected on the node",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
     metrics=METRICS,

@@ -1,6 +1,7 @@
-"""slurm.isolation: do two jobs that run side by side on one node keep off each other's GPUs and CPUs?
+"""slurm.isolation: tests that two jobs on one node have different GPUs and CPUs.
 
-Two jobs of our own hold a GPU and some CPUs each, on the same node at the same time; a step in each tells what it has.
+Two probe jobs run on the same node at the same time, each with one GPU and a few CPUs; a step in each job reports its
+GPUs and CPUs.
 """
 
 from __future__ import annotations
@@ -29,131 +30,133 @@ METRICS = {"gpus_shared": "GPUs", "gpus_accessible_to_both": "GPUs", "cpus_share
 RULES = (
     Rule(
         metric="gpus_shared",
-        evidence_facts=("first", "second"),
+        evidence_facts=("first_job", "second_job"),
         expect="== 0 GPUs",
         applies_if={"gpus_compared": "yes"},
-        meaning="two jobs on one node were given the same GPU: both are slow, and both may run out of its memory",
+        meaning="two jobs on one node have the same GPU: low throughput, out of GPU memory",
         fix="scontrol -d show job ID (GRES=…(IDX:…)) of both; on the node: slurmd -G; nvidia-smi -L; TaskProlog",
     ),
     Rule(
         metric="gpus_accessible_to_both",
-        evidence_facts=("first", "second"),
+        evidence_facts=("first_job", "second_job"),
         expect="== 0 GPUs",
         applies_if={"gpus_compared": "yes", "devices_confined": "yes"},
-        meaning="two jobs on one node can open the same GPU, though device cgroups are set up",
-        fix="On the node: grep -i ConstrainDevices /etc/slurm/cgroup.conf; slurmd -G must name each /dev/nvidiaN; "
+        meaning="two jobs on one node can open the same GPU, although device cgroups are configured",
+        fix="On the node: grep -i ConstrainDevices /etc/slurm/cgroup.conf; slurmd -G must list each /dev/nvidiaN; "
         "journalctl -u slurmd | grep -i cgroup",
     ),
     Rule(
         metric="cpus_shared",
-        evidence_facts=("first", "second"),
+        evidence_facts=("first_job", "second_job"),
         expect="== 0 CPUs",
         applies_if={"cpus_confined": "yes"},
-        meaning="two jobs on one node run on the same CPUs: each slows the other down, and measurements with it",
+        meaning="two jobs on one node run on the same CPUs: both are slower, and measurements are not reliable",
         fix="scontrol -d show job ID (CPU_IDs) of both; on the node: grep -i ConstrainCores /etc/slurm/cgroup.conf; "
-        "slurmd -C, against its NodeName line; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
+        "compare slurmd -C with the NodeName line; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
     ),
 )
 
 
 class IsolationOptions(SubmitOptions):
-    """How our two jobs are submitted, and what each asks for."""
+    """Submit options and size of the two probe jobs."""
 
-    # at most so long that the first, which has five minutes, is still there
-    second_job_wait_s: float = Field(default=120, gt=0, le=180, description="seconds in which the second must start")
-    cpus: int = Field(default=2, gt=0)  # both threads of a core, where cores have two
-    devices: str = Field(default="/dev/nvidia[0-9]*", description="pattern of the GPUs' device files")
+    # at most 180, so that the first job (--time=5) is still running
+    second_job_wait_s: float = Field(
+        default=120, gt=0, le=180, description="maximum seconds until the second job starts"
+    )
+    cpus: int = Field(default=2, gt=0)  # both hyperthreads of a core
+    devices: str = Field(default="/dev/nvidia[0-9]*", description="glob pattern of the GPU device files")
 
 
 def measure(context: Context, options: IsolationOptions) -> Iterator[Observation]:
-    """Raises NotApplicable where a node takes one job at a time, SeatrialError where two did not come to run there."""
+    """Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node."""
     require_client()
     settings, partition = slurm.settings(), _partition(options)
-    reason = f"SelectType={settings.select_type} hands out whole nodes" if settings.allocates_whole_nodes else ""
+    reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""
     if partition and partition.oversubscribe == "EXCLUSIVE":
         reason = reason or f"partition {partition.name} has OverSubscribe=EXCLUSIVE"
     if reason:
-        raise NotApplicable(f"no two jobs run on one node of this cluster: {reason}")
+        raise NotApplicable(f"only one job per node: {reason}")
     gpus = 0
     if "gpu" in settings.gres_types:
         gpus = slurm.gpus_per_node(options.partition) if context.expected_gpus is None else context.expected_gpus
-    yield from _setup(settings, partition, gpus)
+    yield from _condition_facts(settings, partition, gpus)
     size = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}"]
-    if settings.memory_is_consumable:  # the default may be all of a node's
+    if settings.memory_is_consumable:  # the default may be all memory of a node
         size.append("--mem=1G")
     if gpus > 1:
         size.append("--gres=gpu:1")
-    with open_probe_jobs(context, options) as desk:
-        jobs = _side_by_side(desk, tuple(size), options.second_job_wait_s)
+    with open_probe_jobs(context, options) as jobs:
+        pair = _start_pair(jobs, tuple(size), options.second_job_wait_s)
         probe = slurm_task.srun_command(options.devices)
-        first, second = (_only(desk.run_step(job.id, tuple(size), probe), job) for job in jobs)
-        _require_both_run(desk, jobs)
+        first, second = (_single_task(jobs.run_step(job.id, tuple(size), probe), job) for job in pair)
+        _require_running(jobs, pair)
     yield from _compare(first, second, settings.constrains_devices, gpus > 1)
 
 
 def _partition(options: IsolationOptions) -> Partition | None:
-    """The one that our jobs go to, as far as its name is known: sbatch's words may name another."""
-    named = options.partition
-    return next((one for one in slurm.partitions() if (one.name == named if named else one.default)), None)
+    """Returns the partition of the probe jobs, unless ``extra`` selects another; None if it is unknown."""
+    name = options.partition
+    return next((row for row in slurm.partitions() if (row.name == name if name else row.default)), None)
 
 
-def _setup(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:
-    """What the rules' ``where`` asks: each is ``yes``, or the reason why the rule does not apply."""
+def _condition_facts(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:
+    """Yields the facts in the ``applies_if`` of the rules: "yes", or the reason why the rule does not apply."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     confined = "" if settings.constrains_cpus else f"{plugins}, ConstrainCores={settings.constrain_cores}"
     if not settings.cpus_are_consumable:
-        confined = f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not hand out CPUs"
+        confined = f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not allocate CPUs"
     elif partition and (partition.oversubscribe or "NO").startswith("FORCE"):
-        confined = f"partition {partition.name} shares CPUs on purpose, OverSubscribe={partition.oversubscribe}"
+        confined = f"partition {partition.name} shares CPUs: OverSubscribe={partition.oversubscribe}"
     yield condition_fact("cpus_confined", confined)
     devices = "" if settings.constrains_devices else f"{plugins}, ConstrainDevices={settings.constrain_devices}"
     yield condition_fact("devices_confined", devices)
-    yield condition_fact(
-        "gpus_compared", "" if gpus > 1 else f"Slurm has {gpus} GPUs a node, and two jobs need one each"
-    )
+    yield condition_fact("gpus_compared", "" if gpus > 1 else f"{gpus} GPUs per node; two jobs need one GPU each")
 
 
-def _side_by_side(desk: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float) -> tuple[Job, Job]:
-    """Two jobs that run on one node. Raises SeatrialError, with Slurm's reason, where the second does not start."""
-    first = desk.start_idle_job(*size)
+def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float) -> tuple[Job, Job]:
+    """Starts two jobs on one node. Raises SeatrialError with Slurm's reason if the second does not start."""
+    first = jobs.start_idle_job(*size)
     try:
-        second = desk.start_idle_job(*size, f"--nodelist={first.nodes}", wait_s=second_job_wait_s)
+        second = jobs.start_idle_job(*size, f"--nodelist={first.nodes}", wait_s=second_job_wait_s)
     except SeatrialError as failure:
-        raise SeatrialError(f"no second job came to run beside job {first.id} on {first.nodes}: {failure}") from failure
+        raise SeatrialError(f"no second job started on {first.nodes} with job {first.id}: {failure}") from failure
     return first, second
 
 
-def _require_both_run(desk: ProbeJobs, jobs: tuple[Job, Job]) -> None:
-    """Had one ended before the other was looked at, they would not have been side by side."""
-    for job in jobs:
-        now = desk.query(job.id)
-        if now.state != "RUNNING":
+def _require_running(jobs: ProbeJobs, pair: tuple[Job, Job]) -> None:
+    """Raises SeatrialError if one of the jobs ended before both steps ran."""
+    for job in pair:
+        current = jobs.query(job.id)
+        if current.state != "RUNNING":
             raise SeatrialError(
-                f"job {job.id} ended before both were compared: {now}. Run first: scontrol show job {job.id}"
+                f"job {job.id} ended before both jobs were compared: {current}. Next: scontrol show job {job.id}"
             )
 
 
-def _only(text: str, job: Job) -> Task:
-    found = slurm_task.parse_tasks(text)
-    if len(found) != 1 or found[0].node != job.nodes:
-        seen = ", ".join(task.name for task in found) or "no task"
-        raise SeatrialError(f"a step of job {job.id} on {job.nodes} was to have one task there, and {seen} told")
-    return found[0]
+def _single_task(output: str, job: Job) -> Task:
+    """Returns the task of a step. Raises SeatrialError unless there is one task, on the job's node."""
+    tasks = slurm_task.parse_tasks(output)
+    if len(tasks) != 1 or tasks[0].node != job.nodes:
+        names = ", ".join(task.name for task in tasks) or "no task"
+        raise SeatrialError(f"step of job {job.id}: expected one task on {job.nodes}, got {names}")
+    return tasks[0]
 
 
 def _compare(first: Task, second: Task, confined: bool, gpus: bool) -> Iterator[Observation]:
-    own, others = first.gpus(confined), second.gpus(confined)
-    for name, task, named in (("first", first, own), ("second", second, others)):
-        told = {
+    first_gpus, second_gpus = first.gpus(confined), second.gpus(confined)
+    for name, task, task_gpus in (("first_job", first, first_gpus), ("second_job", second, second_gpus)):
+        summary = {
             "cpus": list(task.cpus),
-            "gpus": list(named or ()),
-            "opened": list(task.accessible_devices),
-            "cuda": task.cuda_visible_devices,
+            "gpus": list(task_gpus or ()),
+            "accessible_devices": list(task.accessible_devices),
+            "cuda_visible_devices": task.cuda_visible_devices,
+            "listing_error": task.listing_error,
         }
-        yield Fact(name=name, value={**told, "unlisted": task.listing_error})
+        yield Fact(name=name, value=summary)
     values = {"cpus_shared": len(set(first.cpus) & set(second.cpus))}
-    if gpus and own and others:  # else nobody knows which GPU a job has, and what is not measured is an ERROR
-        values["gpus_shared"] = len(set(own) & set(others))
+    if gpus and first_gpus and second_gpus:  # otherwise the GPUs of a job are unknown: no metric, ERROR
+        values["gpus_shared"] = len(set(first_gpus) & set(second_gpus))
     if gpus and first.accessible_devices and second.accessible_devices:
         values["gpus_accessible_to_both"] = len(set(first.accessible_devices) & set(second.accessible_devices))
     yield from metrics(METRICS, values, first.node)
@@ -161,7 +164,7 @@ def _compare(first: Task, second: Task, confined: bool, gpus: bool) -> Iterator[
 
 CHECK = Check(
     name="slurm.isolation",
-    title="Jobs that share a node keep off each other",
+    title="Isolation of two jobs on one node",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CONTROL,
     metrics=METRICS,

@@ -1,4 +1,4 @@
-"""slurm.nodes: are enough of Slurm's nodes in service, and what is wrong with the others?"""
+"""slurm.nodes: number of usable nodes, and the state of every node."""
 
 from __future__ import annotations
 
@@ -22,75 +22,75 @@ METRICS = {
 RULES = (
     Rule(
         metric="nodes_missing",
-        evidence_facts=("out_of_service",),
+        evidence_facts=("unusable",),
         expect="== 0 nodes",
-        meaning="fewer nodes can take jobs than were promised",
-        fix="sinfo -R names the reasons; when a node is mended: scontrol update nodename=NODE state=resume",
+        meaning="fewer usable nodes than expected",
+        fix="sinfo -R lists the reasons; when a node is repaired: scontrol update nodename=NODE state=resume",
     ),
     Rule(
         metric="up",
         evidence_facts=("not_up",),
         expect="== 1 bool",
-        meaning="the node is DOWN, marked as failing, or does not answer the controller",
-        fix="scontrol show node NODE; on it: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
-        "the node has less than slurm.conf says, see slurmd -C on it",
+        meaning="the node is DOWN, failing, or does not answer the controller",
+        fix="scontrol show node NODE; on the node: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
+        "the node has fewer resources than slurm.conf configures, see slurmd -C on the node",
     ),
     Rule(
         metric="in_service",
-        evidence_facts=("held_back",),
+        evidence_facts=("not_in_service",),
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="somebody, or a health check, took the node out; it gets no new jobs",
-        fix="sinfo -R; when the reason is gone: scontrol update nodename=NODE state=resume",
+        meaning="the node is drained or rebooting (by an administrator or a health check); it gets no new jobs",
+        fix="sinfo -R; when the reason is resolved: scontrol update nodename=NODE state=resume",
     ),
     Rule(
         metric="free_of_reservations",
         evidence_facts=("reserved",),
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="a reservation holds the node: only jobs that name it run there",
-        fix="scontrol show reservations; name it to the trial (--set slurm.reservation=NAME), or: "
+        meaning="the node is reserved: only jobs with --reservation run there",
+        fix="scontrol show reservations; set it in the trial (--set slurm.reservation=NAME), or: "
         "scontrol delete reservation NAME",
     ),
 )
 
 
 class NodesOptions(Options):
-    """``reservation``: the one that the trial's jobs name; by default the trial's own, slurm.reservation."""
+    """``reservation`` of the trial's jobs; default: slurm.reservation of the trial."""
 
     reservation: str | None = None
 
 
 def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without a Slurm client, SlurmUnavailable where the controller cannot be asked."""
+    """Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer."""
     require_client()
     nodes = slurm.nodes()
-    kept = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
-    usable = sum(node.usable and node.name not in kept for node in nodes)
+    reserved = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
+    usable = sum(node.usable and node.name not in reserved for node in nodes)
 
-    def states(chosen: Callable[[Node], bool]) -> dict[str, str]:
-        return {node.name: str(node) for node in nodes if chosen(node)}
+    def states(condition: Callable[[Node], bool]) -> dict[str, str]:
+        return {node.name: str(node) for node in nodes if condition(node)}
 
     yield from facts(
         {
             "nodes": [node.model_dump(mode="json") for node in nodes],
-            "out_of_service": states(lambda node: not node.usable or node.name in kept),
+            "unusable": states(lambda node: not node.usable or node.name in reserved),
             "not_up": states(lambda node: not node.up),
-            "held_back": states(lambda node: node.not_in_service),
-            "reserved": states(lambda node: node.name in kept),
+            "not_in_service": states(lambda node: node.not_in_service),
+            "reserved": states(lambda node: node.name in reserved),
         }
     )
     missing = max(0, context.expected_nodes - usable)
     yield from metrics(METRICS, {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing})
     for node in nodes:
-        free = node.name not in kept
+        free = node.name not in reserved
         values = {"up": node.up, "in_service": not node.not_in_service, "free_of_reservations": free}
         yield from metrics(METRICS, values, node.name)
 
 
 CHECK = Check(
     name="slurm.nodes",
-    title="Slurm's nodes are up and in service",
+    title="Slurm nodes: up, in service, not reserved",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CONTROL,
     metrics=METRICS,

@@ -1,4 +1,4 @@
-"""What a training tells: figures, curves, facts and files; and what is wrong with any, whatever its speed."""
+"""Metrics, curves, facts and files of a training, and the rules that every check with a training shares."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, S
 from seatrial.train import train_config
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
-REHEARSAL = "a rehearsal: the tiny twin of the config, on CPU cores that others share; it says nothing of any GPU"
-# Of steps, at either end: a batch's loss strays from its mean by more than a step improves it
-_ENDS = 3
-EXCESS = 10.0  # % of the expected: torch's allocator rounds up, and 2 and 4 H200 had 0.2 to 0.6 % more
-_KEPT = ("config.json", "metrics.json", "steps.jsonl")
+CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
+_LOSS_WINDOW = 3  # steps averaged at either end: batch noise is larger than the progress of one step
+# Percent above the expected value: torch's allocator rounds up; 2 and 4 H200 had 0.2 to 0.6 %
+MAX_MEMORY_EXCESS = 10.0
+_ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
 
-# Judged of all trainings of a check together: one that went wrong is enough, and the facts say which
-JUDGED = {"exit_code": "", "steps_missing": "count", "nonfinite_losses": "count", "loss_drop": "nats"}
-# Told of each training; a check with several appends ".NAME"
-EACH = {
+# Metric → unit: combined over all trainings of a check; the facts name the training
+_COMBINED = {"exit_code": "", "steps_missing": "count", "nonfinite_losses": "count", "loss_drop": "nats"}
+# Metric → unit: per training; a check with several trainings appends ".NAME"
+_PER_TRAINING = {
     "tokens_per_second_per_gpu": "tokens/s/GPU",
     "loss_first": "nats",
     "loss_last": "nats",
@@ -47,7 +47,7 @@ EACH = {
     "time_to_first_step": "s",
     "wall_seconds": "s",
 }
-_FROM = {  # those of metrics.json; null there is not known, and gives no figure
+_METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
     "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
     "step_p50": "step_p50_s",
     "step_p99": "step_p99_s",
@@ -61,47 +61,47 @@ _FROM = {  # those of metrics.json; null there is not known, and gives no figure
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
 }
-# In proportion to the speed, so that what the steps tell of that they tell of these
-_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")
-# At most: enough for an interval of 95 %, and each of a long training holds several steps, so that one that stalls now
-# and then is slow in all
-_WINDOWS = 16
+_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: they share its samples
+# Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
+# occasional stalls spread over all samples.
+_MAX_SAMPLES = 16
 PERFORMANCE = ("tokens_per_second_per_gpu*", "step_p*", "mfu*", "gemm_share*", "*_seconds*", "train_runtime*")
 _CURVES = {"loss": "nats", "grad_norm": "norm", "learning_rate": "per step", "epoch": "epochs"}
 
 
 def metric_units(*names: str) -> dict[str, str]:
-    """Of what trainings called ``names`` tell; of the only one, where no name is given."""
-    return JUDGED | {f"{metric}{_end(name)}": unit for metric, unit in EACH.items() for name in names or ("",)}
+    """Metric → unit for a check with the trainings ``names``; without names, for a check with one training."""
+    return _COMBINED | {
+        f"{metric}{_suffix(name)}": unit for metric, unit in _PER_TRAINING.items() for name in names or ("",)
+    }
 
 
-def _end(name: str) -> str:
+def _suffix(name: str) -> str:
     return f".{name}" if name else ""
 
 
 def device_facts(context: Context, first_rank_only: bool = False) -> list[Fact]:
-    """What baselines and rules go by; ``alone``: of the first rank's device. All ranks call this together."""
+    """Facts that references and rules use, of all ranks or of the first rank's device. All ranks must call this."""
     from seatrial.bench import rank, subgroups
 
-    found = rank.describe_device(context.device) if first_rank_only else rank.describe_devices(context.device)
-    facts = {"device": found["backend"], **{name: found[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
+    device = rank.describe_device(context.device) if first_rank_only else rank.describe_devices(context.device)
+    facts = {"device": device["backend"], **{name: device[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
     if not first_rank_only:
         facts |= {"world_size": context.world_size, "nodes": len(subgroups.ranks_by_node(context.node))}
-    facts |= {} if found["backend"] == "cuda" else {"rehearsal": REHEARSAL}
+    facts |= {} if device["backend"] == "cuda" else {"cpu_only": CPU_ONLY}
     return [Fact(name=name, value=value) for name, value in facts.items()]
 
 
 def settings_fact(options: WorkloadOptions) -> Fact:
-    """Whether published speeds are of the same training: those of a rule with a baseline."""
+    """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
     return Fact(name="settings", value="changed" if options.config or options.overrides else "shipped")
 
 
 def facts_from_options(
     options: WorkloadOptions, shipped: str, *names: str, check_overrides: Sequence[str] = ()
 ) -> dict[str, JsonValue]:
-    """Of the facts ``run`` of trainings called ``names``, on GPUs, what a bound on their speed takes.
-
-    ``own``: the check's overrides of what is computed. Nothing for a config that is none: the training will say so.
+    """The facts ``run`` of the trainings ``names`` on GPUs, with FLOPs per token and precision; {} for an invalid
+    config.
     """
     try:
         config = train_config.load(options.config or shipped, (*check_overrides, *options.overrides))
@@ -109,14 +109,15 @@ def facts_from_options(
     except SeatrialError:
         return {}
     precision = "fp8" if config.fp8 else "bf16" if config.bf16 else "fp32"
-    return {f"run{_end(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
+    return {f"run{_suffix(name)}": {"flops_per_token": flops, "precision": precision} for name in names or ("",)}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A training of a check, once in each of ``groups`` of ranks at the same time, by default in one of all ranks.
+    """One training per group of ranks, all groups concurrently; by default one group of all ranks.
 
-    Its metrics are of ``subjects``, by group, or of the cluster. They end in ``name``; "" is a check's only training.
+    Metric names end in ``name``, which is "" for the only training of a check. ``subjects``: one per group; by default
+    the cluster.
     """
 
     name: str = ""
@@ -128,25 +129,25 @@ class Stage:
 def run_stages(
     context: Context, config: str, stages: Sequence[Stage], limit_s: float, generate_tokens: int = 0
 ) -> Generator[Observation, None, dict[str, list[TrainingResult]]]:
-    """Carry out ``stages`` of ``config`` one after the other; the trainings of each, by its name.
+    """Run ``stages`` of ``config`` in order, yield their observations on rank 0 and return the results by stage.
 
-    Yields what they gave on rank 0. Raises SeatrialError where one cannot train here at all.
+    Raises SeatrialError if a training cannot start.
     """
-    runs: dict[str, list[TrainingResult]] = {}
-    named: dict[str, TrainingResult] = {}
+    results: dict[str, list[TrainingResult]] = {}
+    by_training: dict[str, TrainingResult] = {}
     for stage in stages:
         folder = stage.name.replace("_", "-") or "sft"
-        runs[stage.name] = _workload.train(
+        results[stage.name] = _workload.train(
             context, folder, config, stage.overrides, stage.groups, limit_s, generate_tokens=generate_tokens
         )
-        subjects = stage.subjects or [CLUSTER] * len(runs[stage.name])
-        for number, (subject, one) in enumerate(zip(subjects, runs[stage.name], strict=True)):
-            named[f"{stage.name} on {subject}" if stage.subjects else folder] = one
+        subjects = stage.subjects or [CLUSTER] * len(results[stage.name])
+        for number, (subject, result) in enumerate(zip(subjects, results[stage.name], strict=True)):
+            by_training[f"{stage.name} on {subject}" if stage.subjects else folder] = result
             if context.rank == 0:
-                yield from training_observations(context, one, stage.name, subject, metrics_only=number > 0)
+                yield from training_observations(context, result, stage.name, subject, metrics_only=number > 0)
     if context.rank == 0:
-        yield from combined_observations(named)
-    return runs
+        yield from combined_observations(by_training)
+    return results
 
 
 def train_on_one_gpu(
@@ -157,38 +158,44 @@ def train_on_one_gpu(
     after_training: str,
     generate_tokens: int = 0,
 ) -> Generator[Observation, None, TrainingResult]:
-    """Train the config called ``name`` on the GPU of rank 0, while the others wait; ``then`` says what follows."""
+    """Train the shipped config ``name`` on the GPU of rank 0; the other ranks wait.
+
+    ``after_training`` describes the next step in the fact ``method``.
+    """
     facts = device_facts(context, first_rank_only=True)
     config, _ = _workload.config_and_overrides(context, options, name)
     stage = Stage(overrides=(*overrides, *options.overrides), groups=[[0]])
-    runs = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
-    (trained,) = runs[stage.name]
+    results = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
+    (trained,) = results[stage.name]
     if context.rank == 0:
         yield from facts
-        yield Fact(name="how", value=f"{config} on one GPU, once, {trained.max_steps} steps; {after_training}")
+        yield Fact(name="method", value=f"{config} on one GPU, once, {trained.max_steps} steps; {after_training}")
     return trained
 
 
-def efficiency(name: str, runs: Sequence[TrainingResult], base: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """The median speed a GPU of ``runs`` as a share of that of ``base``; nothing where one of them is not known."""
-    speeds, baseline = ([speed for one in found if (speed := one.value(TOKENS_PER_GPU))] for found in (runs, base))
-    if speeds and baseline:
-        share = 100 * median(speeds) / median(baseline)
-        yield Metric(name=f"efficiency.{name}", value=share, unit="%", subject=CLUSTER)
+def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
+    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``; none if one is unknown."""
+    speeds, baseline_speeds = (
+        [speed for result in results if (speed := result.value(TOKENS_PER_GPU))] for results in (runs, baseline)
+    )
+    if speeds and baseline_speeds:
+        percent = 100 * median(speeds) / median(baseline_speeds)
+        yield Metric(name=f"efficiency.{name}", value=percent, unit="%", subject=CLUSTER)
 
 
 def training_observations(
     context: Context, trained: TrainingResult, name: str = "", subject: str = CLUSTER, metrics_only: bool = False
 ) -> Iterator[Observation]:
-    """Figures, curves, what was trained (fact ``run``) and files of one training; ``brief``: its figures, and where it
-    failed who says why.
+    """Metrics, curves, the fact ``run`` and files of one training.
+
+    ``metrics_only``: metrics, and the log if the training failed.
     """
-    end, found, shares = _end(name), _figures(trained), _shares(trained)
-    for metric, unit in EACH.items():
-        value: Any = found.get(metric)
+    suffix, values, relative_speeds = _suffix(name), _metric_values(trained), _relative_speeds(trained)
+    for metric, unit in _PER_TRAINING.items():
+        value: Any = values.get(metric)
         if is_number(value):
-            own = tuple(value * share for share in shares) if metric in _RATES else ()
-            yield Metric(name=f"{metric}{end}", value=value, unit=unit, subject=subject, samples=own)
+            samples = tuple(value * relative for relative in relative_speeds) if metric in _RATES else ()
+            yield Metric(name=f"{metric}{suffix}", value=value, unit=unit, subject=subject, samples=samples)
     if metrics_only:
         yield from _logs(context, trained) if trained.problem else ()
         return
@@ -196,96 +203,107 @@ def training_observations(
         points = [(step["step"], step[key]) for step in trained.steps if is_number(step.get(key))]
         if points:
             x, y = (tuple(map(float, axis)) for axis in zip(*points, strict=True))
-            yield Series(name=f"{key}{end}", subject=subject, x=x, y=y, x_unit="step", y_unit=unit)
-    yield Fact(name=f"run{end}", value=_what(trained))
+            yield Series(name=f"{key}{suffix}", subject=subject, x=x, y=y, x_unit="step", y_unit=unit)
+    yield Fact(name=f"run{suffix}", value=_run_fact(trained))
     yield from _files(context, trained)
 
 
-def combined_observations(runs: Mapping[str, TrainingResult]) -> Iterator[Observation]:
-    """What ``RULES`` judge, of all trainings of a check by their names: the worst of each figure, and which it is."""
-    problems = {name: one.problem for name, one in runs.items() if one.problem}
+def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
+    """The metrics of ``RULES`` and their facts: the worst value over the trainings of a check, by training name."""
+    problems = {name: result.problem for name, result in results.items() if result.problem}
     yield Fact(name="trained", value="no" if problems else "yes")
     if problems:
         yield Fact(name="problems", value=problems)
-    drops = {name: _drop(one) for name, one in runs.items()}
+    drops = {name: _loss_drop(result) for name, result in results.items()}
     yield Fact(name="loss_drops", value={name: round(drop, 4) for name, drop in drops.items() if drop is not None})
     values: dict[str, float | None] = {
-        "exit_code": next((one.exit_code for one in runs.values() if one.exit_code), 0),
-        # a step that is there twice makes up for none that is missing
+        "exit_code": next((result.exit_code for result in results.values() if result.exit_code), 0),
+        # a set: a step that is logged twice does not replace a missing one
         "steps_missing": sum(
-            len(set(range(1, one.max_steps + 1)) - {step["step"] for step in one.steps}) for one in runs.values()
+            len(set(range(1, result.max_steps + 1)) - {step["step"] for step in result.steps})
+            for result in results.values()
         ),
-        "nonfinite_losses": sum(not is_number(step.get("loss")) for one in runs.values() for step in one.steps),
+        "nonfinite_losses": sum(
+            not is_number(step.get("loss")) for result in results.values() for step in result.steps
+        ),
         "loss_drop": min((drop for drop in drops.values() if drop is not None), default=None),
     }
     for metric, value in values.items():
         if value is not None:
-            yield Metric(name=metric, value=value, unit=JUDGED[metric], subject=CLUSTER)
+            yield Metric(name=metric, value=value, unit=_COMBINED[metric], subject=CLUSTER)
 
 
-def memory_excess(runs: Sequence[TrainingResult]) -> Iterator[Observation]:
-    """Weights and Adam's state on the fullest GPU, over the share that is due by arithmetic: the worst of all ``runs``.
+def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
+    """Metric memory_excess: parameters and Adam state on the fullest GPU, in percent above the calculated size.
 
-    The fact ``memory`` has both, by the number of ranks that share. Nothing where that is not known, or is offloaded.
+    The worst of ``results`` counts. The fact ``memory`` has both sizes in GiB by number of ranks. Nothing if the sizes
+    are unknown or offloaded to the CPU.
     """
-    found: dict[int, tuple[float, float]] = {}
-    for one in runs:
-        held, due = one.value("params_and_optimizer_gib"), one.value("params_and_optimizer_expected_gib")
-        if held is not None and due:
-            ranks = one.value("world_size")
-            found[ranks] = max((held, due), found.get(ranks, (held, due)))
-    if found:
-        worst = max(held / due for held, due in found.values())
+    sizes: dict[int, tuple[float, float]] = {}
+    for result in results:
+        used, expected = result.value("params_and_optimizer_gib"), result.value("params_and_optimizer_expected_gib")
+        if used is not None and expected:
+            ranks = result.value("world_size")
+            sizes[ranks] = max((used, expected), sizes.get(ranks, (used, expected)))
+    if sizes:
+        worst = max(used / expected for used, expected in sizes.values())
         yield Metric(name="memory_excess", value=100 * (worst - 1), unit="%", subject=CLUSTER)
-        told = {str(ranks): {"held_gib": held, "expected_gib": due} for ranks, (held, due) in sorted(found.items())}
-        yield Fact(name="memory", value={"by_ranks": told})
+        by_ranks = {
+            str(ranks): {"used_gib": used, "expected_gib": expected}
+            for ranks, (used, expected) in sorted(sizes.items())
+        }
+        yield Fact(name="memory", value={"by_ranks": by_ranks})
 
 
-def memory_rule(**where: str) -> Rule:
-    """That nothing is held twice, or whole, of what is to be shared."""
+def memory_rule(**applies_if: str) -> Rule:
+    """The rule for metric ``memory_excess``, with extra conditions."""
     return Rule(
         metric="memory_excess",
         may_be_negative=True,
-        expect=f"<= {EXCESS:g} %",
-        applies_if={"device": "cuda", "trained": "yes", **where},
+        expect=f"<= {MAX_MEMORY_EXCESS:g} %",
+        applies_if={"device": "cuda", "trained": "yes", **applies_if},
         evidence_facts=("memory",),
-        meaning="weights and optimizer take more than a rank's share of them: something is held twice, or whole",
-        fix="Compare memory_allocated_gib of the ranks in metrics.json (an artifact); other processes on the "
-        "GPU do not count here",
+        meaning="Parameters and optimizer state exceed the rank's share: a tensor is duplicated or not sharded.",
+        fix="Compare memory_allocated_gib of the ranks in metrics.json (artifact). Other processes on the GPU are not "
+        "included.",
     )
 
 
-def _figures(trained: TrainingResult) -> dict[str, Any]:
-    losses, floor = _losses(trained), trained.value("loss_entropy_bound")
+def _metric_values(trained: TrainingResult) -> dict[str, Any]:
+    """Metric → value of one training; None if unknown."""
+    losses, entropy_bound = _losses(trained), trained.value("loss_entropy_bound")
     phases = trained.value("phases_s") or {}
-    found = {ours: trained.value(theirs) for ours, theirs in _FROM.items()}
-    found |= {"wall_seconds": trained.seconds, "time_to_first_step": phases.get("time_to_first_step")}
+    values = {metric: trained.value(key) for metric, key in _METRICS_JSON.items()}
+    values |= {"wall_seconds": trained.seconds, "time_to_first_step": phases.get("time_to_first_step")}
     if losses:
-        found |= {"loss_first": losses[0], "loss_last": losses[-1]}
-        found["loss_above_entropy_bound"] = None if floor is None else fmean(_last(losses)) - floor
-    return found
+        values |= {"loss_first": losses[0], "loss_last": losses[-1]}
+        values["loss_above_entropy_bound"] = (
+            None if entropy_bound is None else fmean(_last_losses(losses)) - entropy_bound
+        )
+    return values
 
 
-def _shares(trained: TrainingResult) -> tuple[float, ...]:
-    """The speed of each measured step over the training's, which is the tokens of these very steps over their seconds.
+def _relative_speeds(trained: TrainingResult) -> tuple[float, ...]:
+    """Speed of each measured step relative to the speed of the training, in at most 16 windows of steps.
 
-    They are the last ``steps_measured`` (metrics.json): those after ``untimed_steps``, saving excluded. 1 lies among
-    them and is not their median: a slow step weighs by its time. More than 16 steps are told as windows of equal
-    length, but for the last. Nothing where the lines of steps.jsonl do not come to that speed: they are of other steps.
+    The measured steps are the last ``steps_measured`` (metrics.json): those after ``untimed_steps``, without saving.
+    The training's speed is the sum of their tokens over the sum of their seconds, so 1 is inside the range but is not
+    the median. Empty if steps.jsonl does not give the training's speed: its lines are then of other steps.
     """
     speed, count, ranks = (trained.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
     lines = trained.steps[-count:] if isinstance(count, int) and count > 0 else ()
     steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]
-    if not speed or not ranks or not steps or not all(is_number(one) and one > 0 for step in steps for one in step):
+    valid = all(is_number(value) and value > 0 for step in steps for value in step)
+    if not speed or not ranks or not steps or not valid:
         return ()
-    whole, width = _rate(steps), math.ceil(len(steps) / _WINDOWS)
-    if not math.isclose(whole / ranks, speed, rel_tol=1e-6):
+    total, width = _tokens_per_second(steps), math.ceil(len(steps) / _MAX_SAMPLES)
+    if not math.isclose(total / ranks, speed, rel_tol=1e-6):
         return ()
-    return tuple(_rate(steps[first : first + width]) / whole for first in range(0, len(steps), width))
+    return tuple(_tokens_per_second(steps[first : first + width]) / total for first in range(0, len(steps), width))
 
 
-def _rate(steps: Sequence[tuple[float, float]]) -> float:
-    """Tokens a second of all ranks."""
+def _tokens_per_second(steps: Sequence[tuple[float, float]]) -> float:
+    """Tokens per second of all ranks, from (tokens, seconds) of each step."""
     return sum(tokens for tokens, _ in steps) / sum(seconds for _, seconds in steps)
 
 
@@ -293,42 +311,42 @@ def _losses(trained: TrainingResult) -> list[float]:
     return [step["loss"] for step in trained.steps if is_number(step.get("loss"))]
 
 
-def _last(losses: Sequence[float]) -> Sequence[float]:
-    return losses[-min(_ENDS, max(1, len(losses) // 2)) :]
+def _last_losses(losses: Sequence[float]) -> Sequence[float]:
+    return losses[-min(_LOSS_WINDOW, max(1, len(losses) // 2)) :]
 
 
-def _drop(trained: TrainingResult) -> float | None:
-    """By how much the mean loss of the last steps is under that of the first; None with fewer than two."""
+def _loss_drop(trained: TrainingResult) -> float | None:
+    """Mean loss of the first steps minus mean loss of the last steps; None with fewer than two steps."""
     losses = _losses(trained)
     if len(losses) < 2:
         return None
-    last = _last(losses)
+    last = _last_losses(losses)
     return fmean(losses[: len(last)]) - fmean(last)
 
 
 def is_number(value: Any) -> bool:
-    """Also of what a float cannot hold, which JSON can."""
+    """Whether ``value`` is a finite number that a float can hold; JSON integers can be larger."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _what(trained: TrainingResult) -> dict[str, Any]:
+def _run_fact(trained: TrainingResult) -> dict[str, Any]:
     names = ("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final")
     more = ("flops_per_token", "slowest_rank", "phases_s", "loss_entropy_bound", "torch")
-    found = {name: trained.value(name) for name in (*names, *more)}
-    ended = {"problem": trained.problem} if trained.problem else {}
-    return {name: value for name, value in found.items() if value is not None} | ended
+    values = {name: trained.value(name) for name in (*names, *more)}
+    problem = {"problem": trained.problem} if trained.problem else {}
+    return {name: value for name, value in values.items() if value is not None} | problem
 
 
 def _files(context: Context, trained: TrainingResult) -> Iterator[Artifact]:
-    """What is worth looking at, of what it wrote; weights stay where they are."""
+    """Logs, config and metrics of one training; weights are not artifacts."""
     yield from _logs(context, trained)
-    for path in (trained.out / file for file in _KEPT):
+    for path in (trained.out / file for file in _ARTIFACTS):
         if path.is_file():
             yield _artifact(context, trained, path)
 
 
 def _logs(context: Context, trained: TrainingResult) -> Iterator[Artifact]:
-    """Of the rank that explains the problem, and of the first, as far as they said anything that is seen here."""
+    """Standard error of the rank that failed first and of the first rank, if not empty and readable on this node."""
     if trained.log_prefix is None:
         return
     for rank in dict.fromkeys(rank for rank in (trained.failed_rank, *trained.ranks[:1]) if rank is not None):
@@ -341,29 +359,29 @@ def _artifact(context: Context, trained: TrainingResult, path: Path) -> Artifact
     return Artifact(path=str(path.relative_to(context.run_dir)), title=f"{trained.out.name}: {path.name}")
 
 
-# What is wrong with any training, whatever its speed
+# Rules of every check that trains
 RULES = (
     Rule(
         metric="exit_code",
         expect="== 0",
         evidence_facts=("problems",),
-        meaning="a training that ends otherwise is lost, whatever it reached",
-        fix="The fact problems has its last words, the artifacts its log: seatrial explain LOG. Out of memory: "
+        meaning="The training failed; its result is lost.",
+        fix="Read the end of the log in the fact problems; run seatrial explain on the log (artifact). Out of memory: "
         "overrides bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
     ),
     Rule(
         metric="steps_missing",
         expect="== 0",
         applies_if={"trained": "yes"},
-        meaning="every step leaves a line: one that is missing was not taken, or the filesystem lost its line",
-        fix="Compare steps.jsonl (an artifact) with max_steps in config.json; look at filesystem.shared",
+        meaning="Every step writes a line. A step without a line did not run, or the filesystem lost the line.",
+        fix="Compare steps.jsonl (artifact) with max_steps in config.json; check filesystem.shared",
     ),
     Rule(
         metric="nonfinite_losses",
         expect="== 0",
         applies_if={"trained": "yes"},
-        meaning="a loss that is no number means wrong arithmetic, damaged memory, or a learning rate that diverges",
-        fix="Repeat it: what comes again is the config, what does not is hardware: nvidia-smi -q -d "
+        meaning="An infinite or NaN loss means wrong arithmetic, damaged memory or a learning rate that diverges.",
+        fix="Run the check again. The same result: the config. Another result: the hardware; see nvidia-smi -q -d "
         "ECC,ROW_REMAPPER; dmesg | grep -i xid",
     ),
     Rule(
@@ -371,8 +389,9 @@ RULES = (
         expect="> 0 nats",
         applies_if={"trained": "yes"},
         evidence_facts=("loss_drops",),
-        meaning="the mean loss of the last steps is not under that of the first: nothing is learned",
-        fix="Look at the curve and at grad_norm. 0: no gradient reaches what trains. Wild: the learning rate is too "
-        "high for these weights. Fine on one GPU alone: look at train.ddp and collectives.all_reduce",
+        meaning="The mean loss of the last steps is not below that of the first steps: the model does not learn.",
+        fix="Check the curves loss and grad_norm. grad_norm 0: gradients do not reach the trained weights. Unstable: "
+        "the learning rate is too high for these weights. Normal on one GPU: check train.ddp and "
+        "collectives.all_reduce",
     ),
 )

@@ -1,8 +1,7 @@
-"""Trainings as checks: what ``seatrial train CONFIG`` does, in processes beside the ranks.
+"""Runs ``seatrial train CONFIG`` in child processes of the ranks and collects the results.
 
-A training is judged like anything else that is measured: that it ends badly is a figure (``exit_code``), and no error
-of the check. Nothing was measured only where a config cannot be trained here at all, a library is missing, or the disk
-is full.
+A failed training is a measured result (metric ``exit_code``). It is an ERROR of the check only if the config is
+invalid, a library is missing or the disk is full.
 """
 
 from __future__ import annotations
@@ -25,29 +24,32 @@ from seatrial.util.failures import killed
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
 
-LIMIT_S = 600.0  # generous: without weights or rows to fetch none takes two minutes
-_NO_FINDING = {
-    EXIT_USAGE_ERROR: "was not trained",
-    EXIT_DISK_FULL: "was not trained to its end, for want of room on disk",
+LIMIT_S = 600.0  # a training with random weights and generated data takes less than 120 s
+_ERRORS = {
+    EXIT_USAGE_ERROR: "training did not start",
+    EXIT_DISK_FULL: "training stopped, disk full",
 }
-_TAIL = 4096  # bytes at the end of steps.jsonl, that hold a line
+_TAIL_BYTES = 4096  # longer than one line of steps.jsonl
 
 
 class WorkloadOptions(Options):
-    """``overrides`` come after the check's own, in rising priority; ``limit_s`` is for each training, in seconds."""
+    """Options of checks that train. ``overrides`` follow the check's own overrides; the last value of a key wins."""
 
-    config: str = Field(default="", description="of another training: the name of one that ships, or a .yaml file")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as of seatrial train --set")
-    limit_s: float = Field(default=LIMIT_S, gt=0, allow_inf_nan=False)
+    config: str = Field(default="", description="another training config: name of a shipped config, or a .yaml file")
+    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    limit_s: float = Field(default=LIMIT_S, gt=0, allow_inf_nan=False, description="time limit per training, seconds")
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What one training left. ``problem`` is empty where it ended well, else tells how it ended, with its last words.
+    """Result of one training.
 
-    ``metrics`` is metrics.json, None after a problem; ``steps`` the lines of steps.jsonl, of ``max_steps``;
-    ``ranks`` who took part, ``failed`` who explains the problem; ``seconds`` from the start of the processes to their
-    end. What rank N said is in ``logs``.rankN.err.
+    metrics: content of metrics.json; None if the training failed.
+    problem: how the training failed, with the end of its log; empty if it succeeded.
+    steps: the lines of steps.jsonl.
+    seconds: from the start of the child processes to their end.
+    failed_rank: the rank that failed first.
+    log_prefix: standard error of rank N is in ``log_prefix``.rankN.err.
     """
 
     metrics: dict[str, Any] | None
@@ -62,27 +64,27 @@ class TrainingResult:
     log_prefix: Path | None = None
 
     def value(self, name: str) -> Any:
-        """Of metrics.json; None where that is not known."""
+        """The value of ``name`` in metrics.json, or None."""
         return (self.metrics or {}).get(name)
 
     @property
     def export_loads(self) -> bool:
-        """Whether what was exported was loaded again, and was what had been trained."""
+        """Whether the exported weights were loaded and equal the trained weights."""
         return str(self.value("final")).startswith("loaded")
 
 
 def config_for_device(context: Context, name: str) -> str:
-    """The config called ``name``; on a CPU its tiny twin, where it has one."""
-    twin = f"tiny/{name}"
-    return twin if not context.device.startswith("cuda") and twin in train_config.shipped_configs() else name
+    """``name`` on a GPU; on a CPU ``tiny/name`` if that config exists."""
+    tiny = f"tiny/{name}"
+    return tiny if not context.device.startswith("cuda") and tiny in train_config.shipped_configs() else name
 
 
 def config_and_overrides(
-    context: Context, options: WorkloadOptions, name: str, *gpu: str
+    context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
-    """The config of ``options``; else the one called ``name``, on GPUs with the overrides ``gpu``."""
-    shipped = context.device.startswith("cuda") and not options.config
-    return options.config or config_for_device(context, name), gpu if shipped else ()
+    """``options.config`` without overrides, or the shipped config ``name`` with ``gpu_overrides`` if on a GPU."""
+    shipped_on_gpu = context.device.startswith("cuda") and not options.config
+    return options.config or config_for_device(context, name), gpu_overrides if shipped_on_gpu else ()
 
 
 def train(
@@ -93,72 +95,70 @@ def train(
     groups: Sequence[Sequence[int]] | None = None,
     limit_s: float = LIMIT_S,
     *,
-    into: Path | None = None,
     generate_tokens: int = 0,
 ) -> list[TrainingResult]:
-    """Train ``config`` in each of ``groups`` of ranks at once, by default in one of all; the same answer on all ranks.
+    """Train ``config`` once per group of ranks, all groups concurrently, and return one result per group on every rank.
 
-    ``name`` is what its folders in ``place.out`` begin with, which are new ones, unless one training is to go on
-    ``into`` that of an earlier one. ``generate``: so many tokens with what was exported, see train.child. Called by all
-    ranks together. Raises SeatrialError where nothing could be trained.
+    All ranks must call this. ``groups`` defaults to one group of all ranks. ``name`` is the prefix of the new output
+    folders. After the export, the model generates ``generate_tokens`` tokens. Raises SeatrialError if no training
+    could start or the disk is full.
     """
     from seatrial.bench import child_ranks, rank
 
-    every = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
-    own = next((number for number, ranks in enumerate(every) if context.rank in ranks), None)
-    outs = rank.gather([into] if into else _new_folders(context.artifacts_dir, name, len(every)))[0]
-    wanted = train_config.load(config, overrides)
+    groups = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
+    group = next((number for number, ranks in enumerate(groups) if context.rank in ranks), None)
+    outs = rank.gather(_new_folders(context.artifacts_dir, name, len(groups)))[0]
+    settings = train_config.load(config, overrides)
     task = {"config": str(train_config.config_path(config)), "overrides": list(overrides), "generate": generate_tokens}
     context.progress(f"{name}: starting")
-    began = time.monotonic()
-    answers = child_ranks.run_child_ranks(
+    started = time.monotonic()
+    children = child_ranks.run_child_ranks(
         "seatrial.train.child",
-        {**task, "out": str(outs[own or 0])},
+        {**task, "out": str(outs[group or 0])},
         {"NCCL_DEBUG_FILE": str(context.artifacts_dir / f"nccl.{name}.%h.%p.log")},
         device=context.device,
         local_rank=context.local_rank,
         file_prefix=context.artifacts_dir / outs[0].name,
         limit_s=limit_s,
-        groups=every,
-        on_poll=_progress(context, name, outs[own], wanted.max_steps) if own is not None else lambda: None,
+        groups=groups,
+        on_poll=_report_progress(context, name, outs[group], settings.max_steps) if group is not None else lambda: None,
     )
-    seconds = rank.gather(time.monotonic() - began)[0]
-    leads = own is not None and context.rank == every[own][0]
-    steps = rank.gather(_read_steps(outs[own]) if own is not None and leads else ())
+    seconds = rank.gather(time.monotonic() - started)[0]
+    is_first_of_group = group is not None and context.rank == groups[group][0]
+    steps = rank.gather(_read_steps(outs[group]) if group is not None and is_first_of_group else ())
     return [
         replace(
-            _result_of_ranks(name, out, {one: answers[one] for one in ranks}),
+            _result_of_ranks(name, out, {member: children[member] for member in ranks}),
             steps=steps[ranks[0]],
-            max_steps=wanted.max_steps,
+            max_steps=settings.max_steps,
             seconds=seconds,
             log_prefix=context.artifacts_dir / outs[0].name,
         )
-        for ranks, out in zip(every, outs, strict=True)
+        for ranks, out in zip(groups, outs, strict=True)
     ]
 
 
-def _result_of_ranks(name: str, out: Path, answers: Mapping[int, ChildResult]) -> TrainingResult:
-    """How one training ended, by the answers of its ranks. Raises SeatrialError where that says nothing of them."""
+def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) -> TrainingResult:
+    """The result of one training from the results of its ranks. Raises SeatrialError for the causes in _ERRORS."""
     from seatrial.bench import child_ranks
 
-    ranks = tuple(answers)
-    bad = {rank: answer for rank, answer in answers.items() if answer.error}
-    if not bad:
-        metrics = answers[ranks[0]].value
+    ranks = tuple(children)
+    failed = {rank: child for rank, child in children.items() if child.error}
+    if not failed:
+        metrics = children[ranks[0]].value
         if not isinstance(metrics, dict):
-            raise SeatrialError(f"{name}: rank {ranks[0]} answered {str(metrics)[:80]!r}, which are no metrics")
+            raise SeatrialError(f"{name}: rank {ranks[0]} returned {str(metrics)[:80]!r}; expected a dict of metrics")
         return TrainingResult(metrics, out, "", ranks=ranks)
-    first = child_ranks.first_failed_rank(bad)
-    for code, ended in {} if killed(bad[first].exit_code) else _NO_FINDING.items():
-        if said := [_told(rank, answer) for rank, answer in bad.items() if answer.exit_code == code]:
-            raise SeatrialError(f"{name} {ended}: {said[0]}")
-    return TrainingResult(
-        None, out, _told(first, bad[first]), bad[first].exit_code or 1, ranks=ranks, failed_rank=first
-    )
+    first = child_ranks.first_failed_rank(failed)
+    for code, event in {} if killed(failed[first].exit_code) else _ERRORS.items():
+        if texts := [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]:
+            raise SeatrialError(f"{name}: {event}: {texts[0]}")
+    problem, exit_code = _failure_text(first, failed[first]), failed[first].exit_code or 1
+    return TrainingResult(None, out, problem, exit_code, ranks=ranks, failed_rank=first)
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
-    """Of another attempt some may be there already, and are kept."""
+    """``count`` paths in ``parent`` that do not exist yet; folders of earlier attempts are kept."""
     attempt = 1
     while True:
         stem = name if attempt == 1 else f"{name}.{attempt}"
@@ -168,21 +168,21 @@ def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
         attempt += 1
 
 
-def _progress(context: Context, name: str, out: Path, steps: int) -> Callable[[], None]:
-    """Tells where this rank's training is, by its files; nothing where they cannot be read, as on another node."""
+def _report_progress(context: Context, name: str, out: Path, max_steps: int) -> Callable[[], None]:
+    """A callback that reports the progress of the training in ``out`` from rank 0, if its files are readable here."""
 
-    def look() -> None:
-        if context.rank == 0 and (now := training_progress(out, steps)):
-            context.progress(f"{name}: {now}")
+    def report() -> None:
+        if context.rank == 0 and (progress := training_progress(out, max_steps)):
+            context.progress(f"{name}: {progress}")
 
-    return look
+    return report
 
 
-def training_progress(out: Path, steps: int) -> str:
-    """What a training of so many ``steps`` does now, by what is there in ``out``; "" before it has begun to write."""
+def training_progress(out: Path, max_steps: int) -> str:
+    """The current phase of the training in ``out``, from the files it has written; "" if there are none."""
     step = last_step(out)
     if step:
-        return f"step {step} of {steps}" if step < steps else "all steps taken; saving, measuring"
+        return f"step {step} of {max_steps}" if step < max_steps else "steps finished; saving"
     if (out / "steps.jsonl").exists():
         return "model built; first step"
     if any(not path.name.count(".incomplete-") for path in out.glob("data/*")):
@@ -191,30 +191,31 @@ def training_progress(out: Path, steps: int) -> str:
 
 
 def last_step(out: Path) -> int:
-    """The newest that stands in steps.jsonl; 0 where there is none."""
+    """The last step in steps.jsonl; 0 if there is none."""
     try:
         with (out / "steps.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().splitlines(keepends=True)
         return int(json.loads([line for line in lines if line.endswith(b"\n")][-1])["step"])
-    except (OSError, ValueError, IndexError):  # none yet
+    except (OSError, ValueError, IndexError):
         return 0
 
 
 def _read_steps(out: Path) -> tuple[dict[str, Any], ...]:
+    """The complete lines of steps.jsonl; empty if the file does not exist. Raises SeatrialError if one is invalid."""
     path = out / "steps.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-        steps = tuple(json.loads(line) for line in lines if line.endswith("\n"))  # the last may be cut short
+        steps = tuple(json.loads(line) for line in lines if line.endswith("\n"))  # the last line may be incomplete
     except (OSError, ValueError) as error:
         raise SeatrialError(f"cannot read {path}: {error}") from error
-    if wrong := [step for step in steps if not isinstance(step, dict) or not isinstance(step.get("step"), int)]:
-        raise SeatrialError(f"{path}: {str(wrong[0])[:80]!r} is no step")
+    if invalid := [step for step in steps if not isinstance(step, dict) or not isinstance(step.get("step"), int)]:
+        raise SeatrialError(f"{path}: line {str(invalid[0])[:80]!r} has no integer 'step'")
     return steps
 
 
-def _told(rank: int, answer: ChildResult) -> str:
+def _failure_text(rank: int, child: ChildResult) -> str:
     from seatrial.bench import child_ranks
 
-    memory = any(words in answer.error for words in ("out of memory", "OutOfMemoryError"))
-    return f"{'out of memory: ' if memory else ''}{child_ranks.failure_text(rank, answer)}"
+    out_of_memory = any(text in child.error for text in ("out of memory", "OutOfMemoryError"))
+    return f"{'out of memory: ' if out_of_memory else ''}{child_ranks.failure_text(rank, child)}"

@@ -1,6 +1,6 @@
-"""Is a training that was saved, killed, resumed or spread over other ranks the one it would have been without?
+"""Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
-And is what no training should go on from refused: a checkpoint with a flipped bit, a gradient that is no number?
+Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options
 from seatrial.checks.host.filesystem_shared import read_volume
-from seatrial.checks.training import _results as workload_figures
-from seatrial.checks.training import _workload
+from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
 from seatrial.train import compare, train_config
 from seatrial.train.train_config import TrainConfig
@@ -42,25 +41,27 @@ METRICS = {
     "save_blocked": "s",
     "async_save_blocked": "s",
 }
-RATES = (
-    "Bytes of all ranks over the time from first to last: of a save, the copy from the GPU, writing with fsync, "
-    "SHA-256 of each file and the rename; of a load, SHA-256 of each file, then reading. What was just written is in "
-    "the page cache of the node that wrote it: loads, and the digests of a save, may not touch the filesystem. See "
-    "filesystem.speed for the filesystem alone."
+RATE_DEFINITION = (
+    "Bytes of all ranks over the time from the first start to the last end. Save: copy from the GPU, write with fsync, "
+    "SHA-256 of each file, rename. Load: SHA-256 of each file, read. New files are in the page cache of the node that "
+    "wrote them: loads and the SHA-256 of a save may not access the filesystem. See filesystem.speed for the "
+    "filesystem alone."
 )
 
 
 class CheckpointOptions(Options):
-    """``overrides`` of the config, in rising priority; ``limit_s`` for each of three starts, in seconds."""
+    """Options of train.checkpoint. The last value of a key in ``overrides`` wins."""
 
-    config: str = Field(default="checkpoint", description="of another training: the name of one that ships, or a .yaml")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as of seatrial train --set")
-    limit_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    config: str = Field(default="checkpoint", description="another config: name of a shipped config, or a .yaml file")
+    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    limit_s: float = Field(
+        default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of three starts, seconds"
+    )
 
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The run to compare with takes ``steps``, and saves at half of them, ``saved``, and at the end."""
+    """The reference run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end."""
 
     config: TrainConfig
     folder: Path
@@ -76,203 +77,220 @@ class CheckpointPlan:
 
     @property
     def fewer_ranks(self) -> int:
-        """The largest number of ranks that shares their batch evenly; 0 where there is only one rank."""
+        """The largest proper divisor of the number of ranks; 0 with one rank."""
         return max((count for count in range(1, self.ranks) if self.ranks % count == 0), default=0)
 
     @property
     def handover_step(self) -> int:
-        """Up to which step fewer ranks train, until all of them go on."""
+        """The last step that the fewer ranks train; then all ranks resume."""
         return self.saved_step + 1
 
     def run_folder(self, name: str) -> Path:
         return self.folder / name
 
     def run_config(
-        self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **kept: bool
+        self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **checkpoint: bool
     ) -> TrainConfig:
-        """To step ``steps``, on ``ranks`` of our global batch, saving ``every`` so many; ``kept`` as of Checkpoint."""
-        wanted = self.config
-        saves = wanted.checkpoint.model_copy(update={"every": every, "keep": self.steps, **kept})
-        parallel = wanted.parallel.model_copy(update={"strategy": strategy})
-        accumulated = wanted.grad_accum * self.ranks // (ranks or self.ranks)
-        changes = {"max_steps": steps, "checkpoint": saves, "parallel": parallel, "grad_accum": accumulated}
-        return wanted.model_copy(update=changes)
+        """The config up to step ``steps``, saving every ``every`` steps, with the same global batch on ``ranks`` ranks.
+
+        ``checkpoint``: more fields of the config's ``checkpoint``.
+        """
+        config = self.config
+        changes = {
+            "max_steps": steps,
+            "checkpoint": config.checkpoint.model_copy(update={"every": every, "keep": self.steps, **checkpoint}),
+            "parallel": config.parallel.model_copy(update={"strategy": strategy}),
+            "grad_accum": config.grad_accum * self.ranks // (ranks or self.ranks),
+        }
+        return config.model_copy(update=changes)
 
 
 def measure(context: Context, options: CheckpointOptions) -> Iterator[Observation]:
     from seatrial.train import variants
 
-    facts = workload_figures.device_facts(context)
-    wanted = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
-    plan = checkpoint_plan(wanted, variants.create_folder(context.artifacts_dir, shared=True), context.world_size)
-    leads = context.rank == 0
-    if leads:
+    facts = _results.device_facts(context)
+    config = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
+    plan = checkpoint_plan(config, variants.create_folder(context.artifacts_dir, shared=True), context.world_size)
+    is_rank0 = context.rank == 0
+    if is_rank0:
         yield from facts
-        yield Fact(name="training", value=_described(plan))
+        yield Fact(name="training", value=_training_fact(plan))
         yield Fact(name="filesystem", value=read_volume(context.root, str(plan.folder)).mount)
     try:
         for observation in _observe(context, plan, options.limit_s):
-            if leads:
+            if is_rank0:
                 yield observation
     finally:
-        files, size = _remove(plan.folder) if leads else (0, 0)
-    if leads:
-        yield Fact(name="removed", value=f"{files} files of checkpoints, {size / 1e9:.2f} GB; manifests were kept")
+        files, size = _remove_checkpoints(plan.folder) if is_rank0 else (0, 0)
+    if is_rank0:
+        yield Fact(name="removed_files", value=f"{files} checkpoint files, {size / 1e9:.2f} GB; manifests are kept")
         for path in sorted(plan.folder.glob("*/metrics.json")):
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
 
 
-def checkpoint_plan(wanted: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
-    """Raises UsageError for a config that is not saved when half of its steps are taken, with two before and behind."""
-    if wanted.stack != "native" or 2 * wanted.checkpoint.every != wanted.max_steps or wanted.max_steps < 6:
-        raise UsageError("train.checkpoint needs stack native, max_steps of 6 or more, checkpoint.every half of them")
-    samples = wanted.data.samples or wanted.max_steps * wanted.bsz * wanted.grad_accum * ranks
-    data = wanted.data.model_copy(update={"samples": samples, "cache": str(folder / "data")})
-    return CheckpointPlan(wanted.model_copy(update={"data": data}), folder, ranks)
+def checkpoint_plan(config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
+    """The plan for ``config`` in ``folder``. Raises UsageError if the config does not save at half of its steps."""
+    if config.stack != "native" or 2 * config.checkpoint.every != config.max_steps or config.max_steps < 6:
+        raise UsageError(
+            f"train.checkpoint: stack {config.stack}, max_steps {config.max_steps}, "
+            f"checkpoint.every {config.checkpoint.every}; "
+            "expected stack native, max_steps >= 6, checkpoint.every = max_steps / 2"
+        )
+    samples = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks
+    data = config.data.model_copy(update={"samples": samples, "cache": str(folder / "data")})
+    return CheckpointPlan(config.model_copy(update={"data": data}), folder, ranks)
 
 
 def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Observation]:
-    """Three starts: a run to its end, and again until it is killed; fewer ranks; what goes on, and what is refused.
+    """Start the ranks three times and yield observations on rank 0. All ranks must call this.
 
-    All ranks go through it together; what the first one says of the files counts.
+    1. An uninterrupted run, and the same run until it is killed.
+    2. A run on fewer ranks from the checkpoint of all ranks.
+    3. Resumed runs, and two runs that must fail.
     """
     from seatrial.train import variants
 
-    seat, leads = variants.RankPlacement(context.device, context.local_rank, limit_s), context.rank == 0
-    context.progress("a run to its end; the same again, killed while it saves")
-    variants.run_variants(_whole_and_killed(plan), seat, plan.run_folder("start1"), killed_rank=plan.ranks - 1)
-    if leads:
+    placement = variants.RankPlacement(context.device, context.local_rank, limit_s)
+    is_rank0 = context.rank == 0
+    context.progress("uninterrupted run; run that is killed while saving")
+    variants.run_variants(
+        _uninterrupted_and_killed(plan), placement, plan.run_folder("start1"), killed_rank=plan.ranks - 1
+    )
+    if is_rank0:
         yield from killed_run_state(plan)
         _link_checkpoints(plan)
     if plan.fewer_ranks:
         context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
-        variants.run_variants(_on_fewer(plan), seat, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
-    damaged = _flip_a_bit(plan.run_folder("whole") / _CHECKPOINTS / _name(plan.steps)) if leads else ""
-    context.progress("what goes on, and what is refused")
-    *_, of_bit, of_nan = variants.run_variants(_resumed_and_refused(plan), seat, plan.run_folder("start3"))
-    if leads:
+        variants.run_variants(
+            _on_fewer_ranks(plan), placement, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)]
+        )
+    flipped_file = _flip_a_bit(plan.run_folder("uninterrupted") / _CHECKPOINTS / _name(plan.steps)) if is_rank0 else ""
+    context.progress("resumed runs; bit flip and NaN")
+    *_, bit_flip_message, nan_message = variants.run_variants(
+        _resumed_and_faulty(plan), placement, plan.run_folder("start3")
+    )
+    if is_rank0:
         yield from compare_runs(plan)
-        yield from fault_detection(plan, damaged, of_bit, of_nan)
+        yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
         yield from save_and_load_rates(plan)
 
 
-def _whole_and_killed(plan: CheckpointPlan) -> list[Variant]:
+def _uninterrupted_and_killed(plan: CheckpointPlan) -> list[Variant]:
     from seatrial.train.variants import InjectedFault, Variant
 
-    run, fault = (
-        plan.run_config(plan.steps, plan.saved_step),
-        InjectedFault(kind="kill_in_save", rank=plan.ranks - 1, step=plan.steps),
-    )
+    config = plan.run_config(plan.steps, plan.saved_step)
+    kill = InjectedFault(kind="kill_in_save", rank=plan.ranks - 1, step=plan.steps)
     return [
-        Variant(settings=run, out=plan.run_folder("whole")),
-        Variant(settings=run, out=plan.run_folder("killed"), fault=fault),
+        Variant(settings=config, out=plan.run_folder("uninterrupted")),
+        Variant(settings=config, out=plan.run_folder("killed"), fault=kill),
     ]
 
 
-def _on_fewer(plan: CheckpointPlan) -> list[Variant]:
+def _on_fewer_ranks(plan: CheckpointPlan) -> list[Variant]:
     from seatrial.train.variants import Variant
 
-    run = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
-    return [Variant(settings=run, out=plan.run_folder("fewer"))]
+    config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
+    return [Variant(settings=config, out=plan.run_folder("fewer"))]
 
 
-def _resumed_and_refused(plan: CheckpointPlan) -> list[Variant]:
+def _resumed_and_faulty(plan: CheckpointPlan) -> list[Variant]:
     from seatrial.train.variants import InjectedFault, Variant
 
-    resumed = plan.run_config(
-        plan.steps, plan.handover_step, resume=True, asynchronous=True
-    )  # two saves: the first takes the memory
-    spread = [
+    # two asynchronous saves: the first one allocates the host memory
+    resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
+    resharded = [
         plan.run_config(plan.steps, 0, strategy=strategy, resume=True) for strategy in STRATEGIES if plan.fewer_ranks
     ]
+    from_flipped_file = plan.run_config(plan.steps + 1, 0, resume=True)
     nan = InjectedFault(kind="nan", rank=plan.ranks - 1, step=plan.saved_step)
     return [
         Variant(settings=resumed, out=plan.run_folder("killed")),
-        *(Variant(settings=run, out=plan.run_folder(run.parallel.strategy)) for run in spread),
-        Variant(
-            settings=plan.run_config(plan.steps + 1, 0, resume=True), out=plan.run_folder("whole"), expect_error=True
-        ),
+        *(Variant(settings=config, out=plan.run_folder(config.parallel.strategy)) for config in resharded),
+        Variant(settings=from_flipped_file, out=plan.run_folder("uninterrupted"), expect_error=True),
         Variant(settings=plan.run_config(plan.steps, 0), out=plan.run_folder("nan"), fault=nan, expect_error=True),
     ]
 
 
 def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
-    """What the killed run left, before anything goes on from it; and whether its bits are those of the whole one."""
+    """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    left = sorted(path.name for path in (plan.run_folder("killed") / _CHECKPOINTS).iterdir())
-    whole = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
-    yield Fact(name="checkpoints_after_kill", value=left)
-    yield _metric("checkpoints_kept_after_kill", whole == [_name(plan.saved_step)])
-    yield from _differing("repeated", plan, plan.saved_step)
+    entries = sorted(path.name for path in (plan.run_folder("killed") / _CHECKPOINTS).iterdir())
+    complete = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
+    yield Fact(name="checkpoints_after_kill", value=entries)
+    yield _metric("checkpoints_kept_after_kill", complete == [_name(plan.saved_step)])
+    yield from _file_differences("repeated", plan, plan.saved_step)
 
 
 def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
-    """What went on from a checkpoint, beside the run that was never interrupted."""
-    whole = compare.read_steps(plan.run_folder("whole"), 0, plan.steps)
+    """Differences of the resumed and resharded runs from the uninterrupted run."""
+    reference = compare.read_steps(plan.run_folder("uninterrupted"), 0, plan.steps)
     resumed = compare.read_steps(plan.run_folder("killed"), plan.saved_step, plan.steps)
-    steps = compare.differing_steps(resumed, whole[plan.saved_step :])
-    yield _metric("resumed_steps_differing", len(steps))
-    yield Fact(name="resumed_steps", value=f"not the same: {steps}" if steps else "the same bits in each")
-    yield from _differing("resumed", plan, plan.steps)
-    yield Fact(name="resharded", value="yes" if plan.fewer_ranks else "no: there is one rank")
+    differing = compare.differing_steps(resumed, reference[plan.saved_step :])
+    yield _metric("resumed_steps_differing", len(differing))
+    yield Fact(name="resumed_steps", value=f"different in steps {differing}" if differing else "bitwise identical")
+    yield from _file_differences("resumed", plan, plan.steps)
+    yield Fact(name="resharded", value="yes" if plan.fewer_ranks else "no: one rank")
     if plan.fewer_ranks:
-        parts = {
+        step_ranges = {
             "fewer": (plan.saved_step, plan.handover_step),
             **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
         }
-        for name, (after, last) in parts.items():
-            gap = compare.max_relative_difference(
-                compare.read_steps(plan.run_folder(name), after, last), whole[after:last], "loss"
-            )
-            yield _metric(f"reshard_difference.{name}", gap.value)
-            yield Fact(name=f"widest.{name}", value=f"step {gap.step}: {gap.value:.2e}")
+        for name, (after, last) in step_ranges.items():
+            steps = compare.read_steps(plan.run_folder(name), after, last)
+            difference = compare.max_relative_difference(steps, reference[after:last], "loss")
+            yield _metric(f"reshard_difference.{name}", difference.value)
+            yield Fact(name=f"max_difference.{name}", value=f"step {difference.step}: {difference.value:.2e}")
 
 
-def _differing(what: str, plan: CheckpointPlan, step: int) -> Iterator[Observation]:
-    """How many files of weights and moments the two runs wrote otherwise at ``step``."""
+def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Iterator[Observation]:
+    """Number and names of the files of weights and Adam state that differ at ``step``."""
     from seatrial.train import checkpoint
 
-    whole, other = (
-        checkpoint.file_hashes(checkpoint.step_folder(plan.run_folder(name), step)) for name in ("whole", "killed")
+    reference, killed = (
+        checkpoint.file_hashes(checkpoint.step_folder(plan.run_folder(name), step))
+        for name in ("uninterrupted", "killed")
     )
-    names = sorted(name for name in whole.keys() | other.keys() if whole.get(name) != other.get(name))
-    yield _metric(f"{what}_files_differing", len(names))
-    yield Fact(name=f"{what}_files", value=f"not the same: {names}" if names else f"the same bits in {len(whole)}")
+    names = sorted(name for name in reference.keys() | killed.keys() if reference.get(name) != killed.get(name))
+    yield _metric(f"{metric_prefix}_files_differing", len(names))
+    value = f"different: {names}" if names else f"{len(reference)} files bitwise identical"
+    yield Fact(name=f"{metric_prefix}_files", value=value)
 
 
-def fault_detection(plan: CheckpointPlan, damaged: str, of_bit: str, of_nan: str) -> Iterator[Observation]:
-    """What was said of the file that a bit was flipped in, and of the rank whose gradient was no number. Pure."""
-    yield Fact(name="bit_flip_message", value=of_bit or "nothing: it was taken for whole")
-    yield _metric("bit_flip_detected", f"{damaged} is not what was written (SHA-256)" in of_bit)
-    yield Fact(name="nan_message", value=of_nan or "nothing: training went on")
-    yield _metric("nan_detected", re.findall(r"rank (\d+) \(", of_nan) == [str(plan.ranks - 1)])
+def fault_detection(
+    plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str
+) -> Iterator[Observation]:
+    """Whether the error messages name the file with the flipped bit and only the rank with the NaN gradient."""
+    yield Fact(name="bit_flip_message", value=bit_flip_message or "none: the checkpoint was loaded")
+    yield _metric("bit_flip_detected", flipped_file in bit_flip_message and "SHA-256" in bit_flip_message)
+    yield Fact(name="nan_message", value=nan_message or "none: the training continued")
+    yield _metric("nan_detected", re.findall(r"rank (\d+) \(", nan_message) == [str(plan.ranks - 1)])
 
 
 def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
-    """Bandwidths and pauses, as the runs' metrics.json have them."""
-    found = [one for name in ("whole", "killed") for one in _results(plan.run_folder(name))]
-    yield Fact(name="checkpoint_bytes", value=found[0]["bytes"])
-    yield Fact(name="rates", value=RATES)
+    """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the runs' metrics.json."""
+    timings = [timing for name in ("uninterrupted", "killed") for timing in _read_timings(plan.run_folder(name))]
+    yield Fact(name="checkpoint_bytes", value=timings[0]["bytes"])
+    yield Fact(name="rate_definition", value=RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
-        of_kind = [one for one in found if one["kind"] == kind]
-        rates = tuple(one["mb_per_s"] / 1e3 for one in of_kind)
+        of_kind = [timing for timing in timings if timing["kind"] == kind]
+        rates = tuple(timing["mb_per_s"] / 1e3 for timing in of_kind)
         yield _metric(f"{name}_rate", median(rates), rates)
         if name != "load":
-            pauses = tuple(one["blocked_s"] for one in of_kind)
-            # in the background the first save takes the memory that the others copy into
-            yield _metric(f"{name}_blocked", pauses[-1] if name == "async_save" else median(pauses), pauses)
+            blocked = tuple(timing["blocked_s"] for timing in of_kind)
+            # the first asynchronous save allocates the host memory that later ones reuse
+            yield _metric(f"{name}_blocked", blocked[-1] if name == "async_save" else median(blocked), blocked)
 
 
-def _results(out: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["checkpoints"]
-    return found
+def _read_timings(out: Path) -> list[dict[str, Any]]:
+    timings: list[dict[str, Any]] = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["checkpoints"]
+    return timings
 
 
 def _link_checkpoints(plan: CheckpointPlan) -> None:
-    """Fewer ranks go on from what all have saved, and all of them from what fewer have: nothing is copied."""
+    """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks."""
     saved = Path(_CHECKPOINTS, _name(plan.saved_step))
-    links = {plan.run_folder("fewer") / saved: plan.run_folder("whole") / saved}
+    links = {plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved}
     links |= {
         plan.run_folder(strategy) / _CHECKPOINTS: plan.run_folder("fewer") / _CHECKPOINTS for strategy in STRATEGIES
     }
@@ -281,9 +299,9 @@ def _link_checkpoints(plan: CheckpointPlan) -> None:
         link.symlink_to(target)
 
 
-def _flip_a_bit(place: Path) -> str:
-    """In the middle of the largest file; its name."""
-    path = max(place.glob("*.distcp"), key=lambda path: path.stat().st_size)
+def _flip_a_bit(folder: Path) -> str:
+    """Flip one bit in the middle of the largest .distcp file and return its name."""
+    path = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
@@ -292,8 +310,8 @@ def _flip_a_bit(place: Path) -> str:
     return path.name
 
 
-def _remove(folder: Path) -> tuple[int, int]:
-    """Files of checkpoints, which fill the disk, and links to them: how many files, and of how many bytes."""
+def _remove_checkpoints(folder: Path) -> tuple[int, int]:
+    """Remove the checkpoint files and links below ``folder``; the number of files and their bytes."""
     for link in [*folder.glob(f"*/{_CHECKPOINTS}/*"), *folder.glob(f"*/{_CHECKPOINTS}")]:
         if link.is_symlink():
             link.unlink()
@@ -308,12 +326,13 @@ def _name(step: int) -> str:
     return f"step-{step:08}"
 
 
-def _described(plan: CheckpointPlan) -> dict[str, Any]:
-    shape = plan.config.architecture()
+def _training_fact(plan: CheckpointPlan) -> dict[str, Any]:
+    architecture = plan.config.architecture()
     return {
-        "model": f"{plan.config.model.name}, {shape.parameters:,} parameters, {shape.vocab_size} words",
+        "model": f"{plan.config.model.name}, {architecture.parameters:,} parameters, "
+        f"vocabulary {architecture.vocab_size}",
         "steps": f"{plan.steps}, saved after {plan.saved_step}",
-        "ranks": f"{plan.ranks}, for one step {plan.fewer_ranks or plan.ranks}",
+        "ranks": f"{plan.ranks}; one step on {plan.fewer_ranks or plan.ranks}",
         "precision": "bf16" if plan.config.bf16 else "fp32 without TF32",
     }
 
@@ -323,10 +342,10 @@ def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
     return Metric(name=name, value=float(value), unit=unit, subject=CLUSTER, samples=samples)
 
 
-SOFTWARE = "Compare torch's version on all nodes (host.inventory), and report it with that"
+_REPORT = "Compare torch's version on all nodes (host.inventory) and report the result with that version"
 CHECK = Check(
     name="train.checkpoint",
-    title="Checkpoints: resumed bit by bit, on other ranks too; damage and NaN refused",
+    title="Checkpoint save, resume and resharding; bit flip and NaN detection",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     metrics=METRICS,
@@ -335,64 +354,66 @@ CHECK = Check(
             metric="repeated_files_differing",
             evidence_facts=("repeated_files",),
             expect="== 0",
-            meaning="the same training, twice from its start on the same ranks, saved other bits",
-            fix="Run train.parity (repeated_steps_differing); then device.digests and device.burn, which name a GPU "
-            "that computes wrongly now and then",
+            meaning="The same training on the same ranks, started twice, saved different bits.",
+            fix="Run train.parity (repeated_steps_differing), then device.digests and device.burn: they name a GPU "
+            "with intermittent errors",
         ),
         Rule(
             metric="checkpoints_kept_after_kill",
             evidence_facts=("checkpoints_after_kill",),
             expect="== 1 bool",
-            meaning="a job that is killed while it saves must leave the checkpoint before it, and nothing that looks whole",
-            fix="Look at filesystem.shared (rename_failures): a rename names a checkpoint, when all is written",
+            meaning="A job killed while saving must leave the previous checkpoint complete and the new one incomplete.",
+            fix="Check filesystem.shared (rename_failures): a rename completes a checkpoint after all files are "
+            "written",
         ),
         Rule(
             metric="resumed_steps_differing",
             evidence_facts=("resumed_steps",),
             expect="== 0",
-            meaning="what was resumed is not the run it would have been: state was lost, or read back wrongly",
-            fix="Compare steps.jsonl of the runs whole and killed (artifacts). From the first step on: weights or "
-            f"data. Later only: Adam's state. {SOFTWARE}",
+            meaning="The resumed run differs from the uninterrupted run: state is lost or read back wrongly.",
+            fix="Compare steps.jsonl of the runs uninterrupted and killed (artifacts). Different from the first step: "
+            f"weights or data. Different later: Adam's state. {_REPORT}",
         ),
         Rule(
             metric="resumed_files_differing",
             evidence_facts=("resumed_files",),
             expect="== 0",
-            meaning="the last checkpoint of the resumed run, written in the background, is not that of the whole run",
-            fix=f"Its losses are the same? Then async saving is at fault, or the filesystem. {SOFTWARE}",
+            meaning="The last checkpoint of the resumed run (asynchronous save) differs from the uninterrupted run.",
+            fix=f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT}",
         ),
         *(
             Rule(
                 metric=f"reshard_difference.{name}",
-                evidence_facts=(f"widest.{name}",),
+                evidence_facts=(f"max_difference.{name}",),
                 applies_if={"resharded": "yes"},
                 expect="< 1e-5",  # as in train.parity
-                meaning=f"read by {who}, the checkpoint is not the training that it was",
-                fix=f"Is train.parity clean? Then a share was read wrongly. {SOFTWARE}",
+                meaning=f"The checkpoint, read by {readers}, gives a different training.",
+                fix=f"If train.parity passes, a shard is read wrongly. {_REPORT}",
             )
-            for name, who in (
+            for name, readers in (
                 ("fewer", "fewer ranks"),
-                ("fsdp2", "all ranks again, from what fewer had saved"),
-                ("ddp", "all ranks, each of them the whole of it (DDP)"),
+                ("fsdp2", "all ranks (FSDP2) after fewer ranks saved it"),
+                ("ddp", "all ranks unsharded (DDP)"),
             )
         ),
         Rule(
             metric="bit_flip_detected",
             evidence_facts=("bit_flip_message",),
             expect="== 1 bool",
-            meaning="a bit was flipped in a checkpoint, and training did not refuse it by the file's name",
-            fix="Nothing of yours: report it, with the version. Keep checkpoints' digests until then (sha256sum)",
+            meaning="A checkpoint file had a flipped bit; the training must stop with an error that names the file.",
+            fix="Report this defect of seatrial with the version. Until then keep SHA-256 sums of checkpoints "
+            "(sha256sum)",
         ),
         Rule(
             metric="nan_detected",
             evidence_facts=("nan_message",),
             expect="== 1 bool",
-            meaning="one rank's gradient was no number, and training did not stop by naming that rank alone",
-            fix="Look at collectives.all_reduce: the finding travels by it. Is it clean, report it with the version",
+            meaning="One rank's gradient was NaN; the training must stop with an error that names only that rank.",
+            fix="Check collectives.all_reduce: it transports the flag. If it passes, report this with the version",
         ),
     ),
     measure=measure,
-    limit_s=2400.0,  # a slow filesystem is slow, and not hung
+    limit_s=2400.0,  # slow filesystems take long
     options=CheckpointOptions,
     performance_metrics=("*_rate", "*_blocked"),
 )

@@ -1,7 +1,4 @@
-"""Does a small net learn to read digits on this GPU, in time, and is it the same net after saving and loading?
-
-Every process trains by itself, all at once: a bad GPU is named by its subject.
-"""
+"""Trains a small convolutional network on digits on each GPU, all GPUs concurrently and independently."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from seatrial.model import Artifact, Fact, Metric, Observation, Phase, Rule, Sco
 if TYPE_CHECKING:
     from seatrial.train.images import Images
 
-UNITS = {
+METRICS = {
     "accuracy": "%",
     "seconds": "s",
     "images_per_second": "images/s",
@@ -30,17 +27,19 @@ UNITS = {
 
 
 class CnnOptions(Options):
-    """``data``: a folder with MNIST's four IDX files, plain or gzipped; without it scikit-learn's digits are used."""
+    """Options of train.cnn."""
 
-    data: str | None = None
+    data: str | None = Field(
+        default=None, description="folder with MNIST's four IDX files, plain or gzipped; default: scikit-learn's digits"
+    )
     epochs: int = Field(default=5, ge=1)
     batch: int = Field(default=128, ge=2)
 
 
 def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
-    """Train, save, load back, and write metrics.json beside the model.
+    """Train, evaluate, save and load the model, and write metrics.json next to it.
 
-    Raises SeatrialError on incomplete data, and where the options make too few steps to learn anything.
+    Raises SeatrialError if the data is incomplete or the options give too few steps.
     """
     from seatrial.train import cnn, images
     from seatrial.util import files
@@ -48,8 +47,9 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
     start = time.monotonic()
     data = images.load(options.data)
     counts = {"train": len(data.train_labels), "held_out": len(data.test_labels)}
-    described = {"source": data.source, **counts, "does_not_show": data.limitation or None}
-    facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": described, "how": _how(data, options)}
+    data_fact = {"source": data.source, **counts, "limitation": data.limitation or None}
+    method = _method(data, options)
+    facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": data_fact, "method": method}
     yield from (Fact(name=name, value=value) for name, value in facts.items())
     cnn.require_min_steps(len(data.train_labels), options.epochs, options.batch)
 
@@ -84,61 +84,60 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
         yield Artifact(path=str(file.relative_to(context.run_dir)), title=f"{title} of {context.subject}")
 
 
-def _how(data: Images, options: CnnOptions) -> str:
-    """What was measured, how often and on what, in a sentence."""
+def _method(data: Images, options: CnnOptions) -> str:
     steps = options.epochs * math.ceil(len(data.train_labels) / options.batch)
     return (
-        f"Each process trains a net of its own, all at the same time, on {data.source}: one run from a fixed seed of "
-        f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} pictures in batches of {options.batch}; "
-        f"accuracy is of {len(data.test_labels)} pictures held out; images_per_second is over all steps, "
-        f"warm-up included"
+        f"Each process trains its own network, all concurrently, on {data.source}: one run with a fixed seed, "
+        f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} images, batch size {options.batch}; "
+        f"accuracy over {len(data.test_labels)} held-out images; images_per_second over all steps, warm-up included"
     )
 
 
 def _metric(context: Context, name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=UNITS[name], subject=context.subject)
+    return Metric(name=name, value=value, unit=METRICS[name], subject=context.subject)
 
 
 CHECK = Check(
     name="train.cnn",
-    title="Digits read by a small convolutional net",
+    title="Digit classification by a small convolutional network",
     phase=Phase.SINGLE_GPU,
     scope=Scope.GPU,
-    metrics=UNITS,
+    metrics=METRICS,
     rules=(
         Rule(
             metric="nonfinite_steps",
             expect="== 0",
-            meaning="A loss that is infinite or NaN in so small a net, from fixed seeds, means wrong arithmetic or memory.",
-            fix="Run it on this GPU again. The same again, where other GPUs pass: look at "
-            "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid`. On all of them: look at torch and driver.",
+            meaning="Seed and data are fixed: an infinite or NaN loss means wrong arithmetic or memory errors.",
+            fix="Run the check on this GPU again. It fails again while other GPUs pass: check "
+            "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid`. It fails on all GPUs: check torch and "
+            "the driver.",
         ),
         Rule(
             metric="accuracy",
             expect="> 95 %",
-            meaning="Seeds and data are fixed and known to suffice: a net that learns less was computed wrongly or fed "
-            "damaged data.",
-            fix="Compare with the other GPUs. One alone is low: look at `nvidia-smi -q -d ECC,ROW_REMAPPER` there. "
-            "All are low: compare the checksums of the data files with those of their source.",
+            meaning="Seed and data are fixed and give more than 95 % on a healthy GPU: lower accuracy means wrong "
+            "arithmetic or damaged data.",
+            fix="Compare accuracy between GPUs. Low on one GPU: check `nvidia-smi -q -d ECC,ROW_REMAPPER` there. Low "
+            "on all GPUs: compare the checksums of the data files with their source.",
         ),
         Rule(
             metric="seconds",
             expect="< 180 s",
-            meaning="From reading the data to the net loaded back: three minutes are many times what a healthy GPU needs.",
-            fix="Compare images_per_second between GPUs. One alone is slow: `nvidia-smi -q -d PERFORMANCE,CLOCK`. "
-            "All are fast, yet seconds are many: it is reading the data or writing the model that takes the time.",
+            meaning="Time from reading the data to loading the saved model; a healthy GPU needs a small part of 180 s.",
+            fix="Compare images_per_second between GPUs. Slow on one GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK`. Fast "
+            "on all GPUs: reading the data or writing the model takes the time.",
         ),
         Rule(
             metric="reload_accuracy_difference",
             expect="== 0",
-            meaning="The same weights on the same GPU read the same pictures: a difference means that the file is not what "
-            "was written, or that the GPU does not compute the same twice.",
-            fix="Write and read a file with a known checksum in the run directory, on this node and from another. "
-            "If files hold, test the GPU's memory: `dcgmi diag -r 3`.",
+            meaning="The same weights on the same GPU give the same accuracy: a difference means that the file differs "
+            "from the saved weights, or that the GPU computes different results.",
+            fix="Write and read a file with a known checksum in the run directory, from this node and another node. "
+            "If the checksums match, test the GPU's memory: `dcgmi diag -r 3`.",
         ),
     ),
     measure=measure,
-    limit_s=900.0,  # MNIST on one slow CPU core takes minutes and is slow, not hung
+    limit_s=900.0,  # MNIST on one slow CPU core takes minutes
     options=CnnOptions,
     performance_metrics=("seconds", "images_per_second"),
 )

@@ -1,7 +1,7 @@
-"""Does a training of the site's own work here: any command line, once on every node or once on every GPU?
+"""Runs a training command of the site, once per node or once per GPU.
 
-Loss and speed are read from its log by regular expressions, or from the trainer_state.json of transformers' Trainer.
-Each run is a program in its own session; every node runs its own, none of seatrial's ranks takes part.
+Loss and speed are read from its log with regular expressions, or from the trainer_state.json of transformers' Trainer.
+Each run is a process in its own session on its node; seatrial's ranks only start it and wait.
 """
 
 from __future__ import annotations
@@ -51,33 +51,39 @@ RUN_METRICS = {
     "loss_drop": "nats",
 }
 SPEEDS = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s", "step_seconds": "s"}
-GROUPS = ("step", "loss", "grad_norm", *SPEEDS)  # what a named group of a log pattern may be called
+LOG_GROUPS = ("step", "loss", "grad_norm", *SPEEDS)  # valid named groups of a log pattern
 PLACEHOLDERS = ("out", "gpus", "node", "node_rank", "nodes")
 NO_COMMAND = (
-    "no command is configured; for example: --set 'checks.train.command.options.command="
+    "no command configured; example: --set 'checks.train.command.options.command="
     '[torchrun, --standalone, "--nproc-per-node={gpus}", /shared/train.py, --out, "{out}"]\''
 )
-# They make a program take itself for a rank of seatrial's job, or load modules of seatrial's environment
+# Variables that make a program a rank of seatrial's job or load modules of seatrial's environment
 _UNSET = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV"),
 }
 _POLL_S = 0.5
-_NOTE_EVERY_S = 15
+_PROGRESS_INTERVAL_S = 15
 _TAIL_CHARS = 600
 
 
 class CommandOptions(Options):
+    """Options of train.command."""
+
     command: tuple[str, ...] = Field(
-        default=(), description="argv, or one string that is split as a shell would; no shell runs it"
+        default=(), description="argv, or one string that is split like a shell command line; it runs without a shell"
     )
-    per: Literal["node", "gpu"] = Field(default="node", description="one run on each node, or one on each GPU at once")
-    env: dict[str, str] = Field(default={}, description="variables for the command")
-    train_limit_s: float = Field(default=1500, gt=0, description="seconds after which the command is ended")
-    steps: int | None = Field(default=None, gt=0, description="steps that must be there; of trainer_state: max_steps")
-    log: tuple[str, ...] = Field(default=(), description=f"regular expressions with named groups: {', '.join(GROUPS)}")
-    trainer_state: str = Field(default="", description="path below {out} of the Trainer's trainer_state.json")
-    artifacts: tuple[str, ...] = Field(default=(), description="globs below {out}; each must match after the run")
+    per: Literal["node", "gpu"] = Field(default="node", description="one run per node, or one run per GPU concurrently")
+    env: dict[str, str] = Field(default={}, description="environment variables of the command")
+    train_limit_s: float = Field(default=1500, gt=0, description="time limit of the command, seconds")
+    steps: int | None = Field(
+        default=None, gt=0, description="expected steps; default with trainer_state: its max_steps"
+    )
+    log: tuple[str, ...] = Field(
+        default=(), description=f"regular expressions with named groups: {', '.join(LOG_GROUPS)}"
+    )
+    trainer_state: str = Field(default="", description="path of trainer_state.json, relative to {out}")
+    artifacts: tuple[str, ...] = Field(default=(), description="globs relative to {out}; each must match after the run")
 
     @field_validator("command", mode="before")
     @classmethod
@@ -92,8 +98,10 @@ class CommandOptions(Options):
                 groups = set(re.compile(pattern).groupindex)
             except re.error as error:
                 raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-            if not groups or groups - set(GROUPS):
-                raise ValueError(f"{pattern!r} has the named groups {sorted(groups)}; expected some of {GROUPS}")
+            if not groups or groups - set(LOG_GROUPS):
+                raise ValueError(
+                    f"{pattern!r} has the named groups {sorted(groups)}; expected one or more of {LOG_GROUPS}"
+                )
         return patterns
 
     @field_validator("artifacts", "trainer_state")
@@ -105,9 +113,9 @@ class CommandOptions(Options):
         return value
 
     @model_validator(mode="after")
-    def _one_loss(self) -> CommandOptions:
+    def _single_loss_source(self) -> CommandOptions:
         if self.trainer_state and any("loss" in re.compile(pattern).groupindex for pattern in self.log):
-            raise ValueError("loss has two sources: trainer_state and a group of log; remove one")
+            raise ValueError("two sources of the loss: trainer_state and a group of log; remove one")
         return self
 
     @property
@@ -119,7 +127,7 @@ class CommandOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One start of a command, which messages call ``name``. ``folder`` exists; stdout and stderr go to ``log``."""
+    """One execution of a command. ``name`` is for messages; ``log`` receives stdout and stderr; ``folder`` exists."""
 
     name: str
     subject: str
@@ -131,7 +139,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. ``code`` is None where the time limit ended it."""
+    """Result of a run; ``exit_code`` is None after the time limit."""
 
     exit_code: int | None
     seconds: float
@@ -143,51 +151,53 @@ class RunResult:
 
 
 def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without a command, SeatrialError where it cannot start, does not end in time, finds no room
-    on disk, or its log or record cannot be read.
+    """Run the command and read its results.
+
+    Raises NotApplicable without a command. Raises SeatrialError if the command cannot start, exceeds its time limit or
+    fills the disk, or if its log or trainer_state.json cannot be read.
     """
     if not options.command:
         raise NotApplicable(NO_COMMAND)
     gpus = visible_gpus()
     if len(gpus) < (context.expected_gpus or 0):
-        raise SeatrialError(f"{context.node}: {len(gpus)} of {context.expected_gpus} promised GPUs are visible")
-    indices = range(len(gpus)) if options.per == "gpu" and gpus else (None,)
-    runs = [_run_of(context, options, gpus, index) for index in indices]
+        raise SeatrialError(f"{context.node}: {len(gpus)} GPUs visible, expected {context.expected_gpus}")
+    gpu_numbers = range(len(gpus)) if options.per == "gpu" and gpus else (None,)
+    runs = [_create_run(context, options, gpus, number) for number in gpu_numbers]
     yield Fact(name="device", value="cuda" if gpus else "cpu")
     yield Fact(name="command", value={run.subject: shlex.join(run.argv) for run in runs})
     for name, configured in _configured(options).items():
         yield Fact(name=name, value="yes" if configured else "no")
-    ended = run_all(runs, options.train_limit_s, context)
-    yield Fact(name="exit_reason", value={run.subject: exit_reason(one.exit_code) for run, one in ended})
-    yield Fact(name="log_tail", value={run.subject: one.log_tail for run, one in ended})
-    for run, one in ended:
+    results = run_all(runs, options.train_limit_s, context)
+    yield Fact(name="exit_reason", value={run.subject: exit_reason(result.exit_code) for run, result in results})
+    yield Fact(name="log_tail", value={run.subject: result.log_tail for run, result in results})
+    for run, result in results:
         yield Artifact(path=str(run.log.relative_to(context.run_dir)), title=f"log of the command on {run.subject}")
-        yield from exit_metrics(run, one, options.train_limit_s)
-    good = [(run, one) for run, one in ended if one.exit_code == 0]
-    missing = {run.subject: _missing(run.folder, options.artifacts) for run, _ in good}
+        yield from exit_metrics(run, result, options.train_limit_s)
+    successful = [(run, result) for run, result in results if result.exit_code == 0]
+    missing = {run.subject: _missing_artifacts(run.folder, options.artifacts) for run, _ in successful}
     yield Fact(name="artifacts_not_found", value=missing)
-    for run, one in good:
+    for run, result in successful:
         if options.artifacts:
             yield metric("artifacts_missing", len(missing[run.subject]), run.subject)
-        yield from _result(run, one, options)
+        yield from _training_observations(run, result, options)
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this node that CUDA would use. Raises SeatrialError where neither driver nor bus can be read."""
+    """The GPUs of this node that CUDA would use. Raises SeatrialError if neither driver nor PCI bus can be read."""
     facts = gpu.read_with_timeout()
     if facts.detection_error:
         raise SeatrialError(facts.detection_error)
     return gpu.cuda_visible(facts, os.environ)
 
 
-def _run_of(context: Context, options: CommandOptions, gpus: Sequence[Gpu], index: int | None) -> Run:
-    """The run on GPU number ``index`` of ``gpus``, or on the whole node. Raises SeatrialError."""
-    chosen = gpus if index is None else (gpus[index],)
-    subject = context.node if index is None else f"{context.node}/gpu{gpus[index].index}"
+def _create_run(context: Context, options: CommandOptions, gpus: Sequence[Gpu], number: int | None) -> Run:
+    """The run on ``gpus[number]``, or on all GPUs of the node. Raises SeatrialError without the executable."""
+    run_gpus = gpus if number is None else (gpus[number],)
+    subject = context.node if number is None else f"{context.node}/gpu{gpus[number].index}"
     folder = new_folder(context, subject.replace("/", "-"))
     values = {
         "out": str(folder),
-        "gpus": str(len(chosen) or 1),  # processes to start: one on a machine without a GPU
+        "gpus": str(len(run_gpus) or 1),  # number of processes: one without a GPU
         "node": context.node,
         "node_rank": str(context.rank),
         "nodes": str(context.world_size),
@@ -195,13 +205,13 @@ def _run_of(context: Context, options: CommandOptions, gpus: Sequence[Gpu], inde
     pattern = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
     argv = tuple(pattern.sub(lambda match: values[match[1]], argument) for argument in options.command)
     require_executable(argv[0], options.env.get("PATH"), context.node)
-    env = options.env if index is None else {**options.env, "CUDA_VISIBLE_DEVICES": cuda_device(gpus[index])}
+    env = options.env if number is None else {**options.env, "CUDA_VISIBLE_DEVICES": cuda_device(gpus[number])}
     log = folder / "command.log"
     return Run(name=Path(argv[0]).name, subject=subject, argv=argv, folder=folder, log=log, env=env)
 
 
 def new_folder(context: Context, name: str) -> Path:
-    """A new folder of this check for one run; a second measurement gets another."""
+    """Create a folder in the check's artifacts folder, named after ``name`` and the current time."""
     folder = context.artifacts_dir / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir()
     return folder
@@ -209,16 +219,16 @@ def new_folder(context: Context, name: str) -> Path:
 
 def require_executable(name: str, path: str | None, node: str) -> None:
     if not shutil.which(name, path=path):
-        raise SeatrialError(f"options.command: there is no executable {name} on {node}")
+        raise SeatrialError(f"options.command: executable {name} not found on {node}")
 
 
-def cuda_device(one: Gpu) -> str:
-    """A GPU as CUDA_VISIBLE_DEVICES names it."""
-    return one.uuid or str(one.index)
+def cuda_device(gpu: Gpu) -> str:
+    """The value of CUDA_VISIBLE_DEVICES for ``gpu``."""
+    return gpu.uuid or str(gpu.index)
 
 
 def _configured(options: CommandOptions) -> dict[str, bool]:
-    """Facts by which the rules apply: what is not configured is not judged."""
+    """Facts for the conditions of rules: unconfigured metrics are not judged."""
     return {
         "loss_configured": options.loss_source != "none",
         "steps_configured": bool(options.trainer_state or (options.steps and options.loss_source == "log")),
@@ -227,18 +237,18 @@ def _configured(options: CommandOptions) -> dict[str, bool]:
 
 
 def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple[Run, RunResult]]:
-    """Start all ``runs`` at once and wait for them, at most ``limit_s`` seconds; nothing of them is left afterwards."""
+    """Start all ``runs`` concurrently, wait at most ``limit_s`` seconds, stop remaining processes."""
     unset = [name for name in os.environ if name in _UNSET or name.startswith("TORCHELASTIC_")]
     started, children, seconds = time.monotonic(), list[processes.Child](), dict[int, float]()
     try:
         for run in runs:
             argv = ["env", *(f"--unset={name}" for name in unset), *run.argv]
             children.append(processes.start(argv, env=run.env, stdout=run.log, stderr=run.log))
-        while len(seconds) < len(runs) and (passed := time.monotonic() - started) < limit_s:
+        while len(seconds) < len(runs) and (elapsed := time.monotonic() - started) < limit_s:
             for number, child in enumerate(children):
                 if child.poll() is not None:
-                    seconds.setdefault(number, passed)
-            context.progress(f"{runs[0].name}, {passed // _NOTE_EVERY_S * _NOTE_EVERY_S:.0f} s")
+                    seconds.setdefault(number, elapsed)
+            context.progress(f"{runs[0].name}, {elapsed // _PROGRESS_INTERVAL_S * _PROGRESS_INTERVAL_S:.0f} s")
             time.sleep(_POLL_S)
     finally:
         for child in children:
@@ -256,35 +266,33 @@ def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple
     ]
 
 
-def exit_reason(code: int | None) -> str:
-    if code is None:
-        return "ended by the time limit"
-    if code >= 0:
-        return f"exit code {code}"
+def exit_reason(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "stopped at the time limit"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
     try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # real-time signals between the first and the last have no name in Python
-        return f"killed by signal {-code}"
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # most real-time signals have no name in Python
+        return f"killed by signal {-exit_code}"
 
 
-def exit_metrics(run: Run, ended: RunResult, limit_s: float) -> Iterator[Metric]:
-    """Exit code and duration. Raises SeatrialError where the time limit or a full disk ended the run."""
-    if ended.exit_code is None:
+def exit_metrics(run: Run, result: RunResult, limit_s: float) -> Iterator[Metric]:
+    """Exit code and duration. Raises SeatrialError after the time limit or on a full disk."""
+    if result.exit_code is None:
         raise SeatrialError(
-            f"{run.subject}: {run.name} did not end within {limit_s:g} s; end of its log: {ended.log_tail}"
+            f"{run.subject}: {run.name} did not end within {limit_s:g} s; end of its log: {result.log_tail}"
         )
-    if ended.exit_code and disk.is_disk_full_message(ended.log_tail):
-        where = f"{disk.filesystem_usage(run.folder)}. {disk.REMEDY}"
-        raise SeatrialError(
-            f"{run.subject}: {run.name} found no room on disk. {where}; end of its log: {ended.log_tail}"
-        )
-    code = ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code  # as a shell reports a signal
-    yield metric("exit_code", code, run.subject)
-    yield metric("wall_seconds", ended.seconds, run.subject)
+    if result.exit_code and disk.is_disk_full_message(result.log_tail):
+        usage = f"{disk.filesystem_usage(run.folder)}. {disk.REMEDY}"
+        raise SeatrialError(f"{run.subject}: {run.name}: disk full. {usage}; end of its log: {result.log_tail}")
+    exit_code = result.exit_code if result.exit_code >= 0 else 128 - result.exit_code  # as in a shell
+    yield metric("exit_code", exit_code, run.subject)
+    yield metric("wall_seconds", result.seconds, run.subject)
 
 
-def _missing(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
-    """The globs that match neither a folder nor a file with content."""
+def _missing_artifacts(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
+    """The globs that match neither a folder nor a non-empty file."""
     return [
         pattern
         for pattern in patterns
@@ -292,10 +300,11 @@ def _missing(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
     ]
 
 
-def _result(run: Run, ended: RunResult, options: CommandOptions) -> Iterator[Observation]:
-    entries = log_entries(ended.log_text, options.log, run.log) if options.log else []
+def _training_observations(run: Run, result: RunResult, options: CommandOptions) -> Iterator[Observation]:
+    """Losses and speeds from the log and trainer_state.json."""
+    entries = log_entries(result.log_text, options.log, run.log) if options.log else []
     if options.loss_source == "log":
-        yield from loss_observations(_state_of(entries, options.steps, run.log), options.steps or 0, run.subject)
+        yield from loss_observations(_state_from_log(entries, options.steps, run.log), options.steps or 0, run.subject)
     if options.trainer_state:
         state = trainer_state.read(run.folder / options.trainer_state)
         yield from loss_observations(state, options.steps or state.max_steps, run.subject)
@@ -307,9 +316,9 @@ def _result(run: Run, ended: RunResult, options: CommandOptions) -> Iterator[Obs
 
 
 def log_entries(text: str, patterns: Sequence[str], log: Path) -> list[dict[str, float]]:
-    """The values of the named groups of every line that a pattern matches.
+    """Named groups and their values, for each line that matches a pattern.
 
-    Raises SeatrialError for a pattern that matches no line, and for a group that is no number.
+    Raises SeatrialError for a pattern without a match and for a group that is not a number.
     """
     lines = text.splitlines()
     compiled = [re.compile(pattern) for pattern in patterns]
@@ -318,8 +327,10 @@ def log_entries(text: str, patterns: Sequence[str], log: Path) -> list[dict[str,
         matches = [(number, match) for number, line in enumerate(lines) if (match := pattern.search(line))]
         if not matches:
             last = next((line for line in reversed(lines) if line.strip()), "")
-            where = f"none of the {len(lines)} lines of {log}"
-            raise SeatrialError(f"options.log: {pattern.pattern!r} matches {where}; the last: {last:.200}")
+            raise SeatrialError(
+                f"options.log: {pattern.pattern!r} matches none of the {len(lines)} lines of {log}; last line: "
+                f"{last:.200}"
+            )
         for number, match in matches:
             values = {name: _number(value, pattern, log) for name, value in match.groupdict().items() if value}
             by_line.setdefault(number, {}).update(values)
@@ -330,31 +341,31 @@ def _number(text: str, pattern: re.Pattern[str], log: Path) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError as error:
-        raise SeatrialError(f"options.log: {pattern.pattern!r} reads {text!r} in {log}, which is no number") from error
+        raise SeatrialError(f"options.log: {pattern.pattern!r} matches {text!r} in {log}; expected a number") from error
 
 
-def _state_of(entries: Sequence[Mapping[str, float]], steps: int | None, log: Path) -> TrainerState:
-    """The steps of a log. Raises SeatrialError where they do not rise, as where several ranks write to one log."""
-    found: list[Step] = []
+def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | None, log: Path) -> TrainerState:
+    """The steps of a log. Raises SeatrialError if step numbers do not increase: several ranks write to one log."""
+    steps: list[Step] = []
     for entry in (entry for entry in entries if "loss" in entry):
-        previous = found[-1].step if found else -1
-        step = int(entry["step"]) if "step" in entry else len(found) + 1
+        previous = steps[-1].step if steps else -1
+        step = int(entry["step"]) if "step" in entry else len(steps) + 1
         if step <= previous:
             raise SeatrialError(
                 f"options.log: step {step} follows step {previous} in {log}; match the lines of one rank only"
             )
-        found.append(Step(step=step, loss=entry["loss"], grad_norm=entry.get("grad_norm")))
-    return TrainerState(global_step=found[-1].step if found else 0, max_steps=steps or 0, steps=tuple(found))
+        steps.append(Step(step=step, loss=entry["loss"], grad_norm=entry.get("grad_norm")))
+    return TrainerState(global_step=steps[-1].step if steps else 0, max_steps=max_steps or 0, steps=tuple(steps))
 
 
-def loss_observations(state: TrainerState, wanted: int, subject: str) -> Iterator[Observation]:
-    """Steps and losses of a training. Pure. Without a summary there is no runtime, under three losses no drop."""
+def loss_observations(state: TrainerState, expected_steps: int, subject: str) -> Iterator[Observation]:
+    """Steps and losses of a training; train_runtime needs a summary, loss_drop needs three finite losses."""
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
     if losses:
         x, y = zip(*losses, strict=True)
         yield Series(name="loss", subject=subject, x=x, y=y, x_unit="step", y_unit="nats")
     yield metric("steps_logged", len(state.steps), subject)
-    yield metric("steps_missing", max(0, wanted - state.global_step), subject)
+    yield metric("steps_missing", max(0, expected_steps - state.global_step), subject)
     yield metric("nonfinite_steps", sum(not step.finite for step in state.steps), subject)
     if state.summary:
         yield metric("train_runtime", state.summary.train_runtime, subject)
@@ -370,12 +381,12 @@ def metric(name: str, value: float, subject: str) -> Metric:
 
 
 METRICS = {**RUN_METRICS, **SPEEDS, "artifacts_missing": "count"}
-_LOOK = "Open command.log in this check's artifacts, and run the command of the fact `command` by hand"
+_SEE_LOG = "Read command.log (artifact) and run the command of the fact `command` manually"
 _LOSS = {"loss_configured": "yes"}
 
 CHECK = Check(
     name="train.command",
-    title="A training command of this site",
+    title="Training command of the site",
     phase=Phase.SINGLE_GPU,
     scope=Scope.NODE,
     metrics=METRICS,
@@ -385,36 +396,36 @@ CHECK = Check(
             evidence_facts=("exit_reason", "log_tail"),
             expect="== 0",
             meaning="The command failed.",
-            fix=_LOOK,
+            fix=_SEE_LOG,
         ),
         Rule(
             metric="steps_missing",
             applies_if={"steps_configured": "yes"},
             expect="== 0",
-            meaning="The training took fewer steps than configured.",
-            fix=_LOOK,
+            meaning="The training ran fewer steps than configured.",
+            fix=_SEE_LOG,
         ),
         Rule(
             metric="nonfinite_steps",
             applies_if=_LOSS,
             expect="== 0",
-            meaning="A loss or gradient norm that is infinite or NaN means wrong arithmetic, memory or precision.",
-            fix="Compare train.cnn and train.ddp, which are stable, and look at `nvidia-smi -q -d ECC`.",
+            meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
+            fix="Compare train.cnn and train.ddp, which are stable, and check `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
             applies_if=_LOSS,
             expect="> 0 nats",
             meaning="The median loss of the last third of the steps must be below that of the first third.",
-            fix="Look at the loss curve. Run more steps, or on a machine known to be good, and compare",
+            fix="Check the loss curve. Run more steps, or compare with a machine that is known to be good",
         ),
         Rule(
             metric="artifacts_missing",
             applies_if={"artifacts_configured": "yes"},
             evidence_facts=("artifacts_not_found",),
             expect="== 0",
-            meaning="The command ended well and did not leave the files that it should.",
-            fix=f"{_LOOK}; look at the space and permissions of the run directory: df -h; ls -ld",
+            meaning="The command succeeded without writing the configured files.",
+            fix=f"{_SEE_LOG}; check free space and permissions of the run directory: df -h; ls -ld",
         ),
     ),
     measure=measure,

@@ -1,6 +1,6 @@
-"""Does data-parallel training compute what one process computes, on every rank the same, and how fast?
+"""Trains a small decoder with DDP on all ranks: equality with one process and between ranks, speed, efficiency.
 
-A small decoder, trained by the native loop on all ranks together, on a source whose best possible loss is known.
+The data comes from a Markov chain with a known entropy, which bounds the loss.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from seatrial.train.invariants import RankInfo
     from seatrial.train.progress import Step
 
-UNITS = {
+METRICS = {
     "rank_mismatches": "count",
     "shared_gpus": "count",
     "sampler_missing": "count",
@@ -59,57 +59,63 @@ UNITS = {
     "step_time_without_communication": "s",
 }
 
-PARITY = (
-    "losses and norms of gradients, in fp32 without TF32, over the same global batches: one process takes those of all "
-    "ranks one after the other. Only the order of additions differs between the two runs."
+PARITY_METHOD = (
+    "Losses and gradient norms in fp32 without TF32 over the same global batches: one process computes the batches of "
+    "all ranks in sequence. Only the order of additions differs between the two runs."
 )
 SCALING_BASELINE = (
-    "the same model and batch per process, trained by every process at the same time without communication, in turn "
-    "with the windows together: the machine's power, cooling and CPU are shared in both cases, so that this is the "
-    "cost of communication; it is not a comparison with one process on an idle machine"
+    "the same model and batch per process on all processes concurrently without communication, in windows that "
+    "alternate with the DDP windows. Power, cooling and CPU are shared in both cases: the difference is the cost of "
+    "communication. It is not a comparison with one process on an idle machine."
 )
-# Percent points above 100 that are let pass: the two models are built alike, but do not lie alike in memory.
-EXCESS = 2
-# Percent points either way. Idle, two CPU cores gave 2 to 8, and 400 beside other load; what is promised, 90 of 100, is
-# 10 away from what is perfect: a figure that is less sure than that says nothing of it.
-NOISE = 10
-QUIETER = (
-    "Look for other load on these nodes (top; nvidia-smi), and run it again with more steps: --set "
+# Allowed percentage points above 100: the two models have different memory addresses.
+MAX_ABOVE_LIMIT = 2
+# Allowed half-width of the 95 % interval, percentage points. Two CPU cores gave 2 to 8 when idle and 400 under other
+# load. The expected efficiency, 90 %, is 10 below the ideal: with more noise it cannot be confirmed.
+MAX_NOISE = 10
+REDUCE_NOISE = (
+    "Check for other load on these nodes (top; nvidia-smi) and run the check again with more steps: --set "
     "checks.train.ddp.options.steps=300"
 )
-CPU_SPEED = "CPU ONLY: tokens per process on shared cores, not per GPU; it says nothing of any GPU"
+CPU_ONLY = "CPU ONLY: tokens per process on shared cores, not per GPU; not a GPU result"
 # Option → key of the config
-KEYS = {"steps": "max_steps", "batch": "bsz", "seq_len": "seq_len", "dim": "model.width", "layers": "model.layers"}
+CONFIG_KEYS = {
+    "steps": "max_steps",
+    "batch": "bsz",
+    "seq_len": "seq_len",
+    "dim": "model.width",
+    "layers": "model.layers",
+}
 
 
 class DdpOptions(Options):
-    """``parity_steps`` are compared with one process; ``steps`` are timed, of ``batch`` sequences a process.
+    """Options of train.ddp. Options that are None take the value of the config ddp, or tiny/ddp on a CPU."""
 
-    They are timed again and again until ``min_seconds`` have passed: a burn-in is to last, on any device.
-    ``steps``, ``batch``, ``seq_len``, ``dim`` and ``layers`` default to those of the config ddp, or tiny/ddp on a CPU.
-    """
-
-    parity_steps: int = Field(default=20, ge=2)
-    steps: int | None = Field(default=None, ge=1)
-    min_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    batch: int | None = Field(default=None, ge=1)
-    seq_len: int | None = Field(default=None, ge=2)
-    dim: int | None = Field(default=None, ge=64, multiple_of=64)
-    layers: int | None = Field(default=None, ge=1)
+    parity_steps: int = Field(default=20, ge=2, description="steps that are compared with a single process")
+    steps: int | None = Field(default=None, ge=1, description="timed steps")
+    min_seconds: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="repeat the timed steps for at least this time"
+    )
+    batch: int | None = Field(default=None, ge=1, description="sequences per process and step")
+    seq_len: int | None = Field(default=None, ge=2, description="tokens per sequence")
+    dim: int | None = Field(default=None, ge=64, multiple_of=64, description="hidden size")
+    layers: int | None = Field(default=None, ge=1, description="number of layers")
 
 
 def measure(context: Context, options: DdpOptions) -> Iterator[Observation]:
-    """Yield the cluster's figures and metrics.json on rank 0, and on every rank its own step times."""
+    """Yield the metrics of the cluster and metrics.json on rank 0, and the step times of each rank on that rank."""
     from seatrial.util import files
 
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     for observation in _observe(context, options):
-        seen.append(observation)
+        observations.append(observation)
         yield observation
     if context.rank == 0:
         path = context.artifacts_dir / "metrics.json"
-        metrics = {item.name: item.value for item in seen if isinstance(item, Metric) and item.subject == CLUSTER}
-        facts = {item.name: item.value for item in seen if isinstance(item, Fact)}
+        metrics = {
+            item.name: item.value for item in observations if isinstance(item, Metric) and item.subject == CLUSTER
+        }
+        facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
         files.write_json(path, {"options": options.model_dump(), **facts, "metrics": metrics})
         yield Artifact(path=str(path.relative_to(context.run_dir)), title="metrics of the distributed training")
 
@@ -118,73 +124,74 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     from seatrial.train import ddp, invariants
 
     world = ddp.current_world(context.device)
-    own = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
-    processes, subjects = world.gather(own), world.gather(context.subject)
+    rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
+    processes, subjects = world.gather(rank_info), world.gather(context.subject)
     if world.is_rank0:
-        yield from _identity(processes)
+        yield from _process_observations(processes)
 
-    parity = ddp.compare_with_single_process(world, options.parity_steps, context.progress)
+    comparison = ddp.compare_with_single_process(world, options.parity_steps, context.progress)
     if world.is_rank0:
-        yield from _parity(parity)
+        yield from _parity_observations(comparison)
 
-    overrides = [f"{key}={value}" for name, key in KEYS.items() if (value := getattr(options, name)) is not None]
+    overrides = [f"{key}={value}" for name, key in CONFIG_KEYS.items() if (value := getattr(options, name)) is not None]
     settings = train_config.load(_workload.config_for_device(context, "ddp"), overrides)
     speed = ddp.measure_speed(world, settings, options.min_seconds, context.progress)
-    yield from _own_times(context, speed)
+    yield from _step_times(context, speed)
     context.progress("comparing parameters")
-    digests = world.gather(invariants.parameter_digest([parity.model, speed.model]))
+    digests = world.gather(invariants.parameter_digest([comparison.model, speed.model]))
     if world.is_rank0:
-        yield from _speed(speed, context.device)
-        yield Fact(name="how", value=_how(parity, speed))
-        yield from _digests(digests, subjects)
-        broken = sum(not step.finite for step in [*parity.ddp_steps, *(parity.single_process_steps or ())])
-        yield _metric("nonfinite_losses", broken + speed.nonfinite_steps)
+        yield from _speed_observations(speed, context.device)
+        yield Fact(name="method", value=_method(comparison, speed))
+        yield from _digest_observations(digests, subjects)
+        steps = [*comparison.ddp_steps, *(comparison.single_process_steps or ())]
+        yield _metric("nonfinite_losses", sum(not step.finite for step in steps) + speed.nonfinite_steps)
 
 
-def _identity(processes: Sequence[RankInfo]) -> Iterator[Observation]:
+def _process_observations(processes: Sequence[RankInfo]) -> Iterator[Observation]:
+    """Identity of all processes, ranks with a wrong environment and GPUs that several ranks use."""
     from seatrial.train import invariants
 
-    gpu, wrong, shared = processes[0].gpu_name, invariants.rank_errors(processes), invariants.shared_gpus(processes)
+    gpu, errors, shared = processes[0].gpu_name, invariants.rank_errors(processes), invariants.shared_gpus(processes)
     yield Fact(name="device", value="cuda" if gpu else "cpu")
     if gpu:
         yield Fact(name="gpu", value=gpu)
     yield Fact(name="world_size", value=len(processes))
     yield Fact(name="nodes", value=len({process.node for process in processes}))
     yield Fact(name="processes", value=[asdict(process) for process in processes])
-    yield _metric("rank_mismatches", len(wrong))
-    if wrong:
-        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in wrong.items()})
+    yield _metric("rank_mismatches", len(errors))
+    if errors:
+        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in errors.items()})
     if gpu:
         yield _metric("shared_gpus", len(shared))
     if shared:
         yield Fact(name="shared_gpu_ranks", value={gpu: list(ranks) for gpu, ranks in shared.items()})
 
 
-def _parity(parity: DdpComparison) -> Iterator[Observation]:
-    """Each rank's share of the data; what was learned; whether one process computes the same."""
+def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
+    """Sampler counts, losses and the difference from a single process."""
     from seatrial.train.markov import ENTROPY
 
-    yield Fact(name="sampler_samples", value=parity.samples)
-    yield Fact(name="sampler_dropped_samples", value=parity.coverage.left_out)
-    yield _metric("sampler_missing", parity.coverage.missing)
-    yield _metric("sampler_unexpected_duplicates", parity.coverage.duplicates)
-    yield _metric("sampler_order_errors", parity.order_errors)
+    yield Fact(name="sampler_samples", value=comparison.samples)
+    yield Fact(name="sampler_dropped_samples", value=comparison.coverage.left_out)
+    yield _metric("sampler_missing", comparison.coverage.missing)
+    yield _metric("sampler_unexpected_duplicates", comparison.coverage.duplicates)
+    yield _metric("sampler_order_errors", comparison.order_errors)
 
-    yield Fact(name="data", value=f"a Markov chain; no model's mean loss can stay under {ENTROPY:.4f} nats a token")
-    parameters = sum(parameter.numel() for parameter in parity.model.parameters())
-    yield Fact(name="parity_model", value={"parameters": parameters, "steps": len(parity.ddp_steps)})
-    yield from _curve("loss.together", parity.ddp_steps)
-    yield from _curve("loss.alone", parity.single_process_steps or [])
-    losses = [step.loss for step in parity.ddp_steps if math.isfinite(step.loss)]
+    yield Fact(name="data", value=f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
+    parameters = sum(parameter.numel() for parameter in comparison.model.parameters())
+    yield Fact(name="parity_model", value={"parameters": parameters, "steps": len(comparison.ddp_steps)})
+    yield from _curve("loss.ddp", comparison.ddp_steps)
+    yield from _curve("loss.single_process", comparison.single_process_steps or [])
+    losses = [step.loss for step in comparison.ddp_steps if math.isfinite(step.loss)]
     if losses:
         yield _metric("loss_first", losses[0])
         yield _metric("loss_last", losses[-1])
         yield _metric("loss_drop", losses[0] - losses[-1])
         yield _metric("loss_above_entropy_bound", losses[-1] - ENTROPY)
 
-    yield Fact(name="parity", value=PARITY)
-    if parity.max_relative_difference is not None:
-        yield _metric("parity_max_relative_difference", parity.max_relative_difference)
+    yield Fact(name="parity_method", value=PARITY_METHOD)
+    if comparison.max_relative_difference is not None:
+        yield _metric("parity_max_relative_difference", comparison.max_relative_difference)
 
 
 def _curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
@@ -194,38 +201,42 @@ def _curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
         yield Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
 
 
-def _own_times(context: Context, speed: Speed) -> Iterator[Metric]:
-    """This rank's steps, the mean of each window. Together all wait for the slowest; the time alone shows which."""
-    together, alone = (
-        [fmean(window) for window in kind[context.rank]] for kind in (speed.ddp_windows, speed.independent_windows)
+def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
+    """Step times of this rank, seconds, as the mean of each window.
+
+    With DDP all ranks wait for the slowest; the time without communication identifies it.
+    """
+    ddp, independent = (
+        [fmean(window) for window in windows[context.rank]]
+        for windows in (speed.ddp_windows, speed.independent_windows)
     )
-    yield _metric("step_time", median(together), together, context.subject)
+    yield _metric("step_time", median(ddp), ddp, context.subject)
     yield _metric("step_time_max", max(map(max, speed.ddp_windows[context.rank])), subject=context.subject)
-    yield _metric("step_time_without_communication", median(alone), alone, context.subject)
+    yield _metric("step_time_without_communication", median(independent), independent, context.subject)
 
 
-def _speed(speed: Speed, device: str) -> Iterator[Observation]:
+def _speed_observations(speed: Speed, device: str) -> Iterator[Observation]:
     total, ranks = speed.tokens_per_second(), len(speed.ddp_windows)
     yield _metric("tokens_per_second", median(total), total)
-    each = [tokens / ranks for tokens in total]
-    yield _metric("tokens_per_second_per_gpu", median(each), each)
+    per_gpu = [tokens / ranks for tokens in total]
+    yield _metric("tokens_per_second_per_gpu", median(per_gpu), per_gpu)
     yield from _scaling(speed.scaling_efficiency())
     yield Fact(name="scaling_baseline", value=SCALING_BASELINE)
     settings = speed.settings
-    shape = settings.architecture()
-    load = {
+    architecture = settings.architecture()
+    training = {
         "seq_len": settings.seq_len,
-        "dim": shape.hidden_size,
-        "layers": shape.num_hidden_layers,
+        "dim": architecture.hidden_size,
+        "layers": architecture.num_hidden_layers,
         "batch": settings.bsz,
         "steps": settings.max_steps,
-        "parameters": shape.parameters,
-        "flops_per_token": shape.flops_per_token(settings.seq_len),
+        "parameters": architecture.parameters,
+        "flops_per_token": architecture.flops_per_token(settings.seq_len),
         "precision": _precision(speed),
     }
-    yield Fact(name="load", value=load)
+    yield Fact(name="training", value=training)
     if not device.startswith("cuda"):
-        yield Fact(name="cpu_only", value=CPU_SPEED)
+        yield Fact(name="cpu_only", value=CPU_ONLY)
 
 
 def _precision(speed: Speed) -> str:
@@ -233,152 +244,153 @@ def _precision(speed: Speed) -> str:
 
 
 def _scaling(percent: Sequence[float]) -> Iterator[Observation]:
-    """The efficiency, and how far to trust it; no efficiency at all where that is not far enough."""
-    # with fewer samples than the 95 % interval of a median takes, their whole range
+    """Scaling efficiency and its uncertainty; the efficiency is not reported if it is above 100 % or too noisy."""
+    # too few samples for the 95 % interval of a median: the range of all samples
     low, high = median_interval(percent) or (min(percent), max(percent))
-    excess, noise = max(0.0, low - 100), (high - low) / 2
-    yield _metric("scaling_above_limit", excess, percent)
+    above_limit, noise = max(0.0, low - 100), (high - low) / 2
+    yield _metric("scaling_above_limit", above_limit, percent)
     yield _metric("scaling_noise", noise, percent)
     interval = f"{low:.1f} to {high:.1f} %"
     yield Fact(name="scaling_interval", value=f"median {median(percent):.1f} %, 95 % interval {interval}")
-    if excess <= EXCESS and noise <= NOISE:
+    if above_limit <= MAX_ABOVE_LIMIT and noise <= MAX_NOISE:
         yield _metric("scaling_efficiency", median(percent), percent)
     else:
-        yield Fact(name=NOT_REPORTED, value={"scaling_efficiency": f"its 95 % interval is {interval}"})
+        yield Fact(name=NOT_REPORTED, value={"scaling_efficiency": f"95 % interval {interval}"})
 
 
-def _how(parity: DdpComparison, speed: Speed) -> str:
-    """What was measured, how often, against what, in a sentence."""
+def _method(comparison: DdpComparison, speed: Speed) -> str:
     from seatrial.train.ddp import UNTIMED_STEPS
 
     settings, windows = speed.settings, speed.ddp_windows[0]
     return (
-        f"Data from a Markov chain of known entropy, no file is read; parity over {len(parity.ddp_steps)} steps in "
-        f"fp32; speed is the median of {len(windows)} windows, {sum(map(len, windows))} steps in all, of "
-        f"{settings.bsz} × {settings.seq_len} tokens a process after {UNTIMED_STEPS} steps of warm-up, {_precision(speed)}; "
-        f"scaling efficiency is the median over pairs of windows, against the same processes training at the same time "
-        f"without communication, not against one on an idle machine"
+        f"Data from a Markov chain of known entropy, no files; parity over {len(comparison.ddp_steps)} steps in fp32; "
+        f"speed: median of {len(windows)} windows, {sum(map(len, windows))} steps in total, {settings.bsz} × "
+        f"{settings.seq_len} tokens per process, after {UNTIMED_STEPS} untimed steps, {_precision(speed)}; scaling "
+        f"efficiency: median over pairs of windows, relative to the same processes training concurrently without "
+        f"communication, not to one process on an idle machine"
     )
 
 
-def _digests(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Observation]:
+def _digest_observations(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Observation]:
     from seatrial.train.invariants import mismatched_ranks
 
-    odd = mismatched_ranks(digests)
-    yield _metric("parameter_digests_differing", len(odd))
-    yield Fact(name="parameter_digest", value=digests[0] if not odd else "not the same on all ranks")
-    if odd:
-        why = "differ from the majority" if len(odd) < len(digests) else "differ, and no majority says who is right"
-        ranks = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in odd]
-        yield Fact(name="differing_ranks", value={why: ranks})
+    mismatched = mismatched_ranks(digests)
+    yield _metric("parameter_digests_differing", len(mismatched))
+    yield Fact(name="parameter_digest", value="different between ranks" if mismatched else digests[0])
+    if mismatched:
+        reason = "differ from the majority" if len(mismatched) < len(digests) else "differ, without a majority"
+        ranks = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in mismatched]
+        yield Fact(name="differing_ranks", value={reason: ranks})
 
 
 def _metric(name: str, value: float, samples: Sequence[float] = (), subject: str = CLUSTER) -> Metric:
-    return Metric(name=name, value=float(value), unit=UNITS[name], subject=subject, samples=tuple(samples))
+    return Metric(name=name, value=float(value), unit=METRICS[name], subject=subject, samples=tuple(samples))
 
 
 CHECK = Check(
     name="train.ddp",
-    title="A transformer trained by all processes together (DDP)",
+    title="DDP training of a transformer: equality with one process, speed, scaling efficiency",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=UNITS,
+    metrics=METRICS,
     rules=(
         Rule(
             metric="rank_mismatches",
             evidence_facts=("rank_errors",),
             expect="== 0",
-            meaning="Every rank must be there once and know its place: else data is trained twice, or not at all.",
-            fix="The fact rank_errors says which rank. Look at the launch line: one torchrun a node, each with its "
-            "own --node-rank, the same --nnodes and rendezvous everywhere, and nothing that sets RANK besides it.",
+            meaning="Each rank must exist exactly once with the correct RANK, LOCAL_RANK and WORLD_SIZE: otherwise "
+            "data is trained twice or not at all.",
+            fix="The fact rank_errors names the rank. Check the launch command: one torchrun per node with its "
+            "own --node-rank and the same --nnodes and rendezvous everywhere. Nothing else may set RANK.",
         ),
         Rule(
             metric="shared_gpus",
             evidence_facts=("shared_gpu_ranks",),
             expect="== 0",
             applies_if={"device": "cuda"},
-            meaning="Two processes on one GPU share its memory and speed while another GPU idles.",
-            fix="The fact shared_gpu_ranks names the GPU and its ranks. Look at CUDA_VISIBLE_DEVICES and the "
-            "scheduler's GPU binding (Slurm: --gpu-bind=none where the processes choose by LOCAL_RANK).",
+            meaning="Two processes on one GPU share its memory and speed while another GPU is idle.",
+            fix="The fact shared_gpu_ranks names the GPU and its ranks. Check CUDA_VISIBLE_DEVICES and the "
+            "scheduler's GPU binding (Slurm: --gpu-bind=none if processes select the GPU by LOCAL_RANK).",
         ),
         Rule(
             metric="sampler_missing",
             expect="== 0",
-            meaning="Samples that no rank was given are data that is never trained on.",
-            fix="Compare torch's version on all nodes (host.inventory): ranks must shuffle alike to share exactly.",
+            meaning="Samples without a rank are never trained.",
+            fix="Compare torch's version on all nodes (host.inventory): all ranks must compute the same permutation.",
         ),
         Rule(
             metric="sampler_unexpected_duplicates",
             expect="== 0",
-            meaning="In an epoch no sample may be given out twice.",
-            fix="Compare torch's version on all nodes (host.inventory): ranks must shuffle alike to share exactly.",
+            meaning="Each sample may occur only once per epoch.",
+            fix="Compare torch's version on all nodes (host.inventory): all ranks must compute the same permutation.",
         ),
         Rule(
             metric="sampler_order_errors",
             expect="== 0",
-            meaning="The same seed must give the same order, and a new epoch another one.",
+            meaning="The same seed must give the same order, and a new epoch a different order.",
             fix="Compare torch's version on all nodes (host.inventory).",
         ),
         Rule(
             metric="nonfinite_losses",
             expect="== 0",
-            meaning="Seeds are fixed, learning rates known to be stable: infinity or NaN means wrong arithmetic or memory.",
-            fix="Look at train.cnn, which tries each GPU alone, and at `nvidia-smi -q -d ECC,ROW_REMAPPER`.",
+            meaning="Seed and learning rate are fixed and stable: an infinite or NaN loss means wrong arithmetic or "
+            "memory errors.",
+            fix="Check train.cnn, which tests each GPU independently, and `nvidia-smi -q -d ECC,ROW_REMAPPER`.",
         ),
         Rule(
             metric="loss_drop",
             expect="> 0 nats",
-            meaning="The source can be learned: a loss that does not fall means that gradients do not reach the weights.",
-            fix="Compare the curves loss.together and loss.alone. Only the first is flat: the exchange of gradients "
-            "is at fault; see collectives.all_reduce. Both are: look at train.cnn.",
+            meaning="The data is learnable: a loss that does not fall means that gradients do not reach the weights.",
+            fix="Compare the curves loss.ddp and loss.single_process. Only loss.ddp is flat: check the all-reduce of "
+            "gradients with collectives.all_reduce. Both are flat: check train.cnn.",
         ),
         Rule(
             metric="loss_above_entropy_bound",
             may_be_negative=True,
-            expect="> -0.2 nats",  # a batch of 1024 tokens strays by 0.03 (one standard deviation) from its mean
-            meaning="No model can beat the entropy of its source: a lower loss means that it sees what it should predict.",
-            fix="The causal mask of torch's attention is not applied here. Report it with torch's version.",
+            expect="> -0.2 nats",  # standard deviation of the mean over a batch of 1024 tokens: 0.03
+            meaning="No model can have a loss below the entropy of its data: a lower loss means that the model sees "
+            "the tokens it predicts.",
+            fix="torch's attention does not apply the causal mask here. Report this with torch's version.",
         ),
         Rule(
             metric="parity_max_relative_difference",
-            # Rounding gave up to 7.3e-7 (2, 3 and 6 CPU processes, 20 and 60 steps). Gradients that were not exchanged
-            # gave 0.2 in the first step, by their norm; a sum that was taken for a mean, 1.
+            # Rounding: up to 7.3e-7 (2, 3 and 6 CPU processes, 20 and 60 steps). Missing all-reduce of gradients: 0.2
+            # in the first step (gradient norm). Sum instead of mean: 1.
             expect="< 1e-5",
-            meaning="All ranks together must compute what one process computes on the same batches; more than rounding "
-            "means that gradients are lost, or averaged wrongly.",
-            fix="Look at collectives.all_reduce: wrong_elements there names the rank whose data is damaged. Is it "
-            "clean, compare torch and NCCL versions on all nodes, and unset every NCCL_* variable.",
+            meaning="All ranks must compute the same as one process on the same batches; a difference above rounding "
+            "means that gradients are lost or averaged wrongly.",
+            fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If it passes, compare "
+            "torch and NCCL versions on all nodes and unset all NCCL_* variables.",
         ),
         Rule(
             metric="scaling_above_limit",
             evidence_facts=("scaling_interval",),
-            expect=f"<= {EXCESS} %",
+            expect=f"<= {MAX_ABOVE_LIMIT} %",
             outcome_if_violated=Outcome.WARN,
-            meaning="Scaling efficiency cannot be trusted here, and is not given: it compares training together with the "
-            "same processes training at the same time without communication, and communication cannot make that "
-            "faster. Something else changed between the windows, and kept in step with them.",
-            fix=QUIETER,
+            meaning="Scaling efficiency is above 100 % and is not reported: DDP training cannot be faster than the "
+            "same training without communication. Other load changed in step with the windows.",
+            fix=REDUCE_NOISE,
         ),
         Rule(
             metric="scaling_noise",
             evidence_facts=("scaling_interval",),
-            expect=f"<= {NOISE} %",
+            expect=f"<= {MAX_NOISE} %",
             outcome_if_violated=Outcome.WARN,
-            meaning="Scaling efficiency cannot be trusted here, and is not given: from one pair of windows to the next, "
-            "together and alone, it came out too differently.",
-            fix=QUIETER,
+            meaning="Scaling efficiency is too noisy and is not reported: it differs too much between pairs of "
+            "windows.",
+            fix=REDUCE_NOISE,
         ),
         Rule(
             metric="parameter_digests_differing",
             evidence_facts=("differing_ranks",),
             expect="== 0",
-            meaning="All ranks add the same gradients to the same weights: one differing bit is silent corruption.",
-            fix="The fact differing_ranks names the GPUs. Take them out, and look at `nvidia-smi -q -d ECC,ROW_REMAPPER` "
-            "and `dmesg | grep -i xid` on their nodes.",
+            meaning="All ranks apply the same gradients to the same weights: one different bit is silent corruption.",
+            fix="The fact differing_ranks names the GPUs. Take them out of service and check "
+            "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid` on their nodes.",
         ),
     ),
     measure=measure,
-    limit_s=900.0,  # many processes on few CPU cores are slow, not hung
+    limit_s=900.0,  # many processes on few CPU cores are slow
     options=DdpOptions,
     performance_metrics=("tokens_per_second*", "scaling_efficiency", "step_time*"),
 )

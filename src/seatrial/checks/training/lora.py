@@ -1,6 +1,7 @@
-"""LoRA on Mistral-7B by both stacks, on every GPU alone and on all together (DDP): is it the cluster or the framework?
+"""LoRA on Mistral-7B with both stacks, on each GPU separately and on all GPUs (DDP).
 
-The native stack is the instrument, Hugging Face's the one that users run; settings are the same, and so are the data.
+Both stacks use the same settings and data. The comparison separates problems of the cluster from problems of the
+framework.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from seatrial.train.train_config import TrainConfig
 
 NAME = "lora-mistral-7b-ddp"
 STACKS = ("native", "hf")
-GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")  # few, that are much alike
-SAMPLES = 1024  # at least, and two batches a rank: made in seconds, and speed does not depend on them
-BASELINE = "the median of the same GPUs, each training alone, all at the same time"
-UNITS = {
-    **_results.metric_units(*STACKS, *(f"{stack}_alone" for stack in STACKS)),
+GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")  # step times vary little
+MIN_SAMPLES = 1024  # and at least two batches per rank; generated in seconds, without effect on the speed
+BASELINE = "median of the same GPUs, each training separately, all concurrently"
+METRICS = {
+    **_results.metric_units(*STACKS, *(f"{stack}_single_gpu" for stack in STACKS)),
     "efficiency.native": "%",
     "efficiency.hf": "%",
     "native_vs_hf": "x",
@@ -35,66 +36,68 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
     from seatrial.train import train_config
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    samples = f"data.samples={max(SAMPLES, 16 * context.world_size)}"
-    config, own = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES, samples)
-    overrides = (*own, *options.overrides)
+    samples = f"data.samples={max(MIN_SAMPLES, 16 * context.world_size)}"
+    config, check_overrides = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES, samples)
+    overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
-        yield Fact(name="how", value=_how(config, overrides))
+        yield Fact(name="method", value=_method(config, overrides))
         yield _results.settings_fact(options)
     stages = []
     for stack in STACKS:
-        wanted = (*overrides, f"stack={stack}")
-        if context.world_size > 1:  # else alone and together are one
-            stages.append(Stage(f"{stack}_alone", wanted, [[one] for one in range(context.world_size)], subjects))
-        stages.append(Stage(stack, wanted))
-    runs = yield from _results.run_stages(context, config, stages, options.limit_s)
+        stack_overrides = (*overrides, f"stack={stack}")
+        if context.world_size > 1:
+            each_rank = [[number] for number in range(context.world_size)]
+            stages.append(Stage(f"{stack}_single_gpu", stack_overrides, each_rank, subjects))
+        stages.append(Stage(stack, stack_overrides))
+    results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
-        yield from _compare_stacks(runs)
-        yield from _adapter_counts(runs, train_config.load(config, overrides))
+        yield from _compare_stacks(results)
+        yield from _adapter_counts(results, train_config.load(config, overrides))
 
 
-def _compare_stacks(runs: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
-    """One stack with the other, and each with its own GPUs alone."""
+def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
+    """Efficiency of each stack relative to its single-GPU trainings, and the speed ratio of the stacks."""
     for stack in STACKS:
-        yield from _results.efficiency(stack, runs[stack], runs.get(f"{stack}_alone", ()))
+        yield from _results.efficiency(stack, results[stack], results.get(f"{stack}_single_gpu", ()))
     yield Fact(name="efficiency_baseline", value=BASELINE)
-    native, hf = (runs[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
+    native, hf = (results[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:
         yield Metric(name="native_vs_hf", value=native / hf, unit="x", subject=CLUSTER)
 
 
-def _adapter_counts(runs: Mapping[str, Sequence[TrainingResult]], wanted: TrainConfig) -> Iterator[Observation]:
-    """Whether adapters are all that trained, and whether they were loaded again from what was exported."""
-    due = wanted.architecture().adapter_parameters(wanted.lora_targets, wanted.lora_r)
-    every = {
-        name if len(found) == 1 else f"{name} of rank {one.ranks[0]}": one
-        for name, found in runs.items()
-        for one in found
+def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Iterator[Observation]:
+    """Trainings with another number of trained parameters than the adapters have, and exports that did not load."""
+    expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
+    trainings = {
+        stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}": result
+        for stage, stage_results in results.items()
+        for result in stage_results
     }
-    counts = {name: one.value("trained_parameters") for name, one in every.items() if one.metrics}
-    loaded = [name for name, one in every.items() if one.export_loads]
-    missing = len(counts) - len(loaded) if wanted.export else 0
-    yield Fact(name="trained_parameters", value={"expected": due, **counts})
-    wrong = sum(count != due for count in counts.values())
-    for name, value in (("adapter_mismatches", wrong), ("exports_loaded", len(loaded)), ("exports_missing", missing)):
+    counts = {name: result.value("trained_parameters") for name, result in trainings.items() if result.metrics}
+    loaded = [name for name, result in trainings.items() if result.export_loads]
+    missing = len(counts) - len(loaded) if config.export else 0
+    yield Fact(name="trained_parameters", value={"expected": expected, **counts})
+    mismatches = sum(count != expected for count in counts.values())
+    values = {"adapter_mismatches": mismatches, "exports_loaded": len(loaded), "exports_missing": missing}
+    for name, value in values.items():
         yield Metric(name=name, value=value, unit="count", subject=CLUSTER)
 
 
-def _how(config: str, overrides: Sequence[str]) -> str:
+def _method(config: str, overrides: Sequence[str]) -> str:
     return (
-        f"{config} ({', '.join(overrides) or 'as it is'}), once by each stack on every GPU alone, all at the same "
-        "time, and once on all together; speed is of the steps after untimed_steps; of the native stack's start, that "
-        "compiles, time_to_first_step tells"
+        f"{config} ({', '.join(overrides) or 'no overrides'}), once per stack on each GPU separately, all GPUs "
+        "concurrently, and once on all GPUs together; speed of the steps after untimed_steps; time_to_first_step "
+        "includes the compilation of the native stack"
     )
 
 
 CHECK = Check(
     name="train.lora",
-    title="LoRA on a 7B: two stacks, each GPU alone and all together (Mistral-7B, DDP)",
+    title="LoRA on Mistral-7B with two stacks: each GPU separately and all GPUs (DDP)",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=UNITS,
+    metrics=METRICS,
     rules=(
         *_results.RULES,
         Rule(
@@ -102,23 +105,23 @@ CHECK = Check(
             expect="== 0",
             applies_if={"trained": "yes"},
             evidence_facts=("trained_parameters",),
-            meaning="LoRA trains the adapters and nothing else: their number follows from the config",
-            fix="The fact trained_parameters has the counts. Report it with the versions of torch and peft",
+            meaning="LoRA trains only the adapters: their number of parameters follows from the config.",
+            fix="The fact trained_parameters has the counts. Report them with the versions of torch and peft",
         ),
         Rule(
             metric="exports_missing",
             expect="== 0",
             applies_if={"trained": "yes"},
-            meaning="adapters that cannot be loaded again are lost with the job",
-            fix="Look at final/ of the training and at filesystem.shared; a full disk or a quota is the usual cause",
+            meaning="The exported adapters do not load; the result of the training is lost.",
+            fix="Check final/ of the training and filesystem.shared; the usual cause is a full disk or a quota",
         ),
         Rule(
             metric=f"{TOKENS_PER_GPU}.native",
             reference="train.lora.native",
             applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
-            meaning="LoRA exchanges next to nothing: where it is slow, GPUs, power or cooling are",
-            fix="Compare the figures alone, GPU by GPU: one that is slower holds up all (nvidia-smi -q -d "
-            "CLOCK,POWER,PERFORMANCE). All are slow: gemm_share says whether it is the GPUs or the software",
+            meaning="LoRA communicates very little: low speed is caused by GPUs, power or cooling.",
+            fix="Compare the metrics *.native_single_gpu of the GPUs: the slowest one slows down all ranks (nvidia-smi "
+            "-q -d CLOCK,POWER,PERFORMANCE). All slow: gemm_share shows whether GPUs or software are the cause",
         ),
     ),
     measure=measure,

@@ -1,8 +1,7 @@
-"""Does Oumi train here: SmolLM-135M on 1,000 instructions, on one GPU of each node, by Oumi's own executable?
+"""Fine-tunes SmolLM-135M on 1,000 instructions with Oumi, on one GPU of each node.
 
-A preset of train.command: the command is ``COMMAND train -c FILE`` with a config made by seatrial, steps and losses
-are those of the trainer_state.json that Oumi leaves. Oumi pins versions of torch and transformers, so that it needs an
-environment of its own.
+A preset of train.command: it runs ``COMMAND train -c FILE`` with a generated config and reads steps and losses from
+Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
 """
 
 from __future__ import annotations
@@ -33,27 +32,33 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
 
-METRICS = {**command.RUN_METRICS, "checkpoints": "count", "loads": "bool"}
+METRICS = {**command.RUN_METRICS, "checkpoints": "count", "final_model_reloads": "bool"}
 NAME = "sft-smollm-135m"
 NO_COMMAND = (
-    "no executable of Oumi is configured; where there is one: --set 'checks.train.oumi.options.command="
+    "no Oumi executable configured; example: --set 'checks.train.oumi.options.command="
     "[/opt/oumi/bin/oumi]', or [apptainer, exec, --nv, oumi.sif, oumi]"
 )
 _VERSION = re.compile(r"Oumi version: (\S+)")  # oumi-ai/oumi, src/oumi/train.py
 
 
 class OumiOptions(Options):
-    """``command`` starts Oumi: its executable, or a container runtime with its arguments."""
+    """Options of train.oumi."""
 
-    command: tuple[str, ...] = ()
-    config: str = Field(default="", description=f"a training config; by default {NAME}, on a CPU its tiny twin")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE of it, such as model.weights=/models/smollm")
-    train_limit_s: float = Field(default=1500, gt=0, description="seconds after which Oumi is ended")
+    command: tuple[str, ...] = Field(
+        default=(), description="Oumi's executable, or a container runtime with its arguments"
+    )
+    config: str = Field(default="", description=f"a training config; default {NAME}, on a CPU tiny/{NAME}")
+    overrides: tuple[str, ...] = Field(
+        default=(), description="KEY=VALUE for the config, such as model.weights=/models/smollm"
+    )
+    train_limit_s: float = Field(default=1500, gt=0, description="time limit of Oumi, seconds")
 
 
 def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
-    """Raises NotApplicable without a command, SeatrialError where Oumi does not end in time, finds no room on disk, or
-    leaves a record that cannot be read.
+    """Run Oumi and read its results.
+
+    Raises NotApplicable without a command. Raises SeatrialError if Oumi exceeds its time limit, fills the disk or
+    writes no readable trainer_state.json.
     """
     if not options.command:
         raise NotApplicable(NO_COMMAND)
@@ -61,8 +66,8 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     gpus = command.visible_gpus()
     folder = command.new_folder(context, context.node)
     yield Fact(name="device", value="cuda" if gpus else "cpu")
-    config = _config(options, on_gpu=bool(gpus))
-    yield from _prepared(config, folder, context)
+    config = _load_config(options, on_gpu=bool(gpus))
+    yield from _write_inputs(config, folder, context)
     run = Run(
         name="Oumi",
         subject=context.node,
@@ -71,25 +76,25 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
         log=folder / "oumi.log",
         env=_environment(config, command.cuda_device(gpus[0]) if gpus else ""),
     )
-    ((_, ended),) = command.run_all([run], options.train_limit_s, context)
+    ((_, result),) = command.run_all([run], options.train_limit_s, context)
     yield Artifact(path=str(run.log.relative_to(context.run_dir)), title="Oumi's log")
-    version = _VERSION.search(ended.log_text)
-    yield Fact(name="oumi", value=version[1] if version else "no version in its log")
-    yield Fact(name="last_words", value=ended.log_tail)
-    yield Fact(name="exit_reason", value=command.exit_reason(ended.exit_code))
-    yield from command.exit_metrics(run, ended, options.train_limit_s)
-    if ended.exit_code == 0:
-        yield from _result(config, folder, context)
+    version = _VERSION.search(result.log_text)
+    yield Fact(name="oumi_version", value=version[1] if version else "not in the log")
+    yield Fact(name="log_tail", value=result.log_tail)
+    yield Fact(name="exit_reason", value=command.exit_reason(result.exit_code))
+    yield from command.exit_metrics(run, result, options.train_limit_s)
+    if result.exit_code == 0:
+        yield from _training_observations(config, folder, context)
 
 
-def _config(options: OumiOptions, on_gpu: bool) -> TrainConfig:
+def _load_config(options: OumiOptions, on_gpu: bool) -> TrainConfig:
     from seatrial.train import train_config
 
     return train_config.load(options.config or (NAME if on_gpu else f"tiny/{NAME}"), options.overrides)
 
 
-def _prepared(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
-    """Write Oumi's config, its rows, and its model where no weights are configured."""
+def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
+    """Write Oumi's config and rows, and a model with random weights if no weights are configured."""
     from seatrial.train import hf, oumi
 
     file = folder / "oumi.yaml"
@@ -109,88 +114,93 @@ def _on_hub(name: str | None) -> bool:
 
 
 def _environment(config: TrainConfig, device: str) -> dict[str, str]:
-    """One GPU, since Oumi spreads a model over all that it sees (model.device_map is auto), and no telemetry."""
+    """One GPU, because Oumi distributes a model over all visible GPUs (model.device_map is auto), and no telemetry."""
     offline = not any(map(_on_hub, (config.model.weights, config.data.tokenizer)))
-    # without it Oumi asks the Hub for files that it has, and waits where no network answers
+    # without HF_HUB_OFFLINE Oumi requests local files from the Hub and waits if the network does not answer
     return {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
 
 
-def _result(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
+def _training_observations(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
+    """Losses, checkpoints, and whether the trained model loads and generates text."""
     from seatrial.train import hf, oumi, trainer_state
 
-    result = folder / oumi.OUTPUT_FOLDER
-    path = result / trainer_state.FILE_NAME
+    output = folder / oumi.OUTPUT_FOLDER
+    path = output / trainer_state.FILE_NAME
     state = trainer_state.read(path)
     yield Artifact(path=str(path.relative_to(context.run_dir)), title="trainer_state.json")
     yield from command.loss_observations(state, config.max_steps, context.node)
-    saved = [file.parent for file in result.glob(f"checkpoint-*/{trainer_state.FILE_NAME}")]
-    complete = [one.name for one in saved if any(file.stat().st_size for file in one.glob("*.safetensors"))]
+    folders = [file.parent for file in output.glob(f"checkpoint-*/{trainer_state.FILE_NAME}")]
+    complete = [
+        checkpoint.name
+        for checkpoint in folders
+        if any(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    ]
     yield Fact(name="checkpoints_found", value=sorted(complete))
     yield Metric(name="checkpoints", value=len(complete), unit="count", subject=context.node)
-    context.progress("loading the result")
-    loads = 1
+    context.progress("loading the trained model")
+    reloads = 1
     try:
-        answer = hf.generate_text(result)
-    except UsageError:  # our own environment lacks a package
+        text = hf.generate_text(output)
+    except UsageError:  # seatrial's environment lacks a package
         raise
     except SeatrialError as error:
-        loads, answer = 0, str(error)
-    yield Fact(name="says", value=answer)
-    yield Metric(name="loads", value=loads, unit="bool", subject=context.node)
+        reloads, text = 0, str(error)
+    yield Fact(name="generated_text", value=text)
+    yield Metric(name="final_model_reloads", value=reloads, unit="bool", subject=context.node)
 
 
-_LOOK = "Open oumi.log and oumi.yaml in this check's artifacts, and run the same by hand: COMMAND train -c oumi.yaml"
+_SEE_LOG = "Read oumi.log and oumi.yaml (artifacts) and run the command manually: COMMAND train -c oumi.yaml"
 
 CHECK = Check(
     name="train.oumi",
-    title="SmolLM-135M fine-tuned by Oumi, on one GPU",
+    title="Fine-tune of SmolLM-135M with Oumi on one GPU",
     phase=Phase.SINGLE_GPU,
     scope=Scope.NODE,
     metrics=METRICS,
     rules=(
         Rule(
             metric="exit_code",
-            evidence_facts=("exit_reason", "last_words"),
+            evidence_facts=("exit_reason", "log_tail"),
             expect="== 0",
             meaning="Oumi failed.",
-            fix=_LOOK,
+            fix=_SEE_LOG,
         ),
         Rule(
             metric="steps_missing",
             expect="== 0",
-            meaning="Fewer steps were taken than were asked for.",
-            fix=_LOOK,
+            meaning="The training ran fewer steps than configured.",
+            fix=_SEE_LOG,
         ),
         Rule(
             metric="nonfinite_steps",
             expect="== 0",
-            meaning="A loss or gradient that is infinite or NaN means wrong arithmetic, memory or precision.",
-            fix="Look at train.cnn and train.ddp, which are known to be stable, and at `nvidia-smi -q -d ECC`.",
+            meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
+            fix="Compare train.cnn and train.ddp, which are stable, and check `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
             expect="> 0 nats",
-            meaning="The median loss of the last third of the steps is to be below that of the first: else nothing is "
-            "learned from data that can be learned.",
-            fix="Compare train.sft_smollm, the same training by our own stack. Falls it there? Then it is Oumi's.",
+            meaning="The median loss of the last third of the steps must be below that of the first third: the data "
+            "is learnable.",
+            fix="Compare train.sft_smollm, the same training without Oumi. If its loss falls, the cause is Oumi.",
         ),
         Rule(
             metric="checkpoints",
             evidence_facts=("checkpoints_found",),
             expect=">= 1",
-            meaning="A training whose checkpoints are not there, or without weights, cannot be gone on with.",
-            fix="Look at the space and the permissions where the run directory lies: df -h; ls -ld",
+            meaning="The training cannot be resumed: no checkpoint with weights exists.",
+            fix="Check free space and permissions of the run directory: df -h; ls -ld",
         ),
         Rule(
-            metric="loads",
-            evidence_facts=("says",),
+            metric="final_model_reloads",
+            evidence_facts=("generated_text",),
             expect="== 1 bool",
-            meaning="What was trained must load, and compute finite numbers.",
-            fix=f"The fact says tells why. {_LOOK}",
+            meaning="The trained model must load and compute finite numbers.",
+            fix=f"The fact generated_text has the error. {_SEE_LOG}",
         ),
     ),
     measure=measure,
-    limit_s=2100,  # train_limit_s, data before and loading after it
+    limit_s=2100,  # train_limit_s, plus data preparation and loading the result
     options=OumiOptions,
     performance_metrics=("wall_seconds", "train_runtime"),
 )

@@ -1,4 +1,4 @@
-"""Do one process, DDP and FSDP2 compute the same training, step by step, and each of them the same bits twice?"""
+"""Compares the same training on one process, with DDP and with FSDP2, and repeats DDP and FSDP2 bitwise."""
 
 from __future__ import annotations
 
@@ -23,83 +23,88 @@ METRICS = {
     "grad_norm_difference.*": "ratio",
     "repeated_steps_differing.*": "count",
 }
-HOW = (
-    "The same global batches of unequal sequences in all, in fp32 without TF32: only the order of additions differs. "
-    "One process takes the micro-batches of all ranks one after the other. No file carries the first weights: each is "
-    "drawn from the seed by a generator of its own, whichever way it is sharded. (train.checkpoint reads one file by "
-    "fewer ranks, by FSDP2 and by DDP.)"
+METHOD = (
+    "All runs train the same global batches of sequences of variable length, in fp32 without TF32: only the order of "
+    "additions differs. One process computes the micro-batches of all ranks in sequence. Initial weights are not read "
+    "from a file: each tensor has its own seeded generator, independent of sharding. (train.checkpoint reads one "
+    "checkpoint on fewer ranks, with FSDP2 and with DDP.)"
 )
 
 
 class ParityOptions(Options):
-    """``overrides`` of the config, in rising priority; ``limit_s`` for each of two starts, in seconds."""
+    """Options of train.parity. The last value of a key in ``overrides`` wins."""
 
-    config: str = Field(default="parity", description="of another training: the name of one that ships, or a .yaml")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as of seatrial train --set")
-    limit_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    config: str = Field(default="parity", description="another config: name of a shipped config, or a .yaml file")
+    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    limit_s: float = Field(
+        default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of two starts, seconds"
+    )
 
 
 def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     from seatrial.train import variants
 
     facts = _results.device_facts(context)
-    wanted = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
+    config = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
     folder = variants.create_folder(context.artifacts_dir)
-    runs = training_configs(wanted, context.world_size, folder / "data")
-    acts = {name: variants.Variant(settings=run, out=folder / name) for name, run in runs.items()}
-    seat = variants.RankPlacement(context.device, context.local_rank, options.limit_s)
+    configs = training_configs(config, context.world_size, folder / "data")
+    trainings = {name: variants.Variant(settings=run, out=folder / name) for name, run in configs.items()}
+    placement = variants.RankPlacement(context.device, context.local_rank, options.limit_s)
     context.progress("one process")
-    variants.run_variants([acts.pop("alone")], seat, folder / "start1", groups=[[0]])
-    context.progress(f"{context.world_size} processes together: DDP and FSDP2, each twice")
-    variants.run_variants(list(acts.values()), seat, folder / "start2")
+    variants.run_variants([trainings.pop("single_process")], placement, folder / "start1", groups=[[0]])
+    context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice")
+    variants.run_variants(list(trainings.values()), placement, folder / "start2")
     if context.rank == 0:
         yield from facts
-        yield Fact(name="how", value=HOW)
-        yield Fact(name="training", value=_described(wanted, context.world_size))
-        yield from compare_runs({name: compare.read_steps(folder / name, 0, wanted.max_steps) for name in runs})
+        yield Fact(name="method", value=METHOD)
+        yield Fact(name="training", value=_training_fact(config, context.world_size))
+        yield from compare_runs({name: compare.read_steps(folder / name, 0, config.max_steps) for name in configs})
 
 
-def training_configs(wanted: TrainConfig, ranks: int, cache: Path) -> dict[str, TrainConfig]:
-    """Name of a run → its config: ``alone`` is for one process, all others are for ``ranks``. Pure.
+def training_configs(config: TrainConfig, ranks: int, cache: Path) -> dict[str, TrainConfig]:
+    """Run → its config: ``single_process`` for one process, the others for ``ranks`` ranks.
 
-    All read the same sequences, in the same order; none is read twice, as an epoch may end elsewhere for other ranks.
+    All runs read the same sequences in the same order, each sequence once: an epoch may end at another step with
+    another number of ranks.
     """
-    samples = wanted.max_steps * wanted.bsz * wanted.grad_accum * ranks
-    data = wanted.data.model_copy(update={"samples": samples, "cache": str(cache)})
-    runs = {"alone": wanted.model_copy(update={"data": data, "grad_accum": wanted.grad_accum * ranks})}
-    for layout in STRATEGIES:
-        parallel = wanted.parallel.model_copy(update={"strategy": layout})
-        runs[layout] = runs[f"{layout}-again"] = wanted.model_copy(update={"data": data, "parallel": parallel})
-    return runs
+    samples = config.max_steps * config.bsz * config.grad_accum * ranks
+    data = config.data.model_copy(update={"samples": samples, "cache": str(cache)})
+    configs = {"single_process": config.model_copy(update={"data": data, "grad_accum": config.grad_accum * ranks})}
+    for strategy in STRATEGIES:
+        parallel = config.parallel.model_copy(update={"strategy": strategy})
+        repeated = config.model_copy(update={"data": data, "parallel": parallel})
+        configs[strategy] = configs[f"{strategy}-repeated"] = repeated
+    return configs
 
 
 def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observation]:
-    """What the steps of all ``trainings`` say of each other. Pure."""
-    alone = runs["alone"]
-    yield _metric("loss_drop", alone[0]["loss"] - alone[-1]["loss"])
-    yield _curve("loss.alone", alone)
-    for layout in STRATEGIES:
-        run = runs[layout]
-        yield _curve(f"loss.{layout}", run)
-        yield _metric(
-            f"steps_with_different_tokens.{layout}", len(compare.differing_steps(run, alone, "trained_tokens"))
-        )
-        for figure in ("loss", "grad_norm"):
-            gap = compare.max_relative_difference(run, alone, figure)
-            yield _metric(f"{figure}_difference.{layout}", gap.value)
-            yield Fact(name=f"widest.{figure}.{layout}", value=f"step {gap.step}: {gap.value:.2e}")
-        again = compare.differing_steps(runs[f"{layout}-again"], run)
-        yield _metric(f"repeated_steps_differing.{layout}", len(again))
-        yield Fact(name=f"repeated.{layout}", value=f"not the same in steps {again}" if again else "the same bits")
+    """Metrics, curves and facts from the steps of all runs of ``training_configs``."""
+    single = runs["single_process"]
+    yield _metric("loss_drop", single[0]["loss"] - single[-1]["loss"])
+    yield _curve("loss.single_process", single)
+    for strategy in STRATEGIES:
+        run = runs[strategy]
+        yield _curve(f"loss.{strategy}", run)
+        different_tokens = compare.differing_steps(run, single, "trained_tokens")
+        yield _metric(f"steps_with_different_tokens.{strategy}", len(different_tokens))
+        for quantity in ("loss", "grad_norm"):
+            difference = compare.max_relative_difference(run, single, quantity)
+            yield _metric(f"{quantity}_difference.{strategy}", difference.value)
+            value = f"step {difference.step}: {difference.value:.2e}"
+            yield Fact(name=f"max_difference.{quantity}.{strategy}", value=value)
+        differing = compare.differing_steps(runs[f"{strategy}-repeated"], run)
+        yield _metric(f"repeated_steps_differing.{strategy}", len(differing))
+        value = f"different in steps {differing}" if differing else "bitwise identical"
+        yield Fact(name=f"repeated.{strategy}", value=value)
 
 
-def _described(wanted: TrainConfig, ranks: int) -> dict[str, Any]:
+def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
     return {
-        "model": f"{wanted.model.name}, {wanted.architecture().parameters:,} parameters",
-        "steps": wanted.max_steps,
-        "batch": f"{ranks} ranks × {wanted.grad_accum} × {wanted.bsz} sequences of up to {wanted.seq_len} tokens",
-        "precision": "bf16" if wanted.bf16 else "fp32 without TF32",
-        "deterministic": wanted.deterministic,
+        "model": f"{config.model.name}, {config.architecture().parameters:,} parameters",
+        "steps": config.max_steps,
+        "batch": f"{ranks} ranks × {config.grad_accum} × {config.bsz} sequences of up to {config.seq_len} tokens",
+        "precision": "bf16" if config.bf16 else "fp32 without TF32",
+        "deterministic": config.deterministic,
     }
 
 
@@ -113,39 +118,39 @@ def _curve(name: str, run: Sequence[StepRecord]) -> Series:
     return Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
 
 
-def _rules(layout: str) -> tuple[Rule, ...]:
+def _rules(strategy: str) -> tuple[Rule, ...]:
     return (
         Rule(
-            metric=f"steps_with_different_tokens.{layout}",
+            metric=f"steps_with_different_tokens.{strategy}",
             expect="== 0",
-            meaning="the ranks together did not train on one process's tokens: data is lost, or read twice",
-            fix="Look at train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
+            meaning="The ranks did not train the tokens of the single process: data is lost or read twice.",
+            fix="Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
         ),
         Rule(
-            metric=f"loss_difference.{layout}",
-            evidence_facts=(f"widest.loss.{layout}",),
-            # Rounding gave at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny twin; 0 on 2 H200); gradients not
-            # exchanged gave 3.2e-3 one step later. The limit stands in the middle, by ratio.
+            metric=f"loss_difference.{strategy}",
+            evidence_facts=(f"max_difference.loss.{strategy}",),
+            # Rounding: at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny config; 0 on 2 H200). Missing
+            # all-reduce of gradients: 3.2e-3 one step later. The limit is the geometric middle.
             expect="< 1e-5",
-            meaning="one process on the same batches computes another loss: gradients are lost, or weighed wrongly",
-            fix="Look at collectives.all_reduce, all_gather and reduce_scatter: wrong_elements there names the rank "
-            "whose data is damaged. Only fsdp2 is off: all_gather and reduce_scatter are what DDP does not use",
+            meaning="One process computes another loss on the same batches: gradients are lost or weighted wrongly.",
+            fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "
+            "damaged data. Only fsdp2 fails: check all_gather and reduce_scatter, which DDP does not use",
         ),
         Rule(
-            metric=f"grad_norm_difference.{layout}",
-            evidence_facts=(f"widest.grad_norm.{layout}",),
-            # 1.8e-7 of rounding there; 0.2 in the first step where gradients were not exchanged.
+            metric=f"grad_norm_difference.{strategy}",
+            evidence_facts=(f"max_difference.grad_norm.{strategy}",),
+            # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
             expect="< 1e-4",
-            meaning="one process has another norm of gradients: a sum was taken for a mean, or shares are missing",
-            fix="See loss_difference; of NCCL, unset every NCCL_* variable and compare versions (host.inventory)",
+            meaning="One process computes another gradient norm: a sum is used as a mean, or shards are missing.",
+            fix="See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
         ),
         Rule(
-            metric=f"repeated_steps_differing.{layout}",
-            evidence_facts=(f"repeated.{layout}",),
+            metric=f"repeated_steps_differing.{strategy}",
+            evidence_facts=(f"repeated.{strategy}",),
             expect="== 0",
-            meaning="the same training on the same ranks, with deterministic kernels, gave other bits: a GPU, its memory "
-            "or a link errs now and then",
-            fix="Run it again; then device.digests and device.burn on these nodes, which name the GPU, and "
+            meaning="The same training on the same ranks with deterministic kernels gave different bits: intermittent "
+            "errors of a GPU, its memory or a link.",
+            fix="Run the check again. Then run device.digests and device.burn on these nodes, which name the GPU, and "
             "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
         ),
     )
@@ -153,7 +158,7 @@ def _rules(layout: str) -> tuple[Rule, ...]:
 
 CHECK = Check(
     name="train.parity",
-    title="One process, DDP and FSDP2 compute the same training",
+    title="Equality of training on one process, with DDP and with FSDP2",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),
@@ -162,12 +167,12 @@ CHECK = Check(
         Rule(
             metric="loss_drop",
             expect="> 0 nats",
-            meaning="nothing was learned: that all layouts agree says nothing then",
-            fix="Look at train.cnn, which trains each GPU alone, and at overrides of this check",
+            meaning="The loss does not fall: equal losses then prove nothing.",
+            fix="Check train.cnn, which trains on each GPU independently, and the overrides of this check",
         ),
-        *(rule for layout in STRATEGIES for rule in _rules(layout)),
+        *(rule for strategy in STRATEGIES for rule in _rules(strategy)),
     ),
     measure=measure,
-    limit_s=1500.0,  # many processes on few CPU cores are slow, not hung
+    limit_s=1500.0,  # many processes on few CPU cores are slow
     options=ParityOptions,
 )

@@ -1,4 +1,4 @@
-"""Full fine-tune of Mistral-7B on one GPU, ten steps: the baseline before anything is distributed."""
+"""Full fine-tune of Mistral-7B on one GPU, ten steps: the baseline for distributed training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ NAME = "sft-mistral-7b-1gpu"
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
-    # 14.5 GB that nobody would read
-    trained = yield from _results.train_on_one_gpu(
-        context, options, NAME, "export=false", after_training="nothing is exported"
-    )
+    # the export would write 14.5 GB
+    trained = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")
     if context.rank == 0:
         yield Fact(name="precision", value=trained.value("precision"))
 
 
 CHECK = Check(
     name="train.sft_mistral",
-    title="A 7B fine-tuned on one GPU, all of its weights (Mistral-7B)",
+    title="Full fine-tune of Mistral-7B on one GPU",
     phase=Phase.SINGLE_GPU,
     scope=Scope.CLUSTER,
     metrics=_results.metric_units(),

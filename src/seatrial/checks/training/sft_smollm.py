@@ -1,6 +1,6 @@
-"""SmolLM-135M on 1,000 instruction rows, one epoch, on one GPU: the smallest training that users would call real.
+"""Fine-tunes SmolLM-135M on 1,000 instruction rows, one epoch, on one GPU, with Hugging Face's Trainer.
 
-Trained as users train (Hugging Face's Trainer), saved, loaded as they would, and asked for a few words.
+The check then loads the exported model and generates a few tokens.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from seatrial.checks.training._workload import WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
 
 NAME = "sft-smollm-135m"
-GENERATED = 8  # tokens, that show that final/ loads and computes
+GENERATED_TOKENS = 8
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
-    then = "then final/ is loaded anew"
     trained = yield from _results.train_on_one_gpu(
-        context, options, NAME, after_training=then, generate_tokens=GENERATED
+        context, options, NAME, after_training="then final/ is loaded", generate_tokens=GENERATED_TOKENS
     )
     if context.rank:
         return
-    saved = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
-    yield Metric(name="checkpoints", value=len(saved), unit="count", subject=CLUSTER)
+    checkpoints = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
+    yield Metric(name="checkpoints", value=len(checkpoints), unit="count", subject=CLUSTER)
     if generated := trained.value("generated"):
         yield Fact(name="generated", value=generated)
         tokens = generated["tokens"] if generated["finite"] else 0
@@ -33,7 +32,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
 
 CHECK = Check(
     name="train.sft_smollm",
-    title="A small language model fine-tuned on instructions (SmolLM-135M)",
+    title="Instruction fine-tune of SmolLM-135M on one GPU",
     phase=Phase.SINGLE_GPU,
     scope=Scope.CLUSTER,
     metrics={**_results.metric_units(), "checkpoints": "count", "generated_tokens": "count"},
@@ -43,17 +42,17 @@ CHECK = Check(
             metric="checkpoints",
             expect=">= 1 count",
             applies_if={"trained": "yes"},
-            meaning="what is not saved is trained again after the first fault",
-            fix="Look at config.json (an artifact): checkpoint.every must not be 0; and at filesystem.shared",
+            meaning="The training wrote no checkpoint: after a fault it starts from the beginning.",
+            fix="Check config.json (artifact): checkpoint.every must not be 0. Check filesystem.shared",
         ),
         Rule(
             metric="generated_tokens",
             expect=">= 1 count",
             applies_if={"trained": "yes"},
             evidence_facts=("generated",),
-            meaning="the model that was saved must load and compute: this one gave no token, or logits that are no numbers",
-            fix="Load final/ by hand: python -c 'from transformers import AutoModelForCausalLM as M; "
-            'M.from_pretrained("…/final")\'; look at filesystem.shared and free space',
+            meaning="The exported model generated no tokens, or its logits are infinite or NaN.",
+            fix="Load final/ manually: python -c 'from transformers import AutoModelForCausalLM as M; "
+            'M.from_pretrained("…/final")\'; check filesystem.shared and free disk space',
         ),
     ),
     measure=measure,

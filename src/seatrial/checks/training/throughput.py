@@ -1,7 +1,7 @@
-"""How fast does a GPU train alone, a node by itself, the whole cluster? The same batch a GPU, so that only it changes.
+"""Training speed of one GPU, one node and the whole cluster with the same batch per GPU.
 
-The native stack on the shapes of a 7B, with as many layers as one GPU can hold: what is lost from stage to stage is
-lost to the exchange of weights and gradients, and to the slowest GPU.
+The native stack trains a 7B model with as many layers as one GPU can hold. The loss of speed from stage to stage is the
+cost of communication and of the slowest GPU.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
 STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
-SAMPLES = 256  # at least, and so many a rank as two batches take: made in seconds, and speed does not depend on them
-LAYERS = 8  # of 32: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam on one GPU
+MIN_SAMPLES = 256  # and at least two batches per rank; generated in seconds, without effect on the speed
+LAYERS = 8  # of 32: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 
 
 class ThroughputOptions(WorkloadOptions):
-    """``layers``: of the shipped model, on GPUs; with a config of yours, or 0, all of its own."""
+    """Options of train.throughput."""
 
-    layers: int = Field(default=LAYERS, ge=0)
+    layers: int = Field(
+        default=LAYERS, ge=0, description="layers of the shipped model on GPUs; 0: all; ignored with another config"
+    )
 
 
 def measure(context: Context, options: ThroughputOptions) -> Iterator[Observation]:
@@ -36,73 +38,78 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
     from seatrial.train import train_config
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    nodes = subgroups.ranks_by_node(context.node)
-    samples = f"data.samples={max(SAMPLES, 4 * context.world_size)}"
-    config, own = _workload.config_and_overrides(
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    samples = f"data.samples={max(MIN_SAMPLES, 4 * context.world_size)}"
+    config, check_overrides = _workload.config_and_overrides(
         context, options, NAME, *layers_override(options), *GPU_OVERRIDES, samples
     )
-    overrides = (*own, *options.overrides)
+    overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
-        yield Fact(name="how", value=_how(config, overrides))
-        yield Fact(name="offload", value="yes" if train_config.load(config, overrides).parallel.cpu_offload else "no")
-    wanted = []
-    for stage, groups in groups_by_stage(nodes).items():
-        firsts = [subjects[ranks[0]] for ranks in groups]
-        names = {GPU: firsts, NODE: [first.partition("/")[0] for first in firsts], ALL: []}
-        wanted.append(Stage(stage, overrides, groups, names[stage]))
-    runs = yield from _results.run_stages(context, config, wanted, options.limit_s)
+        yield Fact(name="method", value=_method(config, overrides))
+        offload = train_config.load(config, overrides).parallel.cpu_offload
+        yield Fact(name="cpu_offload", value="yes" if offload else "no")
+    stages = []
+    for stage, groups in groups_by_stage(ranks_by_node).items():
+        first_subjects = [subjects[ranks[0]] for ranks in groups]
+        nodes = [subject.partition("/")[0] for subject in first_subjects]
+        stages.append(Stage(stage, overrides, groups, {GPU: first_subjects, NODE: nodes, ALL: []}[stage]))
+    results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
-        yield from _scaling(runs)
-        every = [one for found in runs.values() for one in found]
-        yield Fact(name="spread", value=" and ".join(sorted({str(one.value("strategy")) for one in every})))
-        yield from _results.memory_excess(every)
+        yield from _scaling(results)
+        trainings = [result for stage_results in results.values() for result in stage_results]
+        strategies = sorted({str(result.value("strategy")) for result in trainings})
+        yield Fact(name="parallelism", value=" and ".join(strategies))
+        yield from _results.memory_excess(trainings)
 
 
 def layers_override(options: ThroughputOptions) -> tuple[str, ...]:
-    """The overrides that leave so many layers of the shipped model on GPUs."""
+    """The override of the number of layers; () for all layers or another config."""
     return (f"model.layers={options.layers}",) if options.layers and not options.config else ()
 
 
-def groups_by_stage(nodes: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
-    """Stage → the ranks that train together: each alone, each node by itself, all. What is the same is not repeated."""
-    every = [one for ranks in nodes.values() for one in ranks]
-    found = {
-        GPU: [[one] for one in sorted(every)],
-        NODE: [list(ranks) for ranks in nodes.values()],
-        ALL: [sorted(every)],
+def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
+    """Stage → groups of ranks: each rank, the ranks of each node, all ranks; without stages that are the same."""
+    ranks = sorted(rank for node_ranks in ranks_by_node.values() for rank in node_ranks)
+    groups = {
+        GPU: [[rank] for rank in ranks],
+        NODE: [list(node_ranks) for node_ranks in ranks_by_node.values()],
+        ALL: [ranks],
     }
-    if len(nodes) == 1:
-        del found[ALL]
-    if len(nodes) == len(every):
-        del found[NODE]
-    return found
+    if len(ranks_by_node) == 1:
+        del groups[ALL]
+    if len(ranks_by_node) == len(ranks):
+        del groups[NODE]
+    return groups
 
 
-def _scaling(runs: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
-    """Each stage's speed a GPU as a share of what GPUs reach alone, and of what nodes reach by themselves."""
-    for stage, base in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
-        yield from _results.efficiency(f"{stage}_of_{base}", runs.get(stage, ()), runs.get(base, ()))
-    baseline = "median tokens/s/GPU of a stage over that of another, at the same batch a GPU: STAGE_of_BASELINE"
-    yield Fact(name="efficiency_baseline", value=baseline)
-    speeds = {stage: [speed for one in found if (speed := one.value(TOKENS_PER_GPU))] for stage, found in runs.items()}
-    points = [(float(len(runs[stage][0].ranks)), median(known)) for stage, known in speeds.items() if known]
+def _scaling(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
+    """Efficiency of node and cluster relative to single GPUs, and of the cluster relative to single nodes."""
+    for stage, baseline in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
+        yield from _results.efficiency(f"{stage}_vs_{baseline}", results.get(stage, ()), results.get(baseline, ()))
+    definition = "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU"
+    yield Fact(name="efficiency_baseline", value=definition)
+    speeds = {
+        stage: [speed for result in stage_results if (speed := result.value(TOKENS_PER_GPU))]
+        for stage, stage_results in results.items()
+    }
+    points = [(float(len(results[stage][0].ranks)), median(values)) for stage, values in speeds.items() if values]
     if len(points) > 1:
         x, y = zip(*points, strict=True)
         yield Series(name=TOKENS_PER_GPU, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
 
 
-def _how(config: str, overrides: Sequence[str]) -> str:
+def _method(config: str, overrides: Sequence[str]) -> str:
     return (
-        f"{config} ({', '.join(overrides) or 'as it is'}), once in each stage: every GPU alone, all at the same time; "
-        "each node by itself, all at the same time; all together. Speed is of the steps after untimed_steps; "
-        "memory_excess is of weights and Adam on the fullest GPU of any stage, over their share by arithmetic"
+        f"{config} ({', '.join(overrides) or 'no overrides'}), once per stage: each GPU separately, all concurrently; "
+        "each node separately, all concurrently; all ranks together. Speed of the steps after untimed_steps. "
+        "memory_excess: weights and Adam state on the fullest GPU of any stage over the calculated share"
     )
 
 
 CHECK = Check(
     name="train.throughput",
-    title="Training speed: a GPU, a node, the cluster",
+    title="Training speed per GPU, node and cluster",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     metrics={
@@ -112,7 +119,7 @@ CHECK = Check(
         "efficiency.cluster_vs_node": "%",
         "memory_excess": "%",
     },
-    rules=(*_results.RULES, _results.memory_rule(spread="fsdp2", offload="no")),
+    rules=(*_results.RULES, _results.memory_rule(parallelism="fsdp2", cpu_offload="no")),
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)

@@ -1,1 +1,1 @@
-"""Function calling: preprocess (glaive), or generate, the data; render it (template); score and evaluate answers."""
+"""Function calling: preprocess (glaive) or generate data, chat template, scoring and evaluation."""

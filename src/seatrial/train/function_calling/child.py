@@ -1,6 +1,7 @@
-"""The evaluation, as a check starts it on one rank: ``python -m seatrial.train.function_calling.child TASK``.
+"""Child process of a check for the evaluation on one rank: ``python -m seatrial.train.function_calling.child TASK``.
 
-In a process of its own: ZeRO-3, once set up, shards whatever transformers builds, and the trained model is still there.
+It is a separate process because DeepSpeed ZeRO-3, once initialised, shards every model that transformers builds, and
+because the trained model still occupies memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from seatrial.train import disk, hf, train_config
 
 
 def run(task: Mapping[str, Any]) -> Any:
-    """``task``: ``config``, ``overrides`` and ``out`` of the training."""
+    """Evaluate the training with the ``config``, ``overrides`` and ``out`` of ``task``."""
     out = Path(task["out"])
     with disk.convert_disk_full(out):
         return hf.evaluate(train_config.load(task["config"], task["overrides"]), out)

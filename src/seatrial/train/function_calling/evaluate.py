@@ -1,7 +1,7 @@
-"""What the training has taught: the same questions to the model before and after it, answered greedily.
+"""Evaluates function calling before and after training: the same held-out cases, greedy decoding.
 
-A case is a place in a conversation that was kept from training where the user has spoken: is a function to be called
-now, and how? The gate is on the difference between the two models, since a good model scores well without training.
+A case is a turn of a held-out conversation in which the assistant answers the user and may call a function. The sign
+test compares the two models, because a good base model scores well without training.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from seatrial.train.hf import data, hub, models
 from seatrial.train.train_config import Evaluation, TrainConfig
 from seatrial.util.files import atomic_write, write_json
 
-HELD_OUT: tuple[Split, ...] = ("seen", "unseen")
+HELD_OUT_SPLITS: tuple[Split, ...] = ("seen", "unseen")
 
 
 @dataclass(frozen=True)
 class Case:
     split: Split
-    messages: list[Message]  # up to and with what the user said last
+    messages: list[Message]  # up to and including the last message of the user
     tools: list[Message]
     expected: list[Call]
 
@@ -46,56 +46,60 @@ class Case:
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     """See seatrial.train.hf.evaluate."""
     final = out / "final"
-    if config.data.layout != "toolcalls":
-        raise UsageError(f"{config.run_name} trains on {config.data.layout}: only function calling is evaluated")
-    kept = final / (CONFIG_NAME if config.use_lora else "config.json")
-    if not kept.is_file():  # peft would take the folder's name for one of the Hub's
-        raise UsageError(f"no {kept}: run the training first, with the same config and --out")
+    if config.data.layout != "function_calling":
+        raise UsageError(
+            f"{config.run_name}: data.layout is {config.data.layout}; evaluate needs data.layout function_calling"
+        )
+    required = final / (CONFIG_NAME if config.use_lora else "config.json")
+    if not required.is_file():  # peft would interpret the path as a model name on the Hub
+        raise UsageError(f"{required} not found: run the training first, with the same config and --out")
     models.disable_progress_bars()
     prepared = data.prepare(config, out)
-    cases = [case for split in HELD_OUT for case in _cases(prepared.folder, split, config.evaluation.cases)]
+    cases = [case for split in HELD_OUT_SPLITS for case in _cases(prepared.folder, split, config.evaluation.cases)]
     if not cases:
-        raise UsageError(f"{prepared.folder}: no conversation with functions was kept from training")
-    before, after = _both_answers(config, out, prepared.tokenizer, cases)
+        raise UsageError(f"{prepared.folder}: no held-out conversation with functions; increase data.samples")
+    before, after = _answers_before_and_after(config, out, prepared.tokenizer, cases)
     record = _record(config, prepared.report, cases, before, after)
     _write_answers(out / "answers.jsonl", cases, before, after)
     write_json(out / "evaluation.json", record)
     return record
 
 
-def _cases(folder: Path, split: Split, most: int) -> list[Case]:
-    conversations = read_split(folder / "toolcalls", split)
-    found = (case for conversation in conversations for case in extract_cases(conversation, split))
-    return list(itertools.islice(found, most))
+def _cases(folder: Path, split: Split, max_cases: int) -> list[Case]:
+    conversations = read_split(folder / "function_calling", split)
+    cases = (case for conversation in conversations for case in extract_cases(conversation, split))
+    return list(itertools.islice(cases, max_cases))
 
 
 def extract_cases(conversation: Conversation, split: Split) -> Iterator[Case]:
-    """Where the assistant answers the user and could call something."""
+    """A case per message of the assistant that answers the user, if functions are available."""
     messages = conversation.messages
     for index, message in enumerate(messages):
         if message["role"] == "assistant" and messages[index - 1]["role"] == "user" and conversation.tools:
             yield Case(split, messages[:index], conversation.tools, expected_calls(message))
 
 
-def _both_answers(config: TrainConfig, out: Path, tokenizer: Any, cases: Sequence[Case]) -> tuple[list[str], list[str]]:
+def _answers_before_and_after(
+    config: TrainConfig, out: Path, tokenizer: Any, cases: Sequence[Case]
+) -> tuple[list[str], list[str]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = models.build(config, device)
-    before = answers(model, tokenizer, cases, config.evaluation, "before")
+    before = generate_answers(model, tokenizer, cases, config.evaluation, "before")
     if config.use_lora:
         model = PeftModel.from_pretrained(model, str(out / "final"))
     else:
         del model
         model = models.load(out / "final", config).to(device)
-    return before, answers(model, tokenizer, cases, config.evaluation, "after")
+    return before, generate_answers(model, tokenizer, cases, config.evaluation, "after")
 
 
 @torch.inference_mode()
-def answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluation, when: str) -> list[str]:
-    """What the model says in each case, at most ``max_new_tokens`` of it. ``when``: before the training or after it."""
+def generate_answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluation, when: str) -> list[str]:
+    """The model's answer to each case, at most ``max_new_tokens`` tokens; ``when`` is "before" or "after"."""
     model.eval()
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    said: list[str] = []
+    answers: list[str] = []
     for start in range(0, len(cases), settings.bsz):
         prompts = [
             tokenizer.apply_chat_template(case.messages, tools=case.tools, tokenize=False, add_generation_prompt=True)
@@ -111,9 +115,9 @@ def answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluat
             eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
             pad_token_id=tokenizer.pad_token_id,
         )
-        said += tokenizer.batch_decode(tokens[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-        print(f"asked {when} the training: {len(said)} of {len(cases)}", file=sys.stderr, flush=True)
-    return said
+        answers += tokenizer.batch_decode(tokens[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        print(f"evaluated {len(answers)} of {len(cases)} cases {when} training", file=sys.stderr, flush=True)
+    return answers
 
 
 def _record(
@@ -129,44 +133,41 @@ def _record(
         "weights": hub.source_label(config.model.weights, "random"),
         "data": report["data"],
         "preprocess": report["preprocess"],
-        "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT},
+        "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT_SPLITS},
         **{
             name: {
-                split: summary(score for case, score in zip(cases, found, strict=True) if case.split == split)
-                for split in HELD_OUT
+                split: summary(score for case, score in zip(cases, model_scores, strict=True) if case.split == split)
+                for split in HELD_OUT_SPLITS
             }
-            for name, found in scores.items()
+            for name, model_scores in scores.items()
         },
-        "gate": sign_test(scores["base"], scores["tuned"], config.evaluation.significance),
+        "sign_test": sign_test(scores["base"], scores["tuned"], config.evaluation.significance),
     }
 
 
 def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:
-    """Whether the training made the answers better, by more than chance.
-
-    The one-sided sign test: of the cases that only one of the two models got fully right, the tuned one's share.
-    """
-    pairs = [(old.call_correct, new.call_correct) for old, new in zip(base, tuned, strict=True)]
+    """One-sided sign test of the tuned model over the cases that only one of the two models answers correctly."""
+    pairs = [(before.call_correct, after.call_correct) for before, after in zip(base, tuned, strict=True)]
     won, lost = pairs.count((False, True)), pairs.count((True, False))
-    chance = sum(math.comb(won + lost, wins) for wins in range(won, won + lost + 1)) / 2 ** (won + lost)
-    rates = [sum(right) / len(pairs) for right in zip(*pairs, strict=True)]
+    p_value = sum(math.comb(won + lost, wins) for wins in range(won, won + lost + 1)) / 2 ** (won + lost)
+    rates = [sum(correct) / len(pairs) for correct in zip(*pairs, strict=True)]
     return {
-        "full_base": rates[0],
-        "full_tuned": rates[1],
-        "delta": rates[1] - rates[0],
+        "call_correct_base": rates[0],
+        "call_correct_tuned": rates[1],
+        "gain": rates[1] - rates[0],
         "won": won,
         "lost": lost,
-        "p_value": chance,
+        "p_value": p_value,
         "significance": significance,
-        "passed": chance < significance,
+        "passed": p_value < significance,
     }
 
 
 def _write_answers(path: Path, cases: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> None:
     lines = []
-    for case, old, new in zip(cases, before, after, strict=True):
+    for case, base, tuned in zip(cases, before, after, strict=True):
         expected = [{"name": call.name, "arguments": call.arguments} for call in case.expected]
         line = {"split": case.split, "user": case.messages[-1]["content"], "expected": expected}
-        lines.append(json.dumps({**line, "base": old, "tuned": new}, ensure_ascii=False))
+        lines.append(json.dumps({**line, "base": base, "tuned": tuned}, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
     atomic_write(path, text.encode())

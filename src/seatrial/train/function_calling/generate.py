@@ -1,7 +1,7 @@
-"""Rows in the layout of glaive-function-calling-v2, drawn from a seed where the dataset itself is not at hand.
+"""Generates rows in the layout of glaive-function-calling-v2 from a seed, for use without the dataset.
 
-Five kinds in turn: one call; two calls at once; a request that no function serves; no functions at all; a call, and
-then thanks. What every report says of them is that they are generated.
+Five kinds in turn: one call; two calls at once; a request without a matching function; no functions; a call followed by
+thanks. Reports label these rows as generated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN
 from seatrial.util import data_files
 
-MAX_OTHER_FUNCTIONS = 3  # functions that a prompt names besides the one that is wanted
+MAX_OTHER_FUNCTIONS = 3  # functions in a prompt besides the requested ones
 _CITIES = ("Berlin", "Oslo", "Lima", "Kyoto", "Nairobi", "São Paulo", "Zürich", "Quebec", "Cairo", "Hobart")
 _PEOPLE = ("Ada", "Grace", "Conan O'Brien", "Zoë", "Linus", "Margaret", "Søren", "Mei", "Amara", "Noor")
 _TEXTS = (
@@ -28,7 +28,7 @@ _TEXTS = (
     "the ship is late",
     "don't worry",
 )
-# Each kind of parameter: its JSON Schema, and how a value is drawn.
+# Kind of parameter → its JSON Schema and a function that draws a value
 _KINDS: dict[str, tuple[dict[str, Any], Callable[[random.Random], Any]]] = {
     "city": ({"type": "string"}, lambda draw: draw.choice(_CITIES)),
     "person": ({"type": "string"}, lambda draw: draw.choice(_PEOPLE)),
@@ -71,16 +71,18 @@ _SMALL_TALK = (("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You 
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """A call that somebody asks for."""
+class _RequestedCall:
+    """A function call that the user requests."""
 
     function: dict[str, Any]
     arguments: dict[str, Any]
     response: dict[str, Any]
 
     def _fill(self, template: str) -> str:
-        shown = {name: ", ".join(v) if isinstance(v, list) else v for name, v in self.arguments.items()}
-        return template.format(**shown, **self.response)
+        arguments = {
+            name: ", ".join(value) if isinstance(value, list) else value for name, value in self.arguments.items()
+        }
+        return template.format(**arguments, **self.response)
 
     @property
     def request(self) -> str:
@@ -91,14 +93,14 @@ class _Wish:
         return self._fill(self.function["answer"])
 
     @property
-    def call(self) -> str:
-        # as the dataset has it: the arguments in single quotes, an apostrophe within them escaped
+    def text(self) -> str:
+        # as in the dataset: arguments in single quotes, apostrophes inside escaped
         arguments = json.dumps(self.arguments, ensure_ascii=False).replace("'", "\\'")
         return f"""{CALL_MARKER} {{"name": "{self.function["name"]}", "arguments": '{arguments}'}}"""
 
 
 def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """``count`` rows with the keys system and chat; the same for the same seed."""
+    """``count`` rows with the keys system and chat, deterministic for a seed."""
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")
         yield _KINDS_OF_ROWS[number % len(_KINDS_OF_ROWS)](draw)
@@ -106,16 +108,16 @@ def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
 
 @lru_cache
 def functions() -> list[dict[str, Any]]:
-    """What functions.yaml holds."""
+    """The entries of functions.yaml."""
     text = (resources.files("seatrial.train.function_calling") / "functions.yaml").read_text(encoding="utf-8")
-    found: list[dict[str, Any]] = data_files.parse(text)
-    return found
+    entries: list[dict[str, Any]] = data_files.parse(text)
+    return entries
 
 
-def _wishes(draw: random.Random, number: int) -> list[_Wish]:
+def _draw_calls(draw: random.Random, number: int) -> list[_RequestedCall]:
     chosen = draw.sample(functions(), number)
     return [
-        _Wish(
+        _RequestedCall(
             function=function,
             arguments={name: _KINDS[kind][1](draw) for name, kind in function["parameters"].items()},
             response={function["response"]: _RESPONSES[function["response"]](draw)},
@@ -124,14 +126,14 @@ def _wishes(draw: random.Random, number: int) -> list[_Wish]:
     ]
 
 
-def _row(draw: random.Random, wanted: list[_Wish], turns: list[tuple[str, str]]) -> dict[str, str]:
-    names = {wish.function["name"] for wish in wanted}
+def _row(draw: random.Random, calls: list[_RequestedCall], turns: list[tuple[str, str]]) -> dict[str, str]:
+    names = {call.function["name"] for call in calls}
     others = [function for function in functions() if function["name"] not in names]
-    listed = [wish.function for wish in wanted] + draw.sample(others, draw.randint(1, MAX_OTHER_FUNCTIONS))
+    listed = [call.function for call in calls] + draw.sample(others, draw.randint(1, MAX_OTHER_FUNCTIONS))
     draw.shuffle(listed)
-    described = "\n\n".join(json.dumps(_described(function), indent=4, ensure_ascii=False) for function in listed)
+    schemas = "\n\n".join(json.dumps(_schema(function), indent=4, ensure_ascii=False) for function in listed)
     prompt = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -"
-    return {"system": f"{prompt}\n{described}\n", "chat": _chat(turns)}
+    return {"system": f"{prompt}\n{schemas}\n", "chat": _chat(turns)}
 
 
 def _chat(turns: list[tuple[str, str]]) -> str:
@@ -139,7 +141,7 @@ def _chat(turns: list[tuple[str, str]]) -> str:
     return "\n\n\n".join(f"{role}: {text}{ends.get(role, '')}" for role, text in turns) + "\n\n\n"
 
 
-def _described(function: dict[str, Any]) -> dict[str, Any]:
+def _schema(function: dict[str, Any]) -> dict[str, Any]:
     properties = {
         name: {**_KINDS[kind][0], "description": f"The {name.replace('_', ' ')}"}
         for name, kind in function["parameters"].items()
@@ -148,39 +150,39 @@ def _described(function: dict[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "description": function["description"], "parameters": parameters}
 
 
-def _called(draw: random.Random, number: int, after: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    wishes = _wishes(draw, number)
+def _row_with_calls(draw: random.Random, number: int, after: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
+    calls = _draw_calls(draw, number)
     turns = [
-        ("USER", " ".join(wish.request for wish in wishes)),
-        ("ASSISTANT", " ".join(wish.call for wish in wishes)),
-        *(("FUNCTION RESPONSE", json.dumps(wish.response)) for wish in wishes),
-        ("ASSISTANT", " ".join(wish.answer for wish in wishes)),
+        ("USER", " ".join(call.request for call in calls)),
+        ("ASSISTANT", " ".join(call.text for call in calls)),
+        *(("FUNCTION RESPONSE", json.dumps(call.response)) for call in calls),
+        ("ASSISTANT", " ".join(call.answer for call in calls)),
     ]
-    return _row(draw, wishes, [*turns, *after])
+    return _row(draw, calls, [*turns, *after])
 
 
-def _refused(draw: random.Random) -> dict[str, str]:
-    request, answer = draw.choice(_NO_FUNCTION)
-    asked = request.format(city=draw.choice(_CITIES))
-    return _row(draw, [], [("USER", asked), ("ASSISTANT", answer)])
+def _row_without_matching_function(draw: random.Random) -> dict[str, str]:
+    template, answer = draw.choice(_NO_FUNCTION)
+    request = template.format(city=draw.choice(_CITIES))
+    return _row(draw, [], [("USER", request), ("ASSISTANT", answer)])
 
 
-def _without_functions(draw: random.Random) -> dict[str, str]:
+def _row_without_functions(draw: random.Random) -> dict[str, str]:
     request, answer = _SMALL_TALK[0]
     greeting = f"{request} I am {draw.choice(_PEOPLE)} from {draw.choice(_CITIES)}."
     system = "SYSTEM: You are a helpful assistant, with no access to external functions.\n"
     return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", answer)])}
 
 
-def _with_thanks(draw: random.Random) -> dict[str, str]:
+def _row_with_thanks(draw: random.Random) -> dict[str, str]:
     request, answer = _SMALL_TALK[1]
-    return _called(draw, 1, (("USER", request), ("ASSISTANT", answer)))
+    return _row_with_calls(draw, 1, (("USER", request), ("ASSISTANT", answer)))
 
 
 _KINDS_OF_ROWS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
-    lambda draw: _called(draw, 1),
-    lambda draw: _called(draw, 2),
-    _refused,
-    _without_functions,
-    _with_thanks,
+    lambda draw: _row_with_calls(draw, 1),
+    lambda draw: _row_with_calls(draw, 2),
+    _row_without_matching_function,
+    _row_without_functions,
+    _row_with_thanks,
 )

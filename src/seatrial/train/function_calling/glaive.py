@@ -1,9 +1,9 @@
-"""Rows of glaive-function-calling-v2 → messages with tools, as chat templates take them.
+"""Converts rows of glaive-function-calling-v2 to messages with tools, the input of chat templates.
 
-A row is two strings. ``system`` names the functions as JSON objects one after the other, which is no JSON list.
-``chat`` has turns ``USER:``, ``ASSISTANT:`` and ``FUNCTION RESPONSE:``; an assistant's turn ends in ``<|endoftext|>``,
-and a call is ``<functioncall> {"name": "f", "arguments": '{"k": "v"}'}``, whose single quotes make it no JSON either.
-What cannot be read for certain is rejected with a reason from REASONS and counted, never repaired by guessing.
+A row has two strings. ``system`` contains the functions as concatenated JSON objects, not as a JSON list. ``chat`` has
+the turns ``USER:``, ``ASSISTANT:`` and ``FUNCTION RESPONSE:``; a turn of the assistant ends with ``<|endoftext|>``, and
+a call is ``<functioncall> {"name": "f", "arguments": '{"k": "v"}'}``, which is not JSON because of the single quotes.
+A row that cannot be parsed unambiguously is rejected with a reason from REJECTION_REASONS and counted.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ Message = dict[str, Any]
 END_OF_TURN = "<|endoftext|>"
 CALL_MARKER = "<functioncall>"
 REJECTION_REASONS = {
-    "no_row": "system and chat are not two strings",
+    "fields_missing": "system and chat are not two strings",
     "no_system_prompt": "system does not begin with SYSTEM:",
-    "functions_unreadable": "what follows the prompt is no sequence of JSON objects",
-    "functions_missing": "the prompt promises functions and names none",
-    "function_invalid": "a function without a name, with a name used twice, or with an invalid JSON Schema",
+    "functions_unreadable": "the text after the prompt is not a sequence of JSON objects",
+    "functions_missing": "the prompt announces functions but contains none",
+    "function_invalid": "a function without a name, with a duplicate name, or with an invalid JSON Schema",
     "turns_unreadable": "text before the first turn, or an empty turn",
-    "turn_order": "turns that do not follow each other, such as two of the user",
-    "truncated": "ends without an assistant's turn that is whole",
-    "call_unreadable": "a call that cannot be parsed, or with text behind it",
-    "call_unknown_function": "a call of a function that the prompt does not name",
-    "arguments_do_not_fit": "a call whose arguments do not fit the function's schema",
-    "responses_do_not_match": "another number of function responses than of calls",
-    "control_tokens": "a text with tokens that the template sets between turns: they would move what is trained on",
-    "duplicate": "the same conversation as a row before",
+    "turn_order": "turns in an invalid order, such as two consecutive turns of the user",
+    "truncated": "the last turn is not a complete turn of the assistant",
+    "call_unreadable": "a call that cannot be parsed, or text after a call",
+    "call_unknown_function": "a call of a function that the prompt does not contain",
+    "arguments_invalid": "a call whose arguments do not match the function's schema",
+    "response_count": "the number of function responses differs from the number of calls",
+    "control_tokens": "text with the control tokens of the chat template, which would change the trained tokens",
+    "duplicate": "the same conversation as an earlier row",
 }
 
 
 class RejectedRow(ValueError):
-    """A row that is not used. ``reason`` is one of REASONS."""
+    """A row that is not used; ``reason`` is a key of REJECTION_REASONS."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         assert reason in REJECTION_REASONS
@@ -48,14 +48,14 @@ class RejectedRow(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """``messages`` of user, assistant (``tool_calls`` with arguments as dict) and tool; ``tools`` as schemas."""
+    """``messages`` of user, assistant (``tool_calls`` with arguments as dict) and tool; ``tools`` with JSON Schemas."""
 
     messages: list[Message]
     tools: list[Message]
 
     @property
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
-        """The parameters' schema of each function, by name."""
+        """Function name → JSON Schema of its parameters."""
         return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
 
     def record(self) -> dict[str, Any]:
@@ -66,10 +66,10 @@ _CONTROL = re.compile(r"<\|im_(start|end)\|>")
 
 
 def convert(row: Mapping[str, Any]) -> Conversation:
-    """A row as a conversation. Raises Rejected."""
+    """Convert a row to a conversation. Raises RejectedRow."""
     system, chat = row.get("system"), row.get("chat")
     if not isinstance(system, str) or not isinstance(chat, str):
-        raise RejectedRow("no_row")
+        raise RejectedRow("fields_missing")
     if _CONTROL.search(system + chat):
         raise RejectedRow("control_tokens")
     conversation = Conversation(messages=[], tools=_tools(system))
@@ -81,14 +81,13 @@ def convert(row: Mapping[str, Any]) -> Conversation:
     return conversation
 
 
-def _no_number(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_no_number)
-_LAX_JSON = json.JSONDecoder(
-    parse_constant=_no_number, strict=False
-)  # code in an argument has its line ends as they are
+_JSON = json.JSONDecoder(parse_constant=_reject_constant)
+# strict=False: code in an argument contains line breaks
+_LAX_JSON = json.JSONDecoder(parse_constant=_reject_constant, strict=False)
 
 
 def _tools(system: str) -> list[Message]:
@@ -102,12 +101,12 @@ def _tools(system: str) -> list[Message]:
     functions: list[Any] = []
     position = start.start()
     while position < len(system):
-        found, position = _decode(_JSON, system, position, "functions_unreadable")
-        functions += found if isinstance(found, list) else [found]
+        value, position = _decode(_JSON, system, position, "functions_unreadable")
+        functions += value if isinstance(value, list) else [value]
         position = _skip_space(system, position)
     tools = [_tool(function) for function in functions]
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
-        raise RejectedRow("function_invalid", "a name stands twice")
+        raise RejectedRow("function_invalid", "duplicate name")
     return tools
 
 
@@ -151,7 +150,7 @@ def _add_assistant(conversation: Conversation, text: str) -> None:
     if not messages or messages[-1]["role"] == "assistant":
         raise RejectedRow("turn_order", text)
     if _open_calls(messages):
-        raise RejectedRow("responses_do_not_match", text)
+        raise RejectedRow("response_count", text)
     content, *calls = text.removesuffix(END_OF_TURN).split(CALL_MARKER)
     if END_OF_TURN in text.removesuffix(END_OF_TURN):
         raise RejectedRow("turns_unreadable", text)
@@ -166,7 +165,7 @@ def _add_assistant(conversation: Conversation, text: str) -> None:
 def _add_response(conversation: Conversation, text: str) -> None:
     waiting = _open_calls(conversation.messages)
     if not waiting:
-        raise RejectedRow("responses_do_not_match", text)
+        raise RejectedRow("response_count", text)
     conversation.messages.append({"role": "tool", "name": waiting[0], "content": text})
 
 
@@ -174,7 +173,7 @@ _ROLES = {"USER": _add_user, "ASSISTANT": _add_assistant, "FUNCTION RESPONSE": _
 
 
 def _open_calls(messages: list[Message]) -> list[str]:
-    """Names of the functions that were called last and have not answered."""
+    """Names of the functions in the last calls that have no response yet."""
     answered = 0
     while messages and answered < len(messages) and messages[-1 - answered]["role"] == "tool":
         answered += 1
@@ -198,14 +197,14 @@ def _call(text: str, functions: Mapping[str, dict[str, Any]]) -> Message:
     if name not in functions:
         raise RejectedRow("call_unknown_function", name)
     if not matches_schema(arguments, functions[name]):
-        raise RejectedRow("arguments_do_not_fit", text)
+        raise RejectedRow("arguments_invalid", text)
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _arguments(text: str) -> tuple[Any, str]:
-    """The arguments at the start of ``text``, and what follows them: an object, in single quotes or bare.
+    """Split ``text`` into the arguments at its start, an object with or without single quotes, and the rest.
 
-    The object says itself where it ends, so that an apostrophe within one of its strings ends nothing.
+    The JSON decoder finds the end of the object: an apostrophe inside one of its strings does not end it.
     """
     if not text.startswith("'"):
         arguments, end = _decode(_LAX_JSON, text, 0, "call_unreadable")

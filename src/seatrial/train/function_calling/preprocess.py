@@ -1,8 +1,8 @@
-"""Rows → a folder of three splits and a report that accounts for every row.
+"""Converts rows to a folder with three splits and a report that counts every row.
 
-``train.jsonl``, ``seen.jsonl`` (other conversations about the same functions) and ``unseen.jsonl`` (functions that no
-conversation in training so much as lists). All choices are hashes of the content: the same row lands in the same split
-in whatever order, and on whatever machine, it is read.
+``train.jsonl``; ``seen.jsonl``: held-out conversations with functions that also occur in training; ``unseen.jsonl``:
+conversations with functions that no training conversation lists. Splits depend only on hashes of the content: a row is
+in the same split in any order and on any machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from seatrial.util.files import write_json
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
-EXAMPLES = 3  # row numbers kept for each reason: enough to look, and no second copy of the data
+EXAMPLES_PER_REASON = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutFractions:
-    """Which part of the conversations, and of the function names, is kept from training."""
+    """Fractions of conversations and of function names that are held out from training."""
 
     conversations: float = 0.05
     functions: float = 0.1
@@ -36,21 +36,20 @@ class HeldOutFractions:
 
 
 @dataclass
-class Tally:
-    """Where each row went."""
+class RowCounts:
+    """Number of rows per split and per rejection reason."""
 
     splits: Counter[Split] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
-    functions: dict[Split, set[str]] = field(
-        default_factory=lambda: {split: set() for split in SPLITS}
-    )  # that it lists
+    # names of the functions that the split lists
+    functions: dict[Split, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
 
-    def reject(self, row: int, error: RejectedRow) -> None:
+    def add_rejected(self, row: int, error: RejectedRow) -> None:
         self.rejected[error.reason] += 1
-        kept = self.examples.setdefault(error.reason, [])
-        if len(kept) < EXAMPLES:
-            kept.append(f"row {row}: {error}")
+        examples = self.examples.setdefault(error.reason, [])
+        if len(examples) < EXAMPLES_PER_REASON:
+            examples.append(f"row {row}: {error}")
 
     def record(self) -> dict[str, Any]:
         return {
@@ -66,61 +65,67 @@ class Tally:
 
 
 def preprocess(
-    rows: Iterable[Mapping[str, Any]], out: Path, source: str, shares: HeldOutFractions | None = None
+    rows: Iterable[Mapping[str, Any]], out: Path, source: str, held_out: HeldOutFractions | None = None
 ) -> dict[str, Any]:
-    """Convert ``rows`` into the folder ``out``, which appears whole or not at all; the report, as in ``report.json``.
+    """Convert ``rows`` to the folder ``out``, written atomically, and return the content of ``report.json``.
 
-    ``source`` says where the rows are from. Raises UsageError when nothing is left to train on, or ``out`` is there.
+    ``source``: where the rows are from. Raises UsageError if no row can be trained on or ``out`` exists.
     """
     if out.exists():
-        raise UsageError(f"{out} is there already: preprocessed data is never changed under a training that reads it")
-    with atomic_write_folder(out) as making:
-        tally = Tally()
+        raise UsageError(f"{out} exists: prepared data is never overwritten; use another folder or remove it")
+    with atomic_write_folder(out) as folder:
+        counts = RowCounts()
         with ExitStack() as stack:
-            files = {s: stack.enter_context((making / f"{s}.jsonl").open("w", encoding="utf-8")) for s in SPLITS}
-            for split, conversation in _sorted(rows, shares or HeldOutFractions(), tally):
+            files = {
+                split: stack.enter_context((folder / f"{split}.jsonl").open("w", encoding="utf-8")) for split in SPLITS
+            }
+            for split, conversation in _converted(rows, held_out or HeldOutFractions(), counts):
                 files[split].write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
-        report = {"source": source, **tally.record()}
-        if not tally.splits["train"]:
-            raise UsageError(f"{source}: no row of {report['rows']} can be trained on; rejected: {report['rejected']}")
-        write_json(making / "report.json", report)
+        report = {"source": source, **counts.record()}
+        if not counts.splits["train"]:
+            raise UsageError(
+                f"{source}: none of {report['rows']} rows can be trained on; rejected: {report['rejected']}"
+            )
+        write_json(folder / "report.json", report)
     return report
 
 
-def _sorted(
-    rows: Iterable[Mapping[str, Any]], shares: HeldOutFractions, tally: Tally
+def _converted(
+    rows: Iterable[Mapping[str, Any]], held_out: HeldOutFractions, counts: RowCounts
 ) -> Iterator[tuple[Split, Conversation]]:
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     for number, row in enumerate(rows):
         try:
             conversation = convert(row)
             digest = _digest(conversation)
-            if digest in seen:
+            if digest in digests:
                 raise RejectedRow("duplicate")
         except RejectedRow as error:
-            tally.reject(number, error)
+            counts.add_rejected(number, error)
             continue
-        seen.add(digest)
-        split = split_of(conversation, shares)
-        tally.splits[split] += 1
-        tally.functions[split] |= {_plain(name) for name in conversation.parameter_schemas}
+        digests.add(digest)
+        split = assign_split(conversation, held_out)
+        counts.splits[split] += 1
+        counts.functions[split] |= {_normalized(name) for name in conversation.parameter_schemas}
         yield split, conversation
 
 
-def split_of(conversation: Conversation, shares: HeldOutFractions) -> Split:
-    """The split that the conversation belongs to, whatever else there is."""
-    if any(_draw(_plain(name), shares.seed) < shares.functions for name in conversation.parameter_schemas):
+def assign_split(conversation: Conversation, held_out: HeldOutFractions) -> Split:
+    """The split of the conversation, independent of other rows."""
+    if any(
+        _hash_fraction(_normalized(name), held_out.seed) < held_out.functions for name in conversation.parameter_schemas
+    ):
         return "unseen"
-    return "seen" if _draw(_digest(conversation).hex(), shares.seed) < shares.conversations else "train"
+    return "seen" if _hash_fraction(_digest(conversation).hex(), held_out.seed) < held_out.conversations else "train"
 
 
-def _plain(name: str) -> str:
-    """getWeather and get_weather are one function to a model that has seen either."""
+def _normalized(name: str) -> str:
+    """``name`` without case and punctuation: getWeather and get_weather are the same function to a model."""
     return "".join(filter(str.isalnum, name)).casefold()
 
 
-def _draw(text: str, seed: int) -> float:
-    """A number in [0, 1) that depends on nothing else."""
+def _hash_fraction(text: str, seed: int) -> float:
+    """A number in [0, 1) from the hash of ``seed`` and ``text``."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{text}".encode()).digest()[:8], "big") / 2**64
 
 
@@ -131,8 +136,7 @@ def _digest(conversation: Conversation) -> bytes:
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file: a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet).
 
-    A line that is no JSON object in UTF-8 comes out as an empty row, which convert() rejects and so counts. Raises
-    UsageError.
+    A line that is not a JSON object in UTF-8 gives an empty row, which convert() rejects and counts. Raises UsageError.
     """
     try:
         if path.suffix == ".parquet":
@@ -154,15 +158,15 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 def _row(line: bytes) -> Mapping[str, Any]:
     try:
         row = json.loads(line.decode())
-        if b"\\u" in line:  # JSON may escape half of a pair, which tokenizers refuse
+        if b"\\u" in line:  # JSON may escape half of a surrogate pair; tokenizers fail on it
             json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # UTF-8's errors are ValueErrors, too
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return {}
     return row if isinstance(row, dict) else {}
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    from pyarrow.parquet import ParquetFile  # comes with datasets; JSON needs none of it
+    from pyarrow.parquet import ParquetFile  # a dependency of datasets; not needed for JSON
 
     with ParquetFile(path) as file:
         for batch in file.iter_batches():
@@ -170,10 +174,10 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def read_split(folder: Path, split: Split) -> list[Conversation]:
-    """The conversations of a split. Raises UsageError when the folder is not one of preprocess()."""
+    """The conversations of a split. Raises UsageError if ``folder`` was not written by preprocess()."""
     path = folder / f"{split}.jsonl"
     try:
         with path.open(encoding="utf-8") as lines:
             return [Conversation(**json.loads(line)) for line in lines]
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"cannot read {path}, as `preprocess` writes it: {error}") from error
+        raise UsageError(f"cannot read {path}: {error}; expected a file written by preprocess") from error

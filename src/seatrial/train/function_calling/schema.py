@@ -1,4 +1,4 @@
-"""Whether arguments fit a function's JSON Schema."""
+"""Validation of arguments against a function's JSON Schema."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def is_object_schema(parameters: dict[str, Any]) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)  # rows share their functions: most of preprocessing's time went here
+@lru_cache(maxsize=4096)  # many rows have the same functions; this took most of the preprocessing time
 def _is_schema(parameters: str) -> bool:
-    from jsonschema import Draft202012Validator  # only here: the other workloads train without it
+    from jsonschema import Draft202012Validator  # other workloads do not need it
     from jsonschema.exceptions import SchemaError
 
     try:
@@ -33,7 +33,7 @@ def _is_schema(parameters: str) -> bool:
 
 
 def matches_schema(arguments: object, parameters: dict[str, Any]) -> bool:
-    """Whether a call's ``arguments`` fit the valid schema ``parameters``; what it does not declare does not fit."""
+    """Whether ``arguments`` match the valid schema ``parameters`` and contain only declared properties."""
     if not isinstance(arguments, dict) or not set(arguments) <= set(parameters.get("properties", {})):
         return False
     from referencing.exceptions import Unresolvable
@@ -49,5 +49,5 @@ def _validator(parameters: str) -> Any:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
-    # an empty registry: by default a "$ref" to the web would be fetched
+    # an empty registry: by default jsonschema downloads a remote "$ref"
     return Draft202012Validator(json.loads(parameters), registry=Registry())

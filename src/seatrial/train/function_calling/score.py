@@ -1,8 +1,8 @@
-"""Is an answer the right call? By the rules of the Berkeley Function-Calling Leaderboard's AST checker.
+"""Scores answers by the rules of the AST checker of the Berkeley Function-Calling Leaderboard.
 
-bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla: as many calls as expected, each expected one matched by
-another answer in any order; the exact name; all required parameters, none that is not declared; the right types; the
-right values, strings compared without case, spaces and ``,./-_*^``. Where nothing is to be called, nothing may be.
+bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla: the same number of calls as expected, in any order; the exact
+name; all required parameters and only declared ones; the correct types; the correct values, with strings compared
+without case, spaces and ``,./-_*^``. If no call is expected, any call is wrong.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of one answer. None where the question does not arise, such as the arguments of a call that is not expected."""
+    """Score of one answer; None if a criterion does not apply, such as arguments without an expected call."""
 
-    expected: int  # calls
-    emitted: int  # calls that can be read or not
+    expected: int  # number of calls
+    emitted: int  # number of calls, including unreadable ones
     json_valid: bool | None  # every emitted call is a JSON object with a name and an object of arguments
-    schema_valid: bool | None  # … of a function that was offered, and its arguments fit
-    function_name_correct: bool | None  # the names called are the names expected
-    arguments_correct: bool | None  # … and so are the arguments of each
-    call_correct: bool  # all of it, or rightly nothing
+    schema_valid: bool | None  # every emitted call is of an available function and matches its schema
+    function_name_correct: bool | None  # the emitted names are the expected names
+    arguments_correct: bool | None  # the emitted names and arguments are the expected ones
+    call_correct: bool  # all of these, or no call if none is expected
 
     @property
     def over_call(self) -> bool:
@@ -49,31 +49,31 @@ _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.D
 
 
 def parse_calls(text: str) -> list[Call | None]:
-    """The calls in a model's answer, in order; None for one that cannot be read, among them one that is cut off."""
-    return [_read(match) for match in _BLOCK.finditer(text)]
+    """The calls in a model's answer, in order; None for an unreadable or incomplete call."""
+    return [_parse_call(match) for match in _BLOCK.finditer(text)]
 
 
-def _read(match: re.Match[str]) -> Call | None:
+def _parse_call(match: re.Match[str]) -> Call | None:
     if not match.group(0).endswith("</tool_call>"):
         return None
     try:
-        found = json.loads(match.group(1))
+        value = json.loads(match.group(1))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or set(found) != {"name", "arguments"}:
+    if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
         return None
-    name, arguments = found["name"], found["arguments"]
+    name, arguments = value["name"], value["arguments"]
     return Call(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def expected_calls(message: Mapping[str, Any]) -> list[Call]:
-    """The calls of an assistant's message."""
+    """The calls in a message of the assistant."""
     functions = [call["function"] for call in message.get("tool_calls", [])]
     return [Call(function["name"], function["arguments"]) for function in functions]
 
 
 def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
-    """Score a model's answer. ``schemas``: the parameters of each function on offer."""
+    """Score a model's answer; ``schemas``: function name → JSON Schema of its parameters."""
     emitted = parse_calls(text)
     calls = [call for call in emitted if call]
     readable = len(calls) == len(emitted)
@@ -83,7 +83,7 @@ def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
         expected=len(expected),
         emitted=len(emitted),
         json_valid=readable if emitted else None,
-        schema_valid=readable and all(_fits(call, schemas) for call in calls) if emitted else None,
+        schema_valid=readable and all(_matches_schema(call, schemas) for call in calls) if emitted else None,
         function_name_correct=names if expected else None,
         arguments_correct=matched if expected else None,
         call_correct=matched if expected else not emitted,
@@ -91,99 +91,100 @@ def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
 
 
 def _all_match(calls: Iterable[Call], expected: Sequence[Call], schemas: Schemas) -> bool:
-    """Whether each expected call has an answer of its own, in whatever order."""
-    left = list(calls)
-    for wanted in expected:
-        match = next((call for call in left if _matches(call, wanted, schemas)), None)
+    """Whether ``calls`` and ``expected`` match one to one, in any order."""
+    unmatched = list(calls)
+    for expected_call in expected:
+        match = next((call for call in unmatched if _matches(call, expected_call, schemas)), None)
         if match is None:
             return False
-        left.remove(match)
-    return not left
+        unmatched.remove(match)
+    return not unmatched
 
 
-def _matches(call: Call, wanted: Call, schemas: Schemas) -> bool:
+def _matches(call: Call, expected_call: Call, schemas: Schemas) -> bool:
     return (
-        call.name == wanted.name
-        and _fits(call, schemas)
-        and set(call.arguments) == set(wanted.arguments)
-        and all(equal_values(call.arguments[name], value) for name, value in wanted.arguments.items())
+        call.name == expected_call.name
+        and _matches_schema(call, schemas)
+        and set(call.arguments) == set(expected_call.arguments)
+        and all(equal_values(call.arguments[name], value) for name, value in expected_call.arguments.items())
     )
 
 
-def _fits(call: Call, schemas: Schemas) -> bool:
+def _matches_schema(call: Call, schemas: Schemas) -> bool:
     return call.name in schemas and matches_schema(call.arguments, schemas[call.name])
 
 
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
-def equal_values(value: object, wanted: object) -> bool:
-    """Equal values of JSON; strings as BFCL normalises them, true is not 1, and 1 is 1.0."""
-    if isinstance(value, str) and isinstance(wanted, str):
-        return _normal(value) == _normal(wanted)
-    if isinstance(value, list) and isinstance(wanted, list):
-        return len(value) == len(wanted) and all(map(equal_values, value, wanted))
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        return set(value) == set(wanted) and all(equal_values(value[key], wanted[key]) for key in wanted)
-    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+def equal_values(value: object, expected: object) -> bool:
+    """Whether two JSON values are equal: strings normalised as in BFCL, true differs from 1, 1 equals 1.0."""
+    if isinstance(value, str) and isinstance(expected, str):
+        return _normalized(value) == _normalized(expected)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(equal_values, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return set(value) == set(expected) and all(equal_values(value[key], expected[key]) for key in expected)
+    return isinstance(value, bool) == isinstance(expected, bool) and value == expected
 
 
-def _normal(text: str) -> str:
+def _normalized(text: str) -> str:
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 
 def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
-    """How many of how many: ``{"full": {"count": 8, "of": 10}, …}``. Irrelevance: rightly called nothing."""
-    every = list(scores)
-    calls = [score for score in every if score.expected]
-    none = [score for score in every if not score.expected]
-    questions: dict[str, list[bool | None]] = {
-        "full": [score.call_correct for score in every],
-        "calls_full": [score.call_correct for score in calls],
-        "irrelevance": [score.call_correct for score in none],
-        "json_valid": [score.json_valid for score in every],
-        "schema_valid": [score.schema_valid for score in every],
-        "names": [score.function_name_correct for score in calls],
-        "arguments": [score.arguments_correct for score in calls],
-        "parallel_full": [score.call_correct for score in calls if score.expected > 1],
-        "over_call": [score.over_call for score in every],
-        "under_call": [score.under_call for score in every],
+    """Count and total per criterion: ``{"call_correct": {"count": 8, "of": 10}, …}``."""
+    scores = list(scores)
+    with_call = [score for score in scores if score.expected]
+    without_call = [score for score in scores if not score.expected]
+    criteria: dict[str, list[bool | None]] = {
+        "call_correct": [score.call_correct for score in scores],
+        "expected_call_correct": [score.call_correct for score in with_call],
+        "irrelevance_correct": [score.call_correct for score in without_call],
+        "json_valid": [score.json_valid for score in scores],
+        "schema_valid": [score.schema_valid for score in scores],
+        "function_name_correct": [score.function_name_correct for score in with_call],
+        "arguments_correct": [score.arguments_correct for score in with_call],
+        "parallel_calls_correct": [score.call_correct for score in with_call if score.expected > 1],
+        "over_call": [score.over_call for score in scores],
+        "under_call": [score.under_call for score in scores],
     }
-    asked = {name: [answer for answer in answers if answer is not None] for name, answers in questions.items()}
-    return {name: {"count": sum(answers), "of": len(answers)} for name, answers in asked.items()}
+    applicable = {name: [value for value in values if value is not None] for name, values in criteria.items()}
+    return {name: {"count": sum(values), "of": len(values)} for name, values in applicable.items()}
 
 
-_ASKED = {
-    "full": "fully right",
-    "calls_full": "fully right where there was something to call",
-    "irrelevance": "nothing called where there was nothing to",
-    "json_valid": "calls in valid JSON",
-    "schema_valid": "calls valid by their schema",
-    "names": "right functions",
-    "arguments": "right arguments",
-    "parallel_full": "several calls at once, fully right",
-    "over_call": "called more than was expected",
-    "under_call": "called less than was expected",
+_LABELS = {
+    "call_correct": "correct answers",
+    "expected_call_correct": "correct answers, call expected",
+    "irrelevance_correct": "correct answers, no call expected",
+    "json_valid": "calls with valid JSON",
+    "schema_valid": "calls with valid schema",
+    "function_name_correct": "correct function names",
+    "arguments_correct": "correct arguments",
+    "parallel_calls_correct": "correct answers, several calls expected",
+    "over_call": "more calls than expected",
+    "under_call": "fewer calls than expected",
 }
 
 
 def table(record: Mapping[str, Any]) -> Iterator[str]:
-    """What evaluation.json says, for a person: what was asked, and how many of how many each model was right in."""
+    """evaluation.json as lines of text: one line per criterion with both models, then the sign test."""
     cases = record["cases"]
-    asked = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
-    yield f"{asked:48}  {'base':>11}  {'tuned':>11}"
-    for name, words in _ASKED.items():
-        base, tuned = (_of_all(record[model], name) for model in ("base", "tuned"))
-        yield f"{words:48}  {base:>11}  {tuned:>11}"
-    gate = record["gate"]
-    better = "better by more than chance" if gate["passed"] else "not better by more than chance"
+    heading = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
+    yield f"{heading:48}  {'base':>11}  {'tuned':>11}"
+    for name, label in _LABELS.items():
+        base, tuned = (_count_of_total(record[model], name) for model in ("base", "tuned"))
+        yield f"{label:48}  {base:>11}  {tuned:>11}"
+    test = record["sign_test"]
+    result = "significant improvement" if test["passed"] else "no significant improvement"
     yield (
-        f"After the training {better}: {gate['full_base']:.0%} of cases fully right before, {gate['full_tuned']:.0%} "
-        f"after; {gate['won']} won, {gate['lost']} lost, p {gate['p_value']:.3g} (asked: < {gate['significance']:g})"
+        f"{result}: {test['call_correct_base']:.0%} correct before training, {test['call_correct_tuned']:.0%} after; "
+        f"sign test: {test['won']} won, {test['lost']} lost, p {test['p_value']:.3g} "
+        f"(threshold < {test['significance']:g})"
     )
 
 
-def _of_all(splits: Mapping[str, Any], name: str) -> str:
-    """Of all splits together."""
-    count, of = (sum(split[name][key] for split in splits.values()) for key in ("count", "of"))
-    return f"{count} of {of}" if of else "none"
+def _count_of_total(splits: Mapping[str, Any], name: str) -> str:
+    """Count and total of criterion ``name`` over all splits."""
+    count, total = (sum(split[name][key] for split in splits.values()) for key in ("count", "of"))
+    return f"{count} of {total}" if total else "none"

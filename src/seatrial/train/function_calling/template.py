@@ -1,7 +1,7 @@
-"""The chat template: ``<tools>`` and ``<tool_call>`` as Hermes and Qwen2.5 write them, the assistant's part marked.
+"""The chat template: ``<tools>`` and ``<tool_call>`` as in Hermes and Qwen2.5, with the assistant's tokens marked.
 
-Ours, because a model's own may leave out tools without a word (Qwen2's does), and because the mask of what is trained
-on needs ``{% generation %}`` around it, the end of the turn included: a model that is never trained on it never stops.
+seatrial has its own template for two reasons. A model's template may omit tools silently, as Qwen2's does. The mask of
+trained tokens needs ``{% generation %}`` around them, including the end of turn: without it a model never stops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from seatrial.train.function_calling.glaive import Conversation
 END_OF_TURN = "<|im_end|>"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
 
-# One of each thing that must survive the rendering; the words occur nowhere else.
+# Part of a conversation → unique text that the rendered conversation must contain
 _SENTINELS = {
     "a tool's name": "sentinel_function",
     "a tool's description": "sentinel description",
@@ -50,19 +50,19 @@ def _sentinel_conversation() -> Conversation:
 
 
 def missing_parts(tokenizer: Any) -> list[str]:
-    """What this tokenizer's template loses of a conversation with tools, or leaves out of what is trained on."""
+    """The parts of a conversation with tools that the tokenizer's template omits or does not mark as trained."""
     conversation = _sentinel_conversation()
     text = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools, tokenize=False)
-    missing = [what for what, sentinel in _SENTINELS.items() if sentinel not in text]
+    missing = [part for part, sentinel in _SENTINELS.items() if sentinel not in text]
     if END_OF_TURN not in text:
-        missing.append("the end of a turn")
-    elif not _stops(tokenizer, conversation):
-        missing.append("the end of a turn, in the mask")
+        missing.append("the end of turn")
+    elif not _masks_end_of_turn(tokenizer, conversation):
+        missing.append("the end of turn in the mask")
     return missing
 
 
-def _stops(tokenizer: Any, conversation: Conversation) -> bool:
-    """Whether every turn of the assistant is trained to its end, and nobody else's is."""
+def _masks_end_of_turn(tokenizer: Any, conversation: Conversation) -> bool:
+    """Whether the mask includes the end of turn of the assistant's turns and of no other turns."""
     tokens, mask = encode(tokenizer, conversation)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     ends = [trained for token, trained in zip(tokens, mask, strict=True) if token == end]
@@ -71,12 +71,12 @@ def _stops(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def encode(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[bool]]:
-    """Token ids of the conversation, and which of them are the assistant's: what the loss is taken of."""
-    found = tokenizer.apply_chat_template(
+    """Token ids of the conversation and the mask of the assistant's tokens, which the loss is computed on."""
+    encoded = tokenizer.apply_chat_template(
         conversation.messages,
         tools=conversation.tools or None,
         tokenize=True,
         return_dict=True,
         return_assistant_tokens_mask=True,
     )
-    return found["input_ids"], [bool(trained) for trained in found["assistant_masks"]]
+    return encoded["input_ids"], [bool(trained) for trained in encoded["assistant_masks"]]

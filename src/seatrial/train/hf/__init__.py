@@ -1,4 +1,4 @@
-"""What users run: Hugging Face's Trainer, accelerate and peft, with DDP, FSDP2 or DeepSpeed's ZeRO-3."""
+"""Stack hf: Hugging Face's Trainer, accelerate and peft, with DDP, FSDP2 or DeepSpeed's ZeRO-3."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 def train(config: TrainConfig, out: Path, started: float | None = None) -> dict[str, Any]:
-    """Train as ``config`` says, alone or as one rank of torchrun's; what rank 0 writes to ``out``/metrics.json.
+    """Train in this process or as one rank of torchrun; return the metrics that rank 0 writes to ``out``/metrics.json.
 
-    Also there: steps.jsonl, final/ and, where wanted, tensorboard/. ``started`` is when the process began (Unix time),
-    to say what the start cost. Raises SeatrialError.
+    Also writes steps.jsonl, final/ and, if configured, tensorboard/. ``started``: start of the process (Unix time), for
+    the duration of startup. Raises SeatrialError.
     """
     started = started or time.time()
     hub.set_offline_mode(config)
     with _checked_imports():
         from seatrial.train import failure
-        from seatrial.train.hf import run  # imports transformers, which reads the environment as it is now
+        from seatrial.train.hf import run  # imports transformers, which reads the environment now
         from seatrial.train.progress import StartupPhases
     with failure.propagate_failure():
         return run.train(config, out, StartupPhases(started, "imports"))
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """Score function calling before and after the training in ``out``; what is in ``out``/evaluation.json.
+    """Score function calling before and after the training in ``out``; return the content of ``out``/evaluation.json.
 
     Raises SeatrialError.
     """
@@ -45,7 +45,7 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
 
 
 def prepare_external_trainer(config: TrainConfig, folder: Path) -> dict[str, int]:
-    """Write the rows and the model that another trainer starts from: see foreign.prepare. Raises SeatrialError."""
+    """Write rows and model for an external trainer: see external_trainer.write_inputs. Raises SeatrialError."""
     hub.set_offline_mode(config)
     with _checked_imports():
         from seatrial.train.hf import external_trainer
@@ -53,7 +53,7 @@ def prepare_external_trainer(config: TrainConfig, folder: Path) -> dict[str, int
 
 
 def generate_text(folder: Path) -> str:
-    """Load a model of another trainer, and let it answer: see seatrial.train.hf.external_trainer. Raises SeatrialError."""
+    """Generate text with the model in ``folder``: see external_trainer.generate_text. Raises SeatrialError."""
     with _checked_imports():
         from seatrial.train.hf import external_trainer
     return external_trainer.generate_text(folder)
@@ -61,8 +61,9 @@ def generate_text(folder: Path) -> str:
 
 @contextmanager
 def _checked_imports() -> Iterator[None]:
+    """Run imports with the garbage collector paused. Raises UsageError where a package is missing."""
     try:
-        with gc_paused(), _as_if_missing("sklearn", "scipy"):
+        with gc_paused(), _hidden_packages("sklearn", "scipy"):
             yield
     except ModuleNotFoundError as error:
         raise UsageError(
@@ -71,11 +72,11 @@ def _checked_imports() -> Iterator[None]:
 
 
 @contextmanager
-def _as_if_missing(*packages: str) -> Iterator[None]:
-    """Within, those that are not imported yet count as not installed.
+def _hidden_packages(*packages: str) -> Iterator[None]:
+    """Make packages that are not yet imported look uninstalled.
 
-    transformers imports scikit-learn and SciPy where it finds them, for a way of generating and a loss of pictures that
-    are not ours: a quarter of the time that a rank took to start.
+    transformers imports scikit-learn and SciPy if they are installed, for features that seatrial does not use. The
+    imports took a quarter of the startup time of a rank.
     """
     hidden: dict[str, Any] = dict.fromkeys(name for name in packages if name not in sys.modules)
     sys.modules |= hidden

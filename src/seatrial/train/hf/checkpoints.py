@@ -1,4 +1,4 @@
-"""What transformers' checkpoints lack: words for a disk that is full, and a note of what they are checkpoints of."""
+"""Additions to transformers' checkpoints: messages for write errors, and metadata for compatibility checks."""
 
 from __future__ import annotations
 
@@ -18,94 +18,98 @@ from seatrial.train.hf import ranks
 from seatrial.util.files import write_json
 
 METADATA_FILE = "seatrial.json"
-LAST_WRITTEN_FILE = "trainer_state.json"  # what transformers writes last
+LAST_WRITTEN_FILE = "trainer_state.json"  # transformers writes it last
 
 
 def newest_complete(out: Path) -> Path | None:
-    """The newest checkpoint of ``out`` that is whole."""
-    whole = [
+    """The newest complete checkpoint in ``out``; None without any."""
+    complete = [
         path.parent
         for path in (out / "checkpoints").glob(f"checkpoint-*/{LAST_WRITTEN_FILE}")
         if _read(path) is not None
     ]
-    return max(whole, key=saved_step, default=None)
+    return max(complete, key=saved_step, default=None)
 
 
 def saved_step(checkpoint: Path) -> int:
-    """After which step ``checkpoint`` was saved, by its name."""
+    """The step after which ``checkpoint`` was saved, from its folder name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 @contextmanager
-def write_errors_handled(place: Path, model: nn.Module, strategy: str) -> Iterator[None]:
-    """Within, transformers writes the checkpoint ``place``; all ranks call this. Raises SeatrialError where the disk
-    does not take it: what was written is removed then, since it may be what fills the disk.
+def write_errors_handled(folder: Path, model: nn.Module, strategy: str) -> Iterator[None]:
+    """Context in which transformers writes the checkpoint ``folder``; all ranks enter it.
+
+    Raises SeatrialError where the filesystem fails, and removes the partial checkpoint, which may fill the disk.
     """
     try:
         yield
         ranks.gather(None)
         if ranks.rank() == 0:
-            write_json(place / METADATA_FILE, _note(model, strategy))
+            write_json(folder / METADATA_FILE, _metadata(model, strategy))
     except Exception as error:
-        if not (reason := _of_the_disk(error, place)):
+        if not (reason := _write_error(error, folder)):
             raise
-        what = (
-            f"cannot write the checkpoint {place}: {reason}. Earlier ones were not touched: --set "
-            f"checkpoint.resume=true goes on from them"
+        message = (
+            f"cannot write the checkpoint {folder}: {reason}. Earlier checkpoints are intact; resume from them with "
+            "--set checkpoint.resume=true"
         )
-        full = disk.disk_full_reason(error, place)
-        problem = (
-            disk.DiskFullError(f"{what}. {disk.filesystem_usage(place)}. {disk.REMEDY}")
-            if full
-            else SeatrialError(what)
-        )
-        shutil.rmtree(place, ignore_errors=True)
-        raise problem from error
+        if disk.disk_full_reason(error, folder):
+            checkpoint_error: SeatrialError = disk.DiskFullError(
+                f"{message}. {disk.filesystem_usage(folder)}. {disk.REMEDY}"
+            )
+        else:
+            checkpoint_error = SeatrialError(message)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise checkpoint_error from error
 
 
-def check_compatible(place: Path, model: nn.Module, strategy: str) -> None:
-    """Raises UsageError where ``place`` cannot be gone on from: transformers leaves out what it does not find."""
-    saved = _read(place / METADATA_FILE)
-    if saved is None:  # not made by seatrial, or killed just before its note was written
+def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
+    """Raise UsageError where a run cannot resume from ``folder``: transformers ignores missing tensors."""
+    saved = _read(folder / METADATA_FILE)
+    if saved is None:  # not written by seatrial, or killed before the metadata was written
         return
-    own = _note(model, strategy)
+    current = _metadata(model, strategy)
     shapes: Mapping[str, Any] = saved["shapes"]
-    for name in sorted({*shapes, *own["shapes"]}):
-        was, now = shapes.get(name, "not there"), own["shapes"].get(name, "not there")
-        if was != now:
-            raise UsageError(f"the checkpoint {place} is of another model: {name} is {was}, this run's is {now}")
+    for name in sorted({*shapes, *current["shapes"]}):
+        saved_shape, shape = shapes.get(name, "missing"), current["shapes"].get(name, "missing")
+        if saved_shape != shape:
+            raise UsageError(
+                f"the checkpoint {folder} belongs to another model: shape of {name} is {saved_shape} in the "
+                f"checkpoint, {shape} in this run"
+            )
     if saved["strategy"] != strategy:
         raise UsageError(
-            f"the checkpoint {place} is of strategy {saved['strategy']}, this run's is {strategy}, which would "
-            f"not find Adam's state in it"
+            f"the checkpoint {folder} was saved with strategy {saved['strategy']}; this run uses {strategy}, which "
+            "cannot read its optimizer state"
         )
-    if strategy == "zero3" and saved["world_size"] != own["world_size"]:
+    if strategy == "zero3" and saved["world_size"] != current["world_size"]:
         raise UsageError(
-            f"the checkpoint {place} is of {saved['world_size']} ranks, and these are {own['world_size']}: ZeRO-3 goes "
-            f"on with as many only"
+            f"the checkpoint {folder} was saved by {saved['world_size']} ranks; this run has {current['world_size']}: "
+            "ZeRO-3 resumes only with the same number"
         )
 
 
-def _note(model: nn.Module, strategy: str) -> dict[str, Any]:
-    """Shapes are of whole weights, also where a rank holds a share (ds_shape is what ZeRO-3 keeps of them)."""
+def _metadata(model: nn.Module, strategy: str) -> dict[str, Any]:
+    """Strategy, world size and unsharded shapes of the trained weights (``ds_shape`` under ZeRO-3)."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()}
     return {"shapes": shapes, "strategy": strategy, "world_size": ranks.world_size()}
 
 
-def _of_the_disk(error: BaseException, place: Path) -> str | None:
-    """What the disk said, if ``error`` is of writing: safetensors and torch.save have exceptions of their own."""
+def _write_error(error: BaseException, folder: Path) -> str | None:
+    """The filesystem error behind ``error`` (safetensors and torch.save wrap it); None for other errors."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, (OSError, SafetensorError)) or disk.is_short_write(chain):
             return disk.first_line(chain)
         chain = chain.__cause__ or chain.__context__
-    return disk.disk_full_reason(error, place)
+    return disk.disk_full_reason(error, folder)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None

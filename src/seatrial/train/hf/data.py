@@ -1,7 +1,7 @@
-"""Rows → blocks of tokens, made once by rank 0 and read by all.
+"""Conversion of rows to blocks of tokens: rank 0 writes them once, all ranks read them.
 
-A block has ``seq_len`` tokens; padding stands at its end. No attention mask goes with it: behind causal attention,
-nothing sees the padding that follows, and without a mask SDPA keeps its flash kernel.
+A block has ``seq_len`` tokens with padding at its end. It needs no attention mask: with causal attention no token sees
+later padding, and without a mask SDPA uses its flash kernel.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
 REPORT_FILE = "report.json"
-GENERATED_ROWS = 1000  # as many as no_robots gives to SmolLM's workload
-IGNORED_LABEL = -100  # a label that takes no part in the loss, as torch's cross entropy has it
-Sample = tuple[list[int], list[bool]]  # tokens, and which of them are trained on
+GENERATED_ROWS = 1000  # number of no_robots rows in the SmolLM workload
+IGNORED_LABEL = -100  # label without a loss: default ignore_index of torch's cross entropy
+Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trained on
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """Blocks as the Trainer takes them; read from the disk as they are needed."""
+    """The Trainer's dataset of blocks, memory-mapped from disk."""
 
     def __init__(self, folder: Path) -> None:
         self._inputs = np.load(folder / "inputs.npy", mmap_mode="r")
@@ -53,125 +53,135 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """``report``: rows, rejected by reason, blocks, shares of padding and of tokens that are trained on."""
+    """Blocks, tokenizer and ``report``: rows, rejected rows by reason, blocks, shares of padding and trained tokens."""
 
     folder: Path
     blocks: Blocks
-    tokenizer: Any  # None for walks, whose tokens are states
+    tokenizer: Any  # None for markov_chain, whose tokens are states
     report: dict[str, Any]
 
 
 def prepare(config: TrainConfig, out: Path) -> PreparedData:
-    """The blocks for ``config``: those that are there, else rank 0 makes them. All ranks must call this.
+    """The blocks for ``config``, written by rank 0 if they do not exist. All ranks must call this.
 
-    Raises SeatrialError on all ranks where that fails.
+    Raises SeatrialError on all ranks where it fails.
     """
-    folder = (Path(config.data.cache) if config.data.cache else out / "data") / _key(config)
-    ranks.run_on_rank_0(lambda: _make(config, folder), folder)
-    if config.data.layout == "walks":  # the seed's: a node that does not share the first rank's makes the same
-        _make(config, folder)
+    folder = (Path(config.data.cache) if config.data.cache else out / "data") / _folder_name(config)
+    ranks.run_on_rank_0(lambda: _write(config, folder), folder)
+    if config.data.layout == "markov_chain":  # from the seed: identical on nodes without the shared folder
+        _write(config, folder)
     if not folder.exists():
-        raise UsageError(f"rank {ranks.rank()} does not see {folder}: data.cache must be a folder that all nodes share")
-    found = load(config, folder)
+        raise UsageError(
+            f"{folder} does not exist on rank {ranks.rank()}: set data.cache to a folder that all nodes share"
+        )
+    prepared = load(config, folder)
     if ranks.rank() == 0:
-        _tell_rejected(found.report)
-    return found
+        _print_rejected(prepared.report)
+    return prepared
 
 
-def _tell_rejected(report: Mapping[str, Any]) -> None:
-    """A file that lost half of its rows trains well: whoever looks must see it."""
-    for counted in (report, report.get("preprocess", {})):
-        if rejected := counted.get("rejected"):
+def _print_rejected(report: Mapping[str, Any]) -> None:
+    """Print the number of rejected rows by reason: a training does not show missing rows."""
+    for counts in (report, report.get("preprocess", {})):
+        if rejected := counts.get("rejected"):
             reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(rejected.items()))
-            print(f"{sum(rejected.values()):,} of {counted['rows']:,} rows are not used: {reasons}", file=sys.stderr)
+            print(f"{sum(rejected.values()):,} of {counts['rows']:,} rows are not used: {reasons}", file=sys.stderr)
 
 
 def load(config: TrainConfig, folder: Path) -> PreparedData:
+    """The prepared data in ``folder``."""
     report = json.loads((folder / REPORT_FILE).read_text())
-    tokenizer = None if config.data.layout == "walks" else tokenization.load(str(folder / "tokenizer"))
+    tokenizer = None if config.data.layout == "markov_chain" else tokenization.load(str(folder / "tokenizer"))
     return PreparedData(folder, Blocks(folder), tokenizer, report)
 
 
-def _key(config: TrainConfig) -> str:
-    """Names what decides the blocks: another config, or another version of the file, gets a folder of its own."""
+def _folder_name(config: TrainConfig) -> str:
+    """A folder name with a hash of all settings and file versions that determine the blocks."""
     parts: list[Any] = [
         config.data.model_dump(exclude={"cache"}),
         config.model.model_dump(),
         config.seq_len,
         config.seed,
-        _wanted(config),
+        _generated_rows(config),
     ]
     if config.data.path and hub.hub_repository(config.data.path) is None:
         try:
-            found = Path(config.data.path).stat()
+            stat = Path(config.data.path).stat()
         except OSError as error:
             raise UsageError(f"cannot read data.path {config.data.path}: {error.strerror}") from error
-        parts += [found.st_size, found.st_mtime_ns]
+        parts += [stat.st_size, stat.st_mtime_ns]
     return f"{config.data.layout}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
 
-def _wanted(config: TrainConfig) -> int:
-    """How many rows are generated: of walks one a block, no walk twice."""
+def _generated_rows(config: TrainConfig) -> int:
+    """Number of generated rows; for markov_chain one per block, so that no sequence repeats."""
     steps = config.max_steps * config.bsz * config.grad_accum * ranks.world_size()
-    return config.data.samples or (steps if config.data.layout == "walks" else GENERATED_ROWS)
+    return config.data.samples or (steps if config.data.layout == "markov_chain" else GENERATED_ROWS)
 
 
-def _make(config: TrainConfig, folder: Path) -> None:
+def _write(config: TrainConfig, folder: Path) -> None:
     if not folder.exists():
-        with atomic_write_folder(folder) as making:
-            _fill(config, making)
+        with atomic_write_folder(folder) as temporary:
+            _write_files(config, temporary)
 
 
-def _fill(config: TrainConfig, making: Path) -> None:
+def _write_files(config: TrainConfig, folder: Path) -> None:
     rejected: Counter[str] = Counter()
-    if config.data.layout == "walks":
-        samples: Iterable[Sample] = _walks(config)
+    if config.data.layout == "markov_chain":
+        samples: Iterable[Sample] = _markov_samples(config)
     else:
-        samples = _text_samples(config, making, rejected)
+        samples = _text_samples(config, folder, rejected)
     report = {
         "data": hub.source_label(config.data.path, "generated"),
-        **_write_blocks(samples, config, making, rejected),
+        **_write_blocks(samples, config, folder, rejected),
     }
-    if config.data.layout == "toolcalls":
-        report["preprocess"] = json.loads((making / "toolcalls" / "report.json").read_text())
-    if config.data.layout == "walks":
-        report["floor"] = markov.ENTROPY  # nats a token, which no model gets below
-    write_json(making / REPORT_FILE, report)
+    if config.data.layout == "function_calling":
+        report["preprocess"] = json.loads((folder / "function_calling" / "report.json").read_text())
+    if config.data.layout == "markov_chain":
+        report["entropy_bound"] = markov.ENTROPY  # nats per token: the lowest possible loss
+    write_json(folder / REPORT_FILE, report)
 
 
-def _walks(config: TrainConfig) -> Iterator[Sample]:
+def _markov_samples(config: TrainConfig) -> Iterator[Sample]:
     vocabulary = config.architecture().vocab_size
     if vocabulary < markov.STATES:
-        raise UsageError(f"the model's vocabulary of {vocabulary} is smaller than the chain's {markov.STATES} states")
-    for walk in markov.generate_sequences(_wanted(config), config.seq_len, config.seed):
-        yield walk.tolist(), [True] * config.seq_len
+        raise UsageError(
+            f"the model's vocabulary of {vocabulary} tokens is smaller than the {markov.STATES} states of markov_chain"
+        )
+    for sequence in markov.generate_sequences(_generated_rows(config), config.seq_len, config.seed):
+        yield sequence.tolist(), [True] * config.seq_len
 
 
 def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
-    """The rows that are trained on, read or generated. Raises UsageError where they cannot be read."""
+    """The training rows, read or generated. Raises UsageError where they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
-        wanted = _wanted(config)
+        count = _generated_rows(config)
         return (
-            generate.rows(wanted, config.seed) if layout == "toolcalls" else rows.generate(layout, wanted, config.seed)
+            generate.rows(count, config.seed)
+            if layout == "function_calling"
+            else rows.generate(layout, count, config.seed)
         )
     repository = hub.hub_repository(path)
     if repository is None:
         return itertools.islice(preprocess.read_rows(Path(path)), config.data.samples)
     with hub.load_errors_explained(path):
-        from datasets import load_dataset  # only for the Hub: a local file needs none of it
+        from datasets import load_dataset  # only needed for the Hub
 
         return itertools.islice(load_dataset(repository, split="train"), config.data.samples)
 
 
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
-    found: Iterable[Mapping[str, Any]] = list(training_rows(config))
-    if config.data.layout == "toolcalls":
-        preprocess.preprocess(found, folder / "toolcalls", config.data.path or "generated")
-        found = [conversation.record() for conversation in preprocess.read_split(folder / "toolcalls", "train")]
-    tokenizer = _tokenizer(config, found)
+    """Yield the encoded rows that fit into ``seq_len``; count the others in ``rejected`` by reason."""
+    training: Iterable[Mapping[str, Any]] = list(training_rows(config))
+    if config.data.layout == "function_calling":
+        preprocess.preprocess(training, folder / "function_calling", config.data.path or "generated")
+        training = [
+            conversation.record() for conversation in preprocess.read_split(folder / "function_calling", "train")
+        ]
+    tokenizer = _tokenizer(config, training)
     tokenization.save(tokenizer, folder / "tokenizer")
-    for row in found:
+    for row in training:
         try:
             sample = _encode(tokenizer, config.data.layout, row)
         except ValueError as error:
@@ -183,33 +193,33 @@ def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
             yield sample
 
 
-def _tokenizer(config: TrainConfig, found: Iterable[Mapping[str, Any]]) -> Any:
+def _tokenizer(config: TrainConfig, training: Iterable[Mapping[str, Any]]) -> Any:
     vocabulary = config.architecture().vocab_size
     name = tokenization.tokenizer_name(config)
-    texts = (json.dumps(row, ensure_ascii=False) for row in found)
+    texts = (json.dumps(row, ensure_ascii=False) for row in training)
     tokenizer = tokenization.load(name) if name else tokenization.train(texts, vocabulary)
     return tokenization.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
 
 
 def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
-    if layout == "toolcalls":
+    if layout == "function_calling":
         return template.encode(tokenizer, Conversation(**row))
     if layout == "no_robots":
         return template.encode(tokenizer, rows.conversation(row))
     prompt, output = rows.prompt_and_output(row)
     ids = [*tokenizer(prompt + output)["input_ids"], tokenizer.eos_token_id]
-    return ids, [True] * len(ids)  # the prompt too, as the plain fine-tune has it
+    return ids, [True] * len(ids)  # including the prompt, as in plain fine-tuning
 
 
 def _packed(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
-    """Whole samples one behind the other, as many as fit into ``length`` tokens."""
+    """Yield blocks of whole samples, as many as fit into ``length`` tokens."""
     ids: list[int] = []
     trained: list[bool] = []
-    for more, mask in samples:
-        if ids and len(ids) + len(more) > length:
+    for sample_ids, mask in samples:
+        if ids and len(ids) + len(sample_ids) > length:
             yield ids, trained
             ids, trained = [], []
-        ids, trained = [*ids, *more], [*trained, False, *mask[1:]]  # nothing before it says how a sample begins
+        ids, trained = [*ids, *sample_ids], [*trained, False, *mask[1:]]  # the first token is not predictable
     if ids:
         yield ids, trained
 
@@ -217,18 +227,18 @@ def _packed(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
 def _write_blocks(
     samples: Iterable[Sample], config: TrainConfig, folder: Path, rejected: Counter[str]
 ) -> dict[str, Any]:
-    taken = 0
+    used = 0
 
     def counted() -> Iterator[Sample]:
-        nonlocal taken
+        nonlocal used
         for sample in samples:
-            taken += 1
+            used += 1
             yield sample
 
     blocks = list(_packed(counted(), config.seq_len) if config.data.packing else counted())
     if not blocks:
-        why = f"rejected: {dict(rejected)}" if rejected else "there are none"
-        raise UsageError(f"{config.data.path or 'data'}: no row can be trained on at seq_len {config.seq_len}; {why}")
+        reason = f"rejected: {dict(rejected)}" if rejected else "it has no rows"
+        raise UsageError(f"{config.data.path or 'data'}: no usable row at seq_len {config.seq_len}; {reason}")
     inputs = np.zeros((len(blocks), config.seq_len), np.int32)
     labels = np.full_like(inputs, IGNORED_LABEL)
     for number, (ids, trained) in enumerate(blocks):
@@ -237,8 +247,8 @@ def _write_blocks(
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "labels.npy", labels)
     return {
-        "rows": taken + rejected.total(),
-        "samples": taken,
+        "rows": used + rejected.total(),
+        "samples": used,
         "rejected": dict(rejected),
         "blocks": len(blocks),
         "padding_share": 1 - sum(len(ids) for ids, _ in blocks) / inputs.size,

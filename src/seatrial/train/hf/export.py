@@ -1,4 +1,4 @@
-"""final/: written so that it loads by itself, and proven to."""
+"""Export of the trained model to final/, with a check that it can be loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def save(trainer: Trainer, final: Path, sharded: bool) -> str:
-    """Write the model (of LoRA, the adapters alone) to ``final`` and read it again; what that showed.
+    """Write the model (with LoRA, only the adapters) to ``final``, load it, and return the result of the comparison.
 
-    All ranks must call this. Raises SeatrialError where what was read is not what was trained.
+    All ranks must call this. Raises SeatrialError where the loaded tensors differ from the trained ones.
     """
-    trainer.save_model(str(final))  # gathers what is sharded, so that every rank takes part
+    trainer.save_model(str(final))  # gathers the shards of all ranks
     ranks.run_on_rank_0(lambda: _check(trainer, final, sharded), final)
     return "loaded; compared by name and shape" if sharded else "loaded; equal bit by bit"
 
@@ -30,38 +30,40 @@ def save(trainer: Trainer, final: Path, sharded: bool) -> str:
 def _check(trainer: Trainer, final: Path, sharded: bool) -> None:
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if isinstance(model, PeftModel):
-        found = load_peft_weights(str(final), device="cpu")
-        # the file leaves out which of several adapters it is
+        loaded = load_peft_weights(str(final), device="cpu")
+        # file names have no adapter name
         trained = {name.replace(".default.", "."): p for name, p in _parameters(model) if p.requires_grad}
-        _refuse_base(final, sum(tensor.numel() for tensor in found.values()))
+        _check_adapter_size(final, sum(tensor.numel() for tensor in loaded.values()))
     else:
-        found = dict(AutoModelForCausalLM.from_pretrained(final, dtype="auto").named_parameters())
+        loaded = dict(AutoModelForCausalLM.from_pretrained(final, dtype="auto").named_parameters())
         trained = dict(_parameters(model))
-    if set(found) != set(trained):
-        raise SeatrialError(f"{final} does not hold what was trained: {sorted(set(found) ^ set(trained))[:3]} differ")
-    wrong = [name for name in found if not _agree(found[name], trained[name], sharded)]
-    if wrong:
-        raise SeatrialError(f"{final}: {len(wrong)} of {len(found)} tensors are not as trained, such as {wrong[0]}")
+    if set(loaded) != set(trained):
+        names = sorted(set(loaded) ^ set(trained))[:3]
+        raise SeatrialError(f"{final}: tensor names differ from the trained model, for example {names}")
+    different = [name for name in loaded if not _is_equal(loaded[name], trained[name], sharded)]
+    if different:
+        raise SeatrialError(
+            f"{final}: {len(different)} of {len(loaded)} tensors differ from the trained model, for example "
+            f"{different[0]}"
+        )
 
 
 def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """By the names that files have: FSDP's activation checkpointing wraps modules in others."""
+    """Yield parameters with their names in files, without the wrapper names of FSDP's activation checkpointing."""
     for name, parameter in model.named_parameters():
         yield name.replace("_checkpoint_wrapped_module.", ""), parameter
 
 
-def _refuse_base(final: Path, adapters: int) -> None:
-    """Under FSDP, peft has been seen to write 37 GB of frozen weights beside 131 MB of adapters."""
+def _check_adapter_size(final: Path, adapters: int) -> None:
+    """Raise SeatrialError if final/ has base weights: under FSDP, peft wrote 37 GB of them with 131 MB of adapters."""
     size = sum(path.stat().st_size for pattern in WEIGHTS for path in final.glob(pattern))
-    if size > 4 * adapters + 2**20:  # at most fp32, and a header
-        raise SeatrialError(
-            f"{final} holds {size} bytes for {adapters} adapter weights: the base model is in it as well"
-        )
+    if size > 4 * adapters + 2**20:  # fp32 and a header
+        raise SeatrialError(f"{final} has {size} bytes for {adapters} adapter weights: it includes the base model")
 
 
-def _agree(found: torch.Tensor, trained: torch.Tensor, sharded: bool) -> bool:
-    if not bool(torch.isfinite(found).all()):
+def _is_equal(loaded: torch.Tensor, trained: torch.Tensor, sharded: bool) -> bool:
+    if not bool(torch.isfinite(loaded).all()):
         return False
-    if sharded:  # this rank holds a share: ds_shape is what ZeRO-3 keeps of the whole, and a DTensor has its own
-        return tuple(found.shape) == tuple(getattr(trained, "ds_shape", trained.shape))
-    return torch.equal(found, trained.detach().cpu())
+    if sharded:  # only a shard is local; ds_shape (ZeRO-3) and DTensor.shape are unsharded
+        return tuple(loaded.shape) == tuple(getattr(trained, "ds_shape", trained.shape))
+    return torch.equal(loaded, trained.detach().cpu())

@@ -1,4 +1,4 @@
-"""For a trainer that is not ours: what it starts from where nothing is named, and whether what it left can be used."""
+"""Inputs for an external trainer, and a test of the model that it saved."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", 
 
 
 def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
-    """Write ``folder``/rows.jsonl, and /model where the weights are random; how many rows are not used, by reason.
+    """Write ``folder``/rows.jsonl, and ``folder``/model for random weights; return rejected rows by reason.
 
-    The model is its config and a tokenizer trained on these rows; the other trainer draws the weights. Raises OSError,
-    and UsageError where rows cannot be read or none can be used.
+    The model folder has a config and a tokenizer trained on the rows; the external trainer initializes the weights.
+    Raises OSError, and UsageError where rows cannot be read or none is usable.
     """
     rows, rejected = [], Counter[str]()
     for row in training_rows(config):
@@ -35,7 +35,9 @@ def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
         except ValueError as error:
             rejected[str(error)] += 1
     if not rows:
-        raise UsageError(f"{config.data.path}: no row of layout {config.data.layout}; rejected: {dict(rejected)}")
+        raise UsageError(
+            f"{config.data.path}: no usable row of layout {config.data.layout}; rejected: {dict(rejected)}"
+        )
     text = "".join(f"{row}\n" for row in rows)
     atomic_write(folder / ROWS_FILE, text.encode())
     if config.model.weights == "random":
@@ -46,37 +48,42 @@ def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
 
 
 def _write_config(config: TrainConfig, folder: Path) -> None:
-    """With rope_theta on top, as transformers 4 wrote it and 5 still reads it."""
+    """Write config.json with rope_theta at the top level, which transformers 4 and 5 both read."""
     architecture = config.architecture()
     fields = architecture.model_dump(exclude_none=True)
     write_json(folder / "config.json", {"architectures": [_ARCHITECTURES[architecture.model_type]], **fields})
 
 
 def _write_tokenizer(config: TrainConfig, folder: Path, texts: list[str]) -> None:
-    """In the files that transformers 4 and 5 both read; 5 by itself names a class that 4 does not know."""
+    """Write a tokenizer in files that transformers 4 and 5 both read; version 5 names a class unknown to version 4."""
     trained = tokenization.train(texts, config.architecture().vocab_size)
     trained.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    # added up: in the place of a text, Oumi's roles would be written as members of their enumeration
+    # Concatenated, because a format string would print Oumi's roles as enum members
     turn = "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     template = f"{{% for message in messages %}}{turn}{{% endfor %}}"
-    kept = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TURN, "pad_token": SPECIAL_TOKENS[0]}
-    write_json(folder / "tokenizer_config.json", {**kept, "chat_template": template})
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TURN, "pad_token": SPECIAL_TOKENS[0]}
+    write_json(folder / "tokenizer_config.json", {**settings, "chat_template": template})
 
 
 @torch.inference_mode()
 def generate_text(folder: Path) -> str:
-    """What the model in ``folder`` answers, greedily. Raises SeatrialError where it does not load, or computes NaN."""
+    """Greedy output of the model in ``folder`` for a fixed prompt.
+
+    Raises SeatrialError where the model does not load or computes non-finite numbers.
+    """
     models.disable_progress_bars()
-    auto: Any = AutoModelForCausalLM  # untyped, as is the next
+    auto: Any = AutoModelForCausalLM  # untyped
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         model = auto.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
-        raise SeatrialError(f"{folder} does not load: {next(iter(str(error).splitlines()), type(error))}") from error
-    asked = tokenizer(_PROMPT, return_tensors="pt")
-    if not bool(torch.isfinite(model(input_ids=asked["input_ids"]).logits).all()):
-        raise SeatrialError(f"{folder} loads, and computes numbers that are not finite")
-    said = model.generate(
-        input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=8, do_sample=False
+        raise SeatrialError(
+            f"cannot load the model in {folder}: {next(iter(str(error).splitlines()), type(error))}"
+        ) from error
+    prompt = tokenizer(_PROMPT, return_tensors="pt")
+    if not bool(torch.isfinite(model(input_ids=prompt["input_ids"]).logits).all()):
+        raise SeatrialError(f"the model in {folder} computes non-finite logits")
+    output = model.generate(
+        input_ids=prompt["input_ids"], attention_mask=prompt["attention_mask"], max_new_tokens=8, do_sample=False
     )
-    return str(tokenizer.decode(said[0, asked["input_ids"].shape[1] :]))
+    return str(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :]))

@@ -1,4 +1,4 @@
-"""What was exported, loaded as whoever uses it would, and asked for a few words."""
+"""Text generation with an exported model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _auto: Any = AutoModelForCausalLM  # untyped
 
 @torch.inference_mode()
 def generate(final: Path, device: str, count: int) -> dict[str, Any]:
-    """At most ``count`` tokens by the model and tokenizer in ``final``, greedily: how many came, and what they say.
+    """Number and text of at most ``count`` greedy tokens from the model and tokenizer in ``final``.
 
     ``finite`` is whether the logits of the prompt are numbers. Raises OSError where nothing can be loaded.
     """
     tokenizer = tokenization.load(str(final))
-    # the training has made its GPU the current one, by whatever number this process knows it
+    # the training has set the current device
     model = _auto.from_pretrained(final, dtype="auto").to("cpu" if device == "cpu" else "cuda")
-    asked = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    asked = asked.to(model.device)
-    logits = model(**asked).logits
-    found = model.generate(**asked, max_new_tokens=count, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    prompt = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    prompt = prompt.to(model.device)
+    logits = model(**prompt).logits
+    output = model.generate(**prompt, max_new_tokens=count, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     return {
-        "tokens": len(found),
+        "tokens": len(output),
         "finite": bool(logits.isfinite().all()),
-        "text": tokenizer.decode(found, skip_special_tokens=True),
+        "text": tokenizer.decode(output, skip_special_tokens=True),
     }

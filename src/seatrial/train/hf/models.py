@@ -1,4 +1,4 @@
-"""The network as transformers builds it: the architecture of the native stack, or pretrained weights."""
+"""Models of transformers: the architectures of the native stack with random weights, or pretrained models."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ from seatrial.train.architecture import Architecture
 from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
 
-_auto: Any = AutoModelForCausalLM  # untyped, as is the next
+_auto: Any = AutoModelForCausalLM  # untyped
 _is_sharded: Any = is_deepspeed_zero3_enabled
 
 
 def weights_dtype(config: TrainConfig) -> torch.dtype:
-    """Of the weights in memory. Never transformers' "auto": it trains the same config at two precisions."""
-    low = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no master copy
+    """The dtype of the weights in memory; not transformers' "auto", which depends on the weights file."""
+    low = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no fp32 master copy
     return torch.bfloat16 if low else torch.float32
 
 
 def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
-    """The base model on ``device``; under ZeRO-3 this rank's share of it. Raises UsageError."""
+    """The base model on ``device``; under ZeRO-3 this rank's shard. Raises UsageError."""
     options: dict[str, Any] = {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
     name = config.model.weights
     if name == "random":
-        with device if not _is_sharded() else nullcontext():  # ZeRO-3 has a device of its own
+        with device if not _is_sharded() else nullcontext():  # ZeRO-3 places shards itself
             model = _auto.from_config(_hf_config(config.architecture()), **options)
-        _draw(model, config, device)
+        _initialize(model, config, device)
     else:
         with hub.load_errors_explained(name):
             try:
                 model = _auto.from_pretrained(hub.hub_repository(name) or name, **options)
             except SafetensorError as error:
-                raise ValueError(f"its weights cannot be read: {error}") from error
+                raise ValueError(f"cannot read the weights: {error}") from error
             except RuntimeError as error:
-                if "mismatched_sizes" not in str(error):  # out of memory is none of theirs, nor a peer that is lost
+                if "mismatched_sizes" not in str(error):  # for example out of memory, or a lost peer
                     raise
-                raise ValueError("its weights are not of the shapes that its config.json tells") from error
+                raise ValueError("the shapes of the weights differ from config.json") from error
         if not _is_sharded():
             model = model.to(device)
     return cast("PreTrainedModel", model)
 
 
 @torch.no_grad()
-def _draw(model: Any, config: TrainConfig, device: torch.device) -> None:
-    """First weights, by the seed and their names alone: who asks the model later, alone, draws those of all ranks.
+def _initialize(model: Any, config: TrainConfig, device: torch.device) -> None:
+    """Initialize weights from the seed and their names, so that they are the same on one process and on all ranks.
 
-    transformers itself draws others under ZeRO-3; and a file of them takes a minute to write and to read.
+    transformers initializes differently under ZeRO-3, and a file of initial weights takes a minute to write and read.
     """
     source = weights.random_weights(config.seed, config.architecture().initializer_range)
     for name, parameter in model.named_parameters():
-        with _whole(parameter):
+        with _gathered(parameter):
             parameter.copy_(source(name, parameter.shape, device))
 
 
-def _whole(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
-    """Within, all of ``parameter`` is here, also where ZeRO-3 shares it; then what rank 0 made of it is shared."""
+def _gathered(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
+    """Context with the unsharded ``parameter``; under ZeRO-3, rank 0's changes are then sharded again."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()
     import deepspeed
 
-    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
-    return gathered
+    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+    return context
 
 
 def _hf_config(architecture: Architecture) -> Any:
@@ -82,27 +82,27 @@ def _hf_config(architecture: Architecture) -> Any:
 
 
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
-    """``model``, frozen, with adapters. They are kept in fp32, but for ZeRO-3, whose buffers hold one dtype only."""
+    """The frozen ``model`` with adapters in fp32 (under ZeRO-3 in the model's dtype: its buffers have one dtype)."""
     adapters = LoraConfig(
         r=config.lora_r,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # a scale: it need not be whole
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # a scale: may be fractional
         lora_dropout=config.lora_dropout,
         target_modules=list(config.lora_targets),
         bias="none",
         task_type="CAUSAL_LM",
     )
-    set_seed(config.seed)  # building the model draws more or less, by strategy: adapters begin alike in all
+    set_seed(config.seed)  # same adapters for all strategies, which use different numbers of random draws
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)
     return wrapped
 
 
 def load(folder: Path, config: TrainConfig) -> Any:
-    """The model that was saved whole in ``folder``, on the CPU."""
+    """The unsharded model saved in ``folder``, on the CPU."""
     return _auto.from_pretrained(folder, dtype=weights_dtype(config))
 
 
 def disable_progress_bars() -> None:
-    """No progress bars: they fill logs."""
-    hide: Any = logging.disable_progress_bar
-    hide()
+    """Disable transformers' progress bars, which fill logs."""
+    disable: Any = logging.disable_progress_bar
+    disable()

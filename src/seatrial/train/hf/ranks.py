@@ -1,4 +1,4 @@
-"""What one rank does for all of them."""
+"""Rank, world size, and work that rank 0 does for all ranks."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def run_on_rank_0(work: Callable[[], object], place: Path) -> None:
-    """Let rank 0 do ``work`` while the others wait. Where it fails, every rank raises, so that none waits forever.
+def run_on_rank_0(work: Callable[[], object], folder: Path) -> None:
+    """Run ``work`` on rank 0 while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
 
-    All raise the SeatrialError that it was, or one that names what it was: NoRoom where ``place`` has none left.
+    It is a DiskFullError where the filesystem of ``folder`` is full, and names any other exception.
     """
-    told: list[SeatrialError | None] = [None]
+    errors: list[SeatrialError | None] = [None]
     cause: Exception | None = None
     if rank() == 0:
         try:
             work()
         except SeatrialError as error:
-            told = [error]
+            errors = [error]
         except Exception as error:
-            what = "rank 0 failed in what it does for all"
-            told, cause = [disk.disk_full_error(error, place, what) or SeatrialError(f"{what}: {_named(error)}")], error
+            message = "rank 0 failed in work for all ranks"
+            disk_full = disk.disk_full_error(error, folder, message)
+            errors, cause = [disk_full or SeatrialError(f"{message}: {_error_text(error)}")], error
     if dist.is_initialized():
-        dist.broadcast_object_list(told)
-    if told[0] is not None:
-        raise told[0] from cause
+        dist.broadcast_object_list(errors)
+    if errors[0] is not None:
+        raise errors[0] from cause
 
 
-def _named(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def gather(value: T) -> list[T]:
-    """Everybody's value, by rank, on every rank."""
+    """The values of all ranks, by rank, on every rank."""
     return bench.gather(value) if dist.is_initialized() else [value]

@@ -1,6 +1,6 @@
-"""Instruction rows in the layouts of no_robots and alpaca-cleaned: read, or generated where there are none.
+"""Instruction rows in the layouts of no_robots and alpaca-cleaned: parsed, or generated.
 
-The generated tasks are small and follow rules, so that a training has something to learn in them.
+The generated tasks follow simple rules, so that a training can learn them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Task = tuple[str, str, str]  # instruction, input (may be empty), output
 
 
 def generate(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """``count`` rows in ``layout``, no_robots or alpaca; the same for the same seed."""
+    """Yield ``count`` rows in ``layout`` (no_robots or alpaca), determined by the seed."""
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")
         yield _ROWS[layout](*_TASKS[number % len(_TASKS)](draw))
@@ -58,22 +58,22 @@ def _first_letter(draw: random.Random) -> Task:
 _TASKS: tuple[Callable[[random.Random], Task], ...] = (_reverse, _add, _count, _first_letter)
 
 
-def _no_robots(instruction: str, given: str, output: str) -> dict[str, Any]:
-    prompt = f"{instruction}\n\n{given}" if given else instruction
+def _no_robots(instruction: str, input_text: str, output: str) -> dict[str, Any]:
+    prompt = f"{instruction}\n\n{input_text}" if input_text else instruction
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": output}]
     return {"prompt": prompt, "messages": messages, "category": "Generated"}
 
 
-def _alpaca(instruction: str, given: str, output: str) -> dict[str, Any]:
-    return {"instruction": instruction, "input": given, "output": output}
+def _alpaca(instruction: str, input_text: str, output: str) -> dict[str, Any]:
+    return {"instruction": instruction, "input": input_text, "output": output}
 
 
 _ROWS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {"no_robots": _no_robots, "alpaca": _alpaca}
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:
-    """A row of no_robots. Raises ValueError, saying what is wrong, where it holds no messages that alternate."""
-    _refuse_unreadable(row)
+    """A row of no_robots as a conversation. Raises ValueError with the reason where its messages do not alternate."""
+    _require_object(row)
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("no messages")
@@ -88,15 +88,19 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
 
 
 def prompt_and_output(row: Mapping[str, Any]) -> tuple[str, str]:
-    """A row of alpaca-cleaned as Instruction, Input (where there is one) and Response. Raises ValueError."""
-    _refuse_unreadable(row)
-    instruction, given, output = row.get("instruction"), row.get("input") or "", row.get("output")
-    if not all(isinstance(text, str) for text in (instruction, given, output)) or not instruction or not output:
+    """Prompt (instruction and, if present, input) and output of an alpaca-cleaned row. Raises ValueError."""
+    _require_object(row)
+    instruction, input_text, output = row.get("instruction"), row.get("input") or "", row.get("output")
+    if not all(isinstance(text, str) for text in (instruction, input_text, output)) or not instruction or not output:
         raise ValueError("no instruction, input and output")
-    parts = [f"### Instruction:\n{instruction}", *([f"### Input:\n{given}"] if given else []), "### Response:\n"]
+    parts = [
+        f"### Instruction:\n{instruction}",
+        *([f"### Input:\n{input_text}"] if input_text else []),
+        "### Response:\n",
+    ]
     return "\n\n".join(parts), str(output)
 
 
-def _refuse_unreadable(row: Mapping[str, Any]) -> None:
-    if not row:  # as read_rows has it
+def _require_object(row: Mapping[str, Any]) -> None:
+    if not row:  # read_rows yields an empty row for an unreadable line
         raise ValueError("no JSON object in UTF-8")

@@ -1,4 +1,4 @@
-"""A training from start to metrics.json."""
+"""A training run with the stack hf, from start to metrics.json."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from seatrial.train.train_config import TrainConfig
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
-    """See seatrial.train.hf.train. ``phases`` has seen the imports end."""
+    """See seatrial.train.hf.train. ``phases``: startup phases, after the imports."""
     config.architecture()
     require_tensorboard(config)
     models.disable_progress_bars()
     args = training_arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
-    # not before the ranks have met: the others would wait for one that was refused, and hear no SIGTERM meanwhile
+    # after joining the group: otherwise ranks would wait for a refused rank, without handling SIGTERM
     ranks.run_on_rank_0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)
     if (blocks := len(prepared.blocks)) < (batch := config.bsz * world.size):
-        raise UsageError(f"{blocks} sequences make no batch of {batch}: more rows, or a smaller bsz")
+        raise UsageError(f"{blocks} sequences are fewer than one batch of {batch}: use more rows or a smaller bsz")
     phases.end_phase("data")
-    watch = StepRecorder(config, effective_strategy(config), world, out, phases)
+    recorder = StepRecorder(config, effective_strategy(config), world, out, phases)
     with metrics.explain_out_of_memory(config, args.device):
-        trainer = _trainer(config, args, prepared, watch)
-        found = checkpoints.newest_complete(out) if config.checkpoint.resume else None
-        if found:
+        trainer = _trainer(config, args, prepared, recorder)
+        checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
+        if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            checkpoints.check_compatible(found, model, effective_strategy(config).partition(",")[0])
-            if (
-                checkpoints.saved_step(found) >= config.max_steps
-            ):  # in the middle of an epoch the Trainer would take one more
-                raise SeatrialError(f"{out} has taken all of its {config.max_steps} steps: nothing is left to resume")
-        trainer.train(resume_from_checkpoint=str(found) if found else None)
-    report = metrics.report(config, world, _ran(config, trainer, watch, world, _facts(config, prepared)), phases)
+            checkpoints.check_compatible(checkpoint, model, effective_strategy(config).partition(" ")[0])
+            # Without this check, the Trainer takes one more step in the middle of an epoch
+            if checkpoints.saved_step(checkpoint) >= config.max_steps:
+                raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    report = metrics.report(
+        config, world, _training_run(config, trainer, recorder, world, _dataset_info(config, prepared)), phases
+    )
     report["out"] = str(out)
     sharded = effective_strategy(config) != "ddp"
     report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
@@ -61,7 +62,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
 
 
 def _trainer(
-    config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData, watch: StepRecorder
+    config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData, recorder: StepRecorder
 ) -> CountingTrainer:
     model: Any = models.build(config, args.device)
     if config.use_lora:
@@ -72,36 +73,36 @@ def _trainer(
         train_dataset=prepared.blocks,
         data_collator=default_data_collator,
         processing_class=prepared.tokenizer,
-        callbacks=[watch],
+        callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)  # prints every step to standard output
-    watch.trainer = trainer
+    recorder.trainer = trainer
     return trainer
 
 
-def _ran(
-    config: TrainConfig, trainer: CountingTrainer, watch: StepRecorder, world: World, data: DatasetInfo
+def _training_run(
+    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, data: DatasetInfo
 ) -> metrics.TrainingRun:
     return metrics.TrainingRun(
-        steps=watch.steps,
+        steps=recorder.steps,
         model=trainer.accelerator.unwrap_model(trainer.model),
         optimizer=trainer.optimizer,
         strategy=effective_strategy(config),
         compute_dtype="bf16" if config.bf16 else metrics.dtype_name(models.weights_dtype(config)),
         data=data,
         trained_tokens=sum(world.gather(int(trainer.trained_tokens))),
-        checkpoints=watch.saves,
+        checkpoints=recorder.saves,
         versions={library.__name__: library.__version__ for library in (transformers, accelerate, peft)},
     )
 
 
-def _facts(config: TrainConfig, prepared: data.PreparedData) -> DatasetInfo:
+def _dataset_info(config: TrainConfig, prepared: data.PreparedData) -> DatasetInfo:
     report = prepared.report
     return DatasetInfo(
         source=config.data.path or f"generated: {config.data.layout}",
         rows=report["rows"],
         tokens=report["blocks"] * config.seq_len,
         vocabulary=config.architecture().vocab_size,
-        entropy_bound=report.get("floor"),
+        entropy_bound=report.get("entropy_bound"),
         details={**report, "folder": str(prepared.folder)},
     )

@@ -1,4 +1,4 @@
-"""What the Trainer does not tell: each step's own time, what saving took, and who saw a NaN first."""
+"""Measurements that the Trainer does not report: step times, checkpoint times, and the rank with the first NaN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seatrial.train.train_config import TrainConfig
 
 
 class CountingTrainer(Trainer):
-    """A Trainer that keeps this rank's last loss and counts its tokens, without waiting for the device."""
+    """A Trainer that keeps this rank's last loss and counts its tokens, without synchronizing with the device."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -36,18 +36,18 @@ class CountingTrainer(Trainer):
         return self.local_loss
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        place = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         with checkpoints.write_errors_handled(
-            place, self.accelerator.unwrap_model(model), applied_strategy(self.model_wrapped)
+            folder, self.accelerator.unwrap_model(model), applied_strategy(self.model_wrapped)
         ):
             super()._save_checkpoint(model, trial)
 
 
 class StepRecorder(TrainerCallback):
-    """Notes each step, and ends the run at a number that is not finite.
+    """Callback that records each step and ends the run when loss or gradient norm is not finite.
 
-    A step lasts from the end of the one before, or of its checkpoint, until its loss has come back from the device, so
-    that waiting for data is in it and saving is not.
+    A step lasts from the end of the previous step or its checkpoint until its loss has been read from the device. It
+    includes waiting for data, and excludes saving.
     """
 
     def __init__(self, config: TrainConfig, strategy: str, world: World, out: Path, phases: StartupPhases) -> None:
@@ -56,18 +56,18 @@ class StepRecorder(TrainerCallback):
         self.saves: list[CheckpointTiming] = []
         self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
         self._progress: StepLog | None = None
-        self._since = 0.0
+        self._step_start = 0.0
         self._tokens = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del args, control
         assert self.trainer is not None
-        found = applied_strategy(self.trainer.model_wrapped)
-        if self._world.size > 1 and not self._strategy.startswith(found):
-            raise SeatrialError(f"the model runs as {found}, and not as {self._strategy}")
+        strategy = applied_strategy(self.trainer.model_wrapped)
+        if self._world.size > 1 and not self._strategy.startswith(strategy):
+            raise SeatrialError(f"the model runs with strategy {strategy}, expected {self._strategy}")
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
         self._phases.end_phase("build")
-        self._since = time.perf_counter()
+        self._step_start = time.perf_counter()
 
     def on_log(
         self,
@@ -78,10 +78,10 @@ class StepRecorder(TrainerCallback):
         **_: Any,
     ) -> None:
         del args, control
-        if not logs or "loss" not in logs:  # the summary at the end
+        if not logs or "loss" not in logs:  # the summary after the last step
             return
         now = time.perf_counter()
-        self._refuse(state.global_step, logs)
+        self._require_finite(state.global_step, logs)
         assert self.trainer is not None
         assert self._progress is not None
         step = Step(
@@ -91,44 +91,46 @@ class StepRecorder(TrainerCallback):
             learning_rate=logs.get("learning_rate"),
             epoch=state.epoch,
             tokens=(self.trainer.tokens - self._tokens) * self._world.size,
-            trained_tokens=None,  # each rank knows its own: to exchange them would cost a step its time
-            seconds=now - self._since,
+            trained_tokens=None,  # known only per rank; gathering would slow each step
+            seconds=now - self._step_start,
         )
         self.steps.append(self._progress.write(step))
         self._phases.end_first_step()
-        self._since, self._tokens = now, self.trainer.tokens
+        self._step_start, self._tokens = now, self.trainer.tokens
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del control
         now = time.perf_counter()
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        took = now - self._since
-        self.saves.append(CheckpointTiming("save", state.global_step, size, took, took, size / took / 1e6))
-        self._since = time.perf_counter()
+        seconds = now - self._step_start
+        self.saves.append(CheckpointTiming("save", state.global_step, size, seconds, seconds, size / seconds / 1e6))
+        self._step_start = time.perf_counter()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del args, state, control
         assert self._progress is not None
         self._progress.close()
 
-    def _refuse(self, step: int, logs: dict[str, float]) -> None:
-        """Raises SeatrialError on all ranks: what is logged is the same on each."""
-        wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
-        if not wrong:
+    def _require_finite(self, step: int, logs: dict[str, float]) -> None:
+        """Raise SeatrialError on all ranks (all have the same logs) where loss or gradient norm is not finite."""
+        not_finite = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
+        if not not_finite:
             return
         assert self.trainer is not None
-        mine = self.trainer.local_loss
-        finite = mine is None or bool(torch.isfinite(mine).all())
-        told = self._world.gather((self._world.rank, self._world.host, finite))
-        first = [f"rank {rank} on {host}" for rank, host, fine in told if not fine]
-        where = ", ".join(first) or "no rank's own loss: it came with the gradients"
-        values = ", ".join(f"{name} is {logs[name]}" for name in wrong)
-        raise SeatrialError(f"step {step}: {values}; not finite in {where}. Nothing was saved after step {step - 1}")
+        local_loss = self.trainer.local_loss
+        is_finite = local_loss is None or bool(torch.isfinite(local_loss).all())
+        by_rank = self._world.gather((self._world.rank, self._world.host, is_finite))
+        ranks = [f"rank {rank} on {host}" for rank, host, rank_is_finite in by_rank if not rank_is_finite]
+        source = (
+            f"not finite in {', '.join(ranks)}" if ranks else "all local losses are finite, so it came from gradients"
+        )
+        values = ", ".join(f"{name} is {logs[name]}" for name in not_finite)
+        raise SeatrialError(f"step {step}: {values}; {source}. Nothing was saved after step {step - 1}")
 
 
 def applied_strategy(model: nn.Module) -> str:
-    """How the ranks really share ``model``, by its parameters: accelerate can leave out a strategy without a word."""
+    """The strategy in use, from the types of the parameters: accelerate may silently ignore the configured one."""
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return "fsdp2"
     return "zero3" if any(hasattr(parameter, "ds_id") for parameter in model.parameters()) else "ddp"

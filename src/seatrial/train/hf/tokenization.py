@@ -1,4 +1,4 @@
-"""Tokenizers: a pretrained one, or one that is trained on the rows at hand."""
+"""Tokenizers: pretrained, or trained on the rows of the run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
 
 _fast: Any = PreTrainedTokenizerFast  # untyped
-MAX_VOCABULARY = 8192  # of a vocabulary of our own: a generated text has fewer words than a language
+MAX_VOCABULARY = 8192  # of trained tokenizers: generated rows have few words
 
 
 def tokenizer_name(config: TrainConfig) -> str | None:
-    """Which tokenizer to load: the one that is named, else the one beside the weights; None: train one."""
+    """The tokenizer to load: the configured one, else that of the weights; None: train one."""
     return config.data.tokenizer or (None if config.model.weights == "random" else config.model.weights)
 
 
@@ -33,28 +33,29 @@ def load(name: str) -> Any:
 
 def _from_file(path: str) -> Any:
     try:
-        return _fast(tokenizer_file=path, eos_token=_end(path))
+        return _fast(tokenizer_file=path, eos_token=_end_token(path))
     except UsageError:
         raise
-    except Exception as error:  # tokenizers raises nothing more specific
+    except Exception as error:  # tokenizers has no specific exception
         raise UsageError(f"cannot read the tokenizer {path}: {error}") from error
 
 
-def _end(path: str) -> str:
+def _end_token(path: str) -> str:
     vocabulary = Tokenizer.from_file(path).get_vocab()
-    found = next((token for token in (template.END_OF_TURN, "</s>", "<|endoftext|>") if token in vocabulary), None)
-    if found is None:
-        raise UsageError(f"{path}: no token that ends a text is in it; name a folder with tokenizer_config.json")
-    return found
+    end_token = next((token for token in (template.END_OF_TURN, "</s>", "<|endoftext|>") if token in vocabulary), None)
+    if end_token is None:
+        raise UsageError(f"{path}: no end-of-text token; use a folder with tokenizer_config.json")
+    return end_token
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
     """A byte-level BPE tokenizer for ``texts``, of at most ``vocabulary`` tokens. Raises UsageError under 259."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    least = len(alphabet) + len(template.SPECIAL_TOKENS)
-    if vocabulary < least:
+    min_vocabulary = len(alphabet) + len(template.SPECIAL_TOKENS)
+    if vocabulary < min_vocabulary:
         raise UsageError(
-            f"the model's vocabulary of {vocabulary} cannot hold text: bytes and marks take {least} tokens"
+            f"the model's vocabulary of {vocabulary} tokens is too small for text: bytes and special tokens need "
+            f"{min_vocabulary}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,20 +71,20 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def prepare(tokenizer: Any, vocabulary: int, chat: bool) -> Any:
-    """Check that ``tokenizer`` fits the model and, for ``chat``, give it our template. Raises UsageError."""
+    """Check that ``tokenizer`` fits the model and, for ``chat``, set seatrial's template. Raises UsageError."""
     if tokenizer.eos_token_id is None or len(tokenizer) > vocabulary:
         raise UsageError(
-            f"the tokenizer has {len(tokenizer)} tokens and ends a text with {tokenizer.eos_token!r}; the model takes "
-            f"{vocabulary} tokens, and needs an end"
+            f"the tokenizer has {len(tokenizer)} tokens and end-of-text token {tokenizer.eos_token!r}; expected an "
+            f"end-of-text token and at most {vocabulary} tokens (the model's vocabulary)"
         )
     if chat:
         missing = [token for token in template.SPECIAL_TOKENS[1:] if token not in tokenizer.get_vocab()]
         if missing:
-            raise UsageError(f"the tokenizer lacks {', '.join(missing)}, which separate the turns of a chat")
+            raise UsageError(f"the tokenizer lacks the special tokens of the chat template: {', '.join(missing)}")
         tokenizer.chat_template = template.chat_template()
-        lost = template.missing_parts(tokenizer)
-        if lost:
-            raise UsageError(f"the chat template loses {', '.join(lost)} with this tokenizer")
+        missing_parts = template.missing_parts(tokenizer)
+        if missing_parts:
+            raise UsageError(f"the chat template loses {', '.join(missing_parts)} with this tokenizer")
     return tokenizer
 
 

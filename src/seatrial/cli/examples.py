@@ -1,0 +1,38 @@
+"""Examples at the end of each help text."""
+
+from __future__ import annotations
+
+
+def _examples(*commands: str) -> str:
+    """Typer joins single lines into a paragraph: an empty line keeps each command on its own."""
+    return "\n\n".join(["Examples:" if len(commands) > 1 else "Example:", *(f"$ seatrial {text}" for text in commands)])
+
+
+EXAMPLES = {
+    "seatrial": _examples("run", "run acceptance --launcher slurm --nodes 4 --gpus-per-node 8", "COMMAND -h"),
+    "run": _examples(
+        "run",
+        "run acceptance --gpus-per-node 8",
+        "run acceptance --launcher slurm --nodes 4 --gpus-per-node 8 --set slurm.partition=gpu",
+        "run acceptance --only 'collectives.*' --gpus-per-node 8",
+        "run --resume seatrial-runs/RUN",
+    ),
+    "discover": _examples("discover", "discover --json"),
+    "checks": _examples("checks", "checks --json"),
+    "render": _examples(
+        "render slurm acceptance --nodes 4 --gpus-per-node 8",
+        "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",
+        "render torchrun quick --nodes 2 --gpus-per-node 8 --out /shared/RUN",
+    ),
+    "train": _examples(
+        "train throughput --set max_steps=20 --out /tmp/throughput",
+        "train configs/sft-smollm-135m.yaml --set data.path=rows.jsonl",
+    ),
+    "evaluate": _examples("evaluate function-calling-qwen2-7b --out RUN"),
+    "judge": _examples("judge seatrial-runs/RUN", "judge seatrial-runs/RUN --baseline site.yaml"),
+    "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 --out site.yaml"),
+    "report": _examples("report seatrial-runs/RUN --format junit"),
+    "explain": _examples("explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt"),
+    "schema": _examples("schema > trial.schema.json"),
+    "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
+}

@@ -1,0 +1,44 @@
+"""The command that rewrites files of earlier versions: migrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seatrial.model import UsageError
+
+
+def migrate(
+    file: Annotated[Path, typer.Argument(help="A trial, training config or baseline (YAML), or a trial.json.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; write nothing.")] = False,
+) -> None:
+    """Rewrite a file of an earlier version with the present names. The old content is kept as FILE.bak."""
+    from seatrial.config import renames
+    from seatrial.pipeline.run_directory import load_trial
+    from seatrial.util.files import atomic_write
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {error}") from error
+    if text.lstrip().startswith("{"):
+        new = load_trial(file).model_dump_json(indent=2) + "\n"
+        changes = ["schema version 1 -> 2"] if '"schema_version": "1"' in text else []
+    else:
+        new, changes = renames.migrated(text, str(file))
+    for change in changes:
+        print(f"{file}: {change}")
+    if not changes:
+        print(f"{file}: no old names")
+    elif not dry_run:
+        backup = file.with_name(f"{file.name}.bak")
+        if backup.exists():
+            raise UsageError(f"{backup} exists: move it away, then run `seatrial migrate {file}` again")
+        try:
+            atomic_write(backup, text.encode())
+            atomic_write(file, new.encode())
+        except OSError as error:
+            raise UsageError(f"cannot write {file} or {backup}: {error.strerror or error}") from error
+        print(f"{file}: {len(changes)} changes; old content in {backup}")

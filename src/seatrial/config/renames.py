@@ -1,0 +1,185 @@
+"""Names that changed since schema version 1, and the rewriting of YAML files that use the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+import yaml
+
+from seatrial.config.strict_yaml import StrictLoader
+from seatrial.model import UsageError
+from seatrial.util import data_files
+
+Names = Mapping[str, str]
+_REFERENCE_FIELDS = {"floor": "required"}  # of one value in a baseline
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The sections of data/renames.yaml."""
+    content: dict[str, Any] = data_files.read("renames.yaml")
+    return content
+
+
+def new_check(name: str) -> str:
+    """The present name of a check."""
+    return str(table()["checks"].get(name, name))
+
+
+def new_metric(check: str, name: str) -> str:
+    """The present name of a metric; ``check`` by its old or its new name."""
+    return _renamed(name, _names("metrics", check))
+
+
+def new_fact(check: str, name: str) -> str:
+    """The present name of a fact."""
+    return _renamed(name, _names("facts", check))
+
+
+def new_option(check: str, name: str) -> str:
+    """The present name of an option of ``check``."""
+    return _renamed(name, _names("options", check))
+
+
+def new_option_value(check: str, option: str, value: Any) -> Any:
+    """``value`` of ``option`` (its new name) by present words: a word, a list of words, or KEY=VALUE texts."""
+    if isinstance(value, list):
+        return [new_option_value(check, option, item) for item in value]
+    if option == "overrides" and isinstance(value, str) and "=" in value:
+        return new_override(value)
+    for pattern, options in table()["option_values"].items():
+        if isinstance(value, str) and _matches(pattern, check) and value in options.get(option, {}):
+            return options[option][value]
+    return value
+
+
+def new_override(text: str) -> str:
+    """``KEY=VALUE`` of a training config by its present names."""
+    key, _, value = text.partition("=")
+    new = table()["training"].get(key, key)
+    return f"{new}={table()['training_values'].get(new, {}).get(value, value)}"
+
+
+def hint(section: str, name: str, check: str = "") -> str:
+    """The end of an error message that gives the present name of ``name``; empty where the name did not change.
+
+    ``section`` is a section of data/renames.yaml.
+    """
+    new = _renamed(name, _names(section, check) if check else table()[section])
+    return "" if new == name else f"; it is now called {new!r}, and `seatrial migrate FILE` rewrites a file"
+
+
+def migrated(text: str, source: str) -> tuple[str, list[str]]:
+    """A trial file, training config or baseline with present names, and one line per change; comments are kept.
+
+    Raises UsageError for text that is no YAML mapping of one of these kinds.
+    """
+    try:
+        root = yaml.compose(text, Loader=StrictLoader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"cannot read {source}: {error}") from error
+    keys = {key.value for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set()
+    if "checks" in keys:
+        edits = list(_trial_edits(root))
+    elif "run_name" in keys:
+        edits = list(_training_edits(root))
+    elif "expected" in keys:
+        edits = list(_baseline_edits(root))
+    else:
+        raise UsageError(
+            f"{source}: expected a trial (key checks), a training config (key run_name), a baseline (key expected) "
+            "or a trial.json"
+        )
+    changes = [f"line {node.start_mark.line + 1}: {node.value} -> {new}" for node, new in edits]
+    for node, new in sorted(edits, key=lambda edit: edit[0].start_mark.index, reverse=True):
+        old = text[node.start_mark.index : node.end_mark.index]
+        text = text[: node.start_mark.index] + old.replace(node.value, new) + text[node.end_mark.index :]
+    return text, changes
+
+
+_Edit = tuple[yaml.ScalarNode, str]
+
+
+def _trial_edits(root: yaml.Node) -> Iterator[_Edit]:
+    yield from _key_edits(root, table()["trial"])
+    for check, settings in _items(_child(root, "checks")):
+        yield from _edit(check, new_check(check.value))
+        for metric, _ in _items(_child(settings, "expect")):
+            yield from _edit(metric, new_metric(check.value, metric.value))
+        for option, value in _items(_child(settings, "options")):
+            name = new_option(check.value, option.value)
+            yield from _edit(option, name)
+            for scalar in _scalars(value):
+                yield from _edit(scalar, new_option_value(check.value, name, scalar.value))
+
+
+def _training_edits(root: yaml.Node) -> Iterator[_Edit]:
+    yield from _key_edits(root, table()["training"])
+    for dotted, words in table()["training_values"].items():
+        group, _, key = dotted.partition(".")
+        for scalar in _scalars(_child(_child(root, group), key)):
+            yield from _edit(scalar, words.get(scalar.value, scalar.value))
+
+
+def _baseline_edits(root: yaml.Node) -> Iterator[_Edit]:
+    for reference, values in _items(_child(root, "expected")):
+        yield from _edit(reference, table()["references"].get(reference.value, reference.value))
+        for entry in values.value if isinstance(values, yaml.SequenceNode) else ():
+            for field, _ in _items(entry):
+                yield from _edit(field, _REFERENCE_FIELDS.get(field.value, field.value))
+
+
+def _key_edits(root: yaml.Node | None, renamed: Names) -> Iterator[_Edit]:
+    """Edits of the keys, one or two levels deep, that ``renamed`` lists as dotted names of the same group."""
+    for key, value in _items(root):
+        yield from _edit(key, renamed.get(key.value, key.value))
+        for inner, _ in _items(value):
+            if new := renamed.get(f"{key.value}.{inner.value}"):
+                yield from _edit(inner, new.rpartition(".")[2])
+
+
+def _edit(node: yaml.ScalarNode, new: str) -> Iterator[_Edit]:
+    if node.value != new:
+        yield node, new
+
+
+def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    return next((value for key, value in _items(node) if key.value == name), None)
+
+
+def _items(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return [(key, value) for key, value in pairs if isinstance(key, yaml.ScalarNode)]
+
+
+def _scalars(node: yaml.Node | None) -> list[yaml.ScalarNode]:
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    return [scalar for scalar in nodes if isinstance(scalar, yaml.ScalarNode)]
+
+
+def _names(section: str, check: str) -> dict[str, str]:
+    """The renamed names of a check: those of patterns first, so that its own entries take precedence."""
+    names: dict[str, str] = {}
+    for exact in (False, True):
+        for pattern, renamed in table()[section].items():
+            if _matches(pattern, check) and (pattern == check) is exact:
+                names |= renamed
+    return names
+
+
+def _matches(pattern: str, check: str) -> bool:
+    return fnmatchcase(check, pattern) or check == table()["checks"].get(pattern)
+
+
+def _renamed(name: str, names: Names) -> str:
+    """``name`` by ``names``: as a whole, or by its family (the part before the last dot of ``family.*``)."""
+    if name in names:
+        new = names[name]
+    else:
+        family, dot, member = name.partition(".")
+        new = names[f"{family}.*"].removesuffix("*") + member if dot and f"{family}.*" in names else name
+    head, dot, run = new.rpartition(".")
+    return f"{head}.{table()['runs'].get(run, run)}" if dot else new

@@ -1,0 +1,173 @@
+"""Records of schema version 1 as records of version 2. Pure: a document in, a document out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from seatrial.config import renames
+
+Record = dict[str, Any]
+_TRIAL = {"left_out": "excluded_checks", "stopped": "stop_reason", "trouble": "gpu_error", "repeats": "retries"}
+_SESSION = {"stopped": "stop_reason"}
+_JOB = {"promised_gpus": "expected_gpus", "promised_nodes": "expected_nodes", "again": "retry"}
+_RESULT = {"culprit": "failed_subject", "nodes": "nodelist"}
+_MEASUREMENT = {"again": "retry"}
+_DECISION = {"recorded_only": "metrics_without_threshold", "scope": "tested_hardware"}
+_FINDING = {"what": "title", "where": "subject", "why": "evidence", "remedy": "fix"}
+_VERDICT = {"remedy": "fix", "reason": "detail", "why": "meaning", "share": "ratio", "opposite": "opposite_value"}
+_REFERENCE = {"floor": "required"}
+_TELEMETRY = {
+    "not_looked_at": "unsampled_gpus",
+    "least_looks_hz": "min_sample_rate_hz",
+    "most_looks_hz": "max_sample_rate_hz",
+    "cpu_share": "sampler_cpu_share",
+    "absent": "unreadable_gauges",
+    "complaints": "warnings",
+}
+_LOAD = {"throttled": "throttled_share"}
+_ROLES = {"least": "min", "greatest": "max"}
+_COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": "unreadable", "grew": "increased"}
+
+
+def upgrade(document: object) -> object:
+    """A record of schema version 1 as one of version 2; anything else, damaged records too, is returned unchanged.
+
+    The text of a verdict of version 1 becomes its detail; `seatrial judge` replaces it by a verdict of version 2.
+    """
+    if not isinstance(document, dict) or document.get("schema_version") != "1":
+        return document
+    try:
+        return _upgraded(document)
+    except (AttributeError, TypeError, KeyError):
+        return document  # damaged: validation names the first fault
+
+
+def _upgraded(document: Record) -> Record:
+    trial = _fields(document, _TRIAL)
+    trial["schema_version"] = "2"
+    _each(trial, "sessions", lambda session: _fields(session, _SESSION))
+    _each(trial, "results", lambda result: _fields(result, _RESULT))
+    for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
+        _each(trial, key, change)
+    _each(trial, "verdicts", _verdict)
+    _each(trial, "findings", lambda finding: _without(_fields(finding, _FINDING), "judged_by"))
+    trial["insights"] = [
+        {**insight, "check": renames.new_check(insight["check"])}
+        for insight in trial.get("insights", ())
+        if insight.get("title") != "HARDLY A TEST"
+    ]
+    _each(trial, "timings", lambda timing: {**timing, "name": renames.new_check(timing["name"])})
+    if "excluded_checks" in trial:
+        trial["excluded_checks"] = {renames.new_check(check): by for check, by in trial["excluded_checks"].items()}
+    if trial.get("decision") is not None:
+        trial["decision"] = _decision(trial["decision"])
+    if trial.get("config") is not None:
+        trial["config"] = _config(trial["config"])
+    if trial.get("baseline") is not None:
+        trial["baseline"] = _baseline(trial["baseline"])
+    if trial.get("telemetry") is not None:
+        trial["telemetry"] = _telemetry(trial["telemetry"])
+    return trial
+
+
+def _job(job: Record) -> Record:
+    job = _fields(job, _JOB)
+    job["checks"] = [renames.new_check(check) for check in job["checks"]]
+    job["options"] = {renames.new_check(check): _options(check, options) for check, options in job["options"].items()}
+    job["limits"] = {renames.new_check(check): limit for check, limit in job["limits"].items()}
+    return job
+
+
+def _options(check: str, options: Mapping[str, Any]) -> Record:
+    renamed = {renames.new_option(check, name): value for name, value in options.items()}
+    return {name: renames.new_option_value(check, name, value) for name, value in renamed.items()}
+
+
+def _measurement(measurement: Record) -> Record:
+    measurement = _fields(measurement, _MEASUREMENT)
+    check = measurement["check"]
+    measurement["check"] = renames.new_check(check)
+    for key in ("metrics", "series"):
+        named = measurement.get(key, ())
+        measurement[key] = [{**item, "name": renames.new_metric(check, item["name"])} for item in named]
+    facts = {renames.new_fact(check, name): value for name, value in measurement.get("facts", {}).items()}
+    if isinstance(counters := facts.get("error_counters"), dict):
+        facts["error_counters"] = _fields(counters, _COUNTERS)
+    measurement["facts"] = facts
+    return measurement
+
+
+def _verdict(verdict: Record) -> Record:
+    verdict = _without(_fields(verdict, _VERDICT), "judged_by")
+    check = verdict["check"]
+    if verdict.get("metric"):
+        verdict["metric"] = renames.new_metric(check, verdict["metric"])
+    return {**verdict, "check": renames.new_check(check)}
+
+
+def _decision(decision: Record) -> Record:
+    decision = _without(_fields(decision, _DECISION), "unjudged")
+    decision["cpu_only"] = str(decision.get("tested_hardware") or "").startswith("REHEARSAL")
+    return decision
+
+
+def _config(config: Record) -> Record:
+    config = dict(config)
+    for old, new in renames.table()["trial"].items():
+        group, key = old.split(".")
+        if key in config.get(group, {}):
+            config[group] = _fields(config[group], {key: new.rpartition(".")[2]})
+    config["checks"] = {
+        renames.new_check(check): {
+            **settings,
+            "options": _options(check, settings.get("options", {})),
+            "expect": {
+                renames.new_metric(check, metric): limit for metric, limit in settings.get("expect", {}).items()
+            },
+        }
+        for check, settings in config["checks"].items()
+    }
+    return config
+
+
+def _baseline(baseline: Record) -> Record:
+    references = renames.table()["references"]
+    expected = {
+        references.get(key, key): [_fields(value, _REFERENCE) for value in values]
+        for key, values in baseline["expected"].items()
+    }
+    return {**baseline, "expected": expected}
+
+
+def _telemetry(telemetry: Record) -> Record:
+    telemetry = _fields(telemetry, _TELEMETRY)
+    _each(telemetry, "loads", lambda load: {**_fields(load, _LOAD), "check": renames.new_check(load["check"])})
+    for board in telemetry.get("dashboards", ()):
+        for record in _records(board):
+            if record.get("role") in _ROLES:
+                record["role"] = _ROLES[record["role"]]
+            if "check" in record:
+                record["check"] = renames.new_check(record["check"])
+    counts = telemetry.get("unsampled_gpus") or {}
+    telemetry["unsampled_gpus"] = {renames.new_check(check): count for check, count in counts.items()}
+    return telemetry
+
+
+def _records(value: Any) -> list[Record]:
+    """Every mapping in ``value``, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [*([value] if isinstance(value, dict) else []), *(record for item in inner for record in _records(item))]
+
+
+def _each(record: Record, key: str, change: Callable[[Record], Record]) -> None:
+    if key in record:
+        record[key] = [change(item) for item in record[key]]
+
+
+def _fields(record: Mapping[str, Any], renamed: Mapping[str, str]) -> Record:
+    return {renamed.get(name, name): value for name, value in record.items()}
+
+
+def _without(record: Record, field: str) -> Record:
+    return {name: value for name, value in record.items() if name != field}

@@ -1,0 +1,124 @@
+"""Old names: the present one of each, in error messages and in rewritten files."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import yaml
+
+from seatrial.checks import catalog
+from seatrial.config import renames
+from seatrial.config.schema import Config
+from seatrial.model import UsageError
+from seatrial.train.train_config import TrainConfig
+
+OLD_TRIAL = """\
+# limits of our site
+limits: {silence_s: 30}  # seconds
+checks:
+  collectives.path: {options: {sockets: true}}
+  collectives.all_reduce:
+    options: {modes: [parity, device], placement: usual}
+    expect: {device_latency.1MiB: "< 30 us"}
+  train.lora:
+    options: {overrides: [settle_steps=3, max_steps=9]}
+    expect: {"tokens_per_second_per_gpu.hf_alone": "> 1 tokens/s/GPU"}
+  'train.toolcalls': {}
+"""
+NEW_TRIAL = """\
+# limits of our site
+limits: {heartbeat_timeout_s: 30}  # seconds
+checks:
+  collectives.transport: {options: {sockets_expected: true}}
+  collectives.all_reduce:
+    options: {modes: [back_to_back, cuda_graph], in_place: default}
+    expect: {cuda_graph_latency.1MiB: "< 30 us"}
+  train.lora:
+    options: {overrides: [untimed_steps=3, max_steps=9]}
+    expect: {"tokens_per_second_per_gpu.hf_single_gpu": "> 1 tokens/s/GPU"}
+  'train.function_calling': {}
+"""
+
+
+def test_a_trial_is_rewritten_and_keeps_its_comments_and_quotes() -> None:
+    text, changes = renames.migrated(OLD_TRIAL, "old.yaml")
+    assert text == NEW_TRIAL
+    assert len(changes) == 11
+    assert "line 2: silence_s -> heartbeat_timeout_s" in changes
+    assert renames.migrated(NEW_TRIAL, "new.yaml") == (NEW_TRIAL, [])
+
+
+def test_a_training_config_is_rewritten() -> None:
+    old = (
+        "run_name: x\nsettle_steps: 3\ndata: {layout: walks, unequal: true}\n"
+        "learning_rate: {shape: cosine, floor: 0.1}\n"
+    )
+    new = (
+        "run_name: x\nuntimed_steps: 3\ndata: {layout: markov_chain, variable_length: true}\n"
+        "learning_rate: {schedule: cosine, min_ratio: 0.1}\n"
+    )
+    assert renames.migrated(old, "x")[0] == new
+    assert TrainConfig.model_validate({**yaml.safe_load(new), "model": {"name": "mistral-tiny"}}).untimed_steps == 3
+
+
+def test_a_baseline_is_rewritten() -> None:
+    old = "name: s\nlearned_from: []\nexpected:\n  transfer.h2d_alone:\n  - {gpus: 1, floor: 20}\n"
+    assert renames.migrated(old, "x")[0] == old.replace("h2d_alone", "h2d_single").replace("floor", "required")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a: 1", "a: &x 1\nb: *x", "{", "checks: {\0}", "[" * 5000])
+def test_other_files_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"mine\.yaml"):
+        renames.migrated(text, "mine.yaml")
+
+
+def test_a_hint_names_the_present_name_and_only_of_old_names() -> None:
+    assert "'limits.heartbeat_timeout_s'" in renames.hint("trial", "limits.silence_s")
+    assert "'socket_despite_rdma'" in renames.hint("metrics", "past_rdma", "collectives.transport")
+    assert "'write_single./data'" in renames.hint("metrics", "write_one./data", "filesystem.speed")
+    assert renames.hint("metrics", "socket_despite_rdma", "collectives.transport") == ""
+    assert renames.hint("options", "sizes", "collectives.all_reduce") == ""
+
+
+def _present_names(section: str) -> list[tuple[str, str]]:
+    """(check by its present name or pattern, new name) for all entries of a section."""
+    return [
+        (renames.new_check(check), new) for check, names in renames.table()[section].items() for new in names.values()
+    ]
+
+
+@pytest.mark.parametrize(("check", "name"), _present_names("metrics"))
+def test_every_new_metric_is_declared(check: str, name: str) -> None:
+    declared = {metric for known in catalog().values() if fnmatchcase(known.name, check) for metric in known.metrics}
+    member = name.replace("*", "x")
+    assert any(fnmatchcase(member, pattern) or fnmatchcase(pattern, name) for pattern in declared)
+
+
+@pytest.mark.parametrize(("check", "name"), _present_names("options"))
+def test_every_new_option_is_declared(check: str, name: str) -> None:
+    assert any(name in known.options.model_fields for known in catalog().values() if fnmatchcase(known.name, check))
+
+
+@pytest.mark.parametrize("name", renames.table()["checks"].values())
+def test_every_new_check_exists(name: str) -> None:
+    assert name in catalog()
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        *((Config, key) for key in renames.table()["trial"].values()),
+        *((TrainConfig, key) for key in renames.table()["training"].values()),
+    ],
+)
+def test_every_new_key_exists(model: Any, key: str) -> None:
+    for part in key.split("."):
+        assert part in model.model_fields
+        model = model.model_fields[part].annotation
+
+
+def test_every_new_reference_is_used_by_a_rule() -> None:
+    used = {rule.reference for check in catalog().values() for rule in check.rules}
+    assert set(renames.table()["references"].values()) - used <= {"transfer.bidirectional_single"}

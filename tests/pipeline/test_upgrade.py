@@ -1,0 +1,62 @@
+"""Records of schema version 1 become records of version 2 without a loss."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.pipeline.run_directory import load_trial
+from seatrial.pipeline.upgrade import upgrade
+from tests.paths import ROOT
+
+RECORDS = sorted((ROOT / "docs" / "results").rglob("*trial.json"))
+OLD = [path for path in RECORDS if json.loads(path.read_text())["schema_version"] == "1"]
+
+
+def test_records_of_both_versions_are_shipped() -> None:
+    assert OLD
+    assert len(OLD) < len(RECORDS)
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_metric_of_an_upgraded_record_is_declared_by_its_check(path: Path) -> None:
+    trial = load_trial(path)
+    undeclared = {
+        (measurement.check, metric.name)
+        for measurement in (*trial.measurements, *trial.retries)
+        for metric in measurement.metrics
+        if not any(fnmatchcase(metric.name, name) for name in catalog()[measurement.check].metrics)
+    }
+    assert undeclared == set()
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_nothing_measured_is_lost(path: Path) -> None:
+    old, trial = json.loads(path.read_text()), load_trial(path)
+    for key, measurements in (("measurements", trial.measurements), ("repeats", trial.retries)):
+        before, after = old.get(key, []), measurements
+        assert len(before) == len(after)
+        for first, second in zip(before, after, strict=True):
+            assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
+            assert len(first["facts"]) == len(second.facts)
+            assert len(first["series"]) == len(second.series)
+    assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"schema_version": "2", "repeats": []}, {"schema_version": "3"}])
+def test_other_documents_are_returned_unchanged(document: Any) -> None:
+    assert upgrade(document) is document
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("jobs", 5), ("jobs", [5]), ("measurements", [{}]), ("verdicts", [None]), ("config", {}), ("telemetry", 7)],
+)
+def test_damaged_records_are_returned_unchanged(key: str, value: Any) -> None:
+    document = {**json.loads(OLD[0].read_text()), key: value}
+    assert upgrade(document) is document
